@@ -1,0 +1,246 @@
+"""The one error tree, and the refusal codes.
+
+GlasshouseError                 code, message, hint; `fault` says whose it is
+├── UsageError                  the user's: a command, a job file or an option
+├── FormatError                 the sender's: bytes that are not what their format says
+├── PackageError                the package's: wrong key, tampered, truncated, hostile
+├── VerificationError           the document's: a chain that does not hold
+├── RefusedError                the gate refused this runtime (numbered checks of spec/key-release.md)
+├── PeerError                   the peer's: broker or runtime away, slow or lying
+├── PlatformError               the machine's: it lacks what was asked for
+├── RunError                    the job's: the worker failed, was killed or was interrupted
+├── ResidueError                ours or the machine's: something stayed behind after zeroization
+└── InternalError               ours: a defect in Glasshouse
+
+Libraries raise these; only `glasshouse.cli` prints them and turns them into exit codes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import ClassVar
+
+__all__ = [
+    "Code",
+    "ExitCode",
+    "FormatError",
+    "GlasshouseError",
+    "InternalError",
+    "PackageError",
+    "PeerError",
+    "PlatformError",
+    "RefusedError",
+    "ResidueError",
+    "RunError",
+    "UsageError",
+    "VerificationError",
+]
+
+
+class Code(StrEnum):
+    """Every machine-readable reason: the same word in code, vectors, audit log and CLI."""
+
+    # wire and formats
+    TOO_LARGE = "too-large"
+    NOT_CANONICAL = "not-canonical"
+    SCHEMA = "schema-invalid"
+    SIGNATURE = "signature-invalid"
+    WRONG_TYPE = "wrong-type"
+    UNSUPPORTED = "unsupported"
+
+    # sealed packages and sealed outputs
+    PACKAGE_MAGIC = "package-not-recognised"
+    PACKAGE_TRUNCATED = "package-truncated"
+    PACKAGE_TAMPERED = "package-tampered"
+    PACKAGE_LIMIT = "package-limit"
+    PACKAGE_PATH = "package-path"
+    PACKAGE_OWNER = "package-owner-mismatch"
+    KEY_COMMITMENT = "key-commitment-mismatch"
+    ASSET_UNKNOWN = "asset-unknown"
+    ASSET_DIGEST = "asset-digest-mismatch"
+    SOURCE_CHANGED = "source-changed"
+    DISK_FULL = "disk-full"
+    OUTPUT_TAMPERED = "output-tampered"
+    OUTPUT_UNNAMED = "output-unnamed"
+
+    # the gate, in the order of its checks (spec/key-release.md)
+    MESSAGE_TOO_LARGE = "message-too-large"  # 1
+    MESSAGE_INVALID = "message-invalid"  # 1
+    NONCE_UNKNOWN = "nonce-unknown"  # 2
+    NONCE_EXPIRED = "nonce-expired"  # 2
+    NONCE_REPLAYED = "nonce-replayed"  # 2
+    TOKEN_SIGNATURE = "token-signature-invalid"  # 3
+    TOKEN_TYPE = "token-type-mismatch"  # 3
+    TOKEN_EXPIRED = "token-expired"  # 3
+    TOKEN_KEY = "token-key-mismatch"  # 3
+    TOKEN_CLAIM = "token-claim-mismatch"  # 3
+    EVIDENCE_SIGNATURE = "evidence-signature-invalid"  # 4
+    EVIDENCE_STALE = "evidence-stale"  # 5
+    MANIFEST_MISMATCH = "manifest-mismatch"  # 6
+    CONTAINER_MISMATCH = "container-mismatch"  # 7
+    MEASUREMENT_UNKNOWN = "measurement-unknown"  # 8
+    COMPOSITE_MISMATCH = "composite-mismatch"  # 9
+    STATE_MISMATCH = "state-mismatch"  # 10
+    ANTI_DEBUG_DISABLED = "anti-debug-disabled"  # 11a
+    ANTI_DEBUG_DOWNGRADED = "anti-debug-downgraded"  # 11b
+    ANTI_DEBUG_INCONSISTENT = "anti-debug-inconsistent"  # 11c
+    ASSURANCE_TOO_LOW = "assurance-too-low"  # 12
+    HARDWARE_EVIDENCE = "hardware-evidence-invalid"  # 12
+    RELEASE_BUDGET = "release-budget-exhausted"  # 13
+    DEPLOYMENT_UNKNOWN = "deployment-unknown"
+    DEPLOYMENT_EXPIRED = "deployment-expired"
+    PACKAGE_REVOKED = "package-revoked"
+    TOO_MANY_CHALLENGES = "too-many-challenges"
+    HEAD_INCONSISTENT = "head-inconsistent"
+    POLICY_LOOSENED = "policy-loosened"
+
+    # the runtime's own refusals
+    BROKER_UNTRUSTED = "broker-untrusted"
+    RELEASE_INVALID = "release-invalid"
+    BROKER_UNREACHABLE = "broker-unreachable"
+    BROKER_PROTOCOL = "broker-protocol"
+    HARDENING_MISSING = "hardening-missing"
+    DEBUGGER = "debugger-attached"
+    LEASE_LOST = "lease-lost"
+    DURATION_EXCEEDED = "duration-exceeded"
+
+    # the run
+    WORKER_FAILED = "worker-failed"
+    WORKER_KILLED = "worker-killed"
+    OUT_OF_MEMORY = "out-of-memory"
+    NONFINITE_LOSS = "nonfinite-loss"
+    MODEL_NOT_FOUND = "model-not-found"
+    DEVICE_MISSING = "device-missing"
+    REQUIREMENT_MISSING = "requirement-missing"
+    SCRIPT_FAILED = "script-failed"
+    INTERRUPTED = "interrupted"
+    RESIDUE_FOUND = "residue-found"
+
+    # verification of receipts, logs and artifacts
+    CHAIN_DELEGATION = "delegation-invalid"
+    CHAIN_MANIFEST = "manifest-invalid"
+    CHAIN_TOKEN = "token-invalid"
+    CHAIN_EVIDENCE = "evidence-invalid"
+    CHAIN_EAR = "ear-invalid"
+    CHAIN_HEAD = "head-invalid"
+    CHAIN_RECEIPT = "receipt-invalid"
+    CHAIN_COUNTERSIGNATURE = "countersignature-invalid"
+    CHAIN_INCOMPLETE = "incomplete"
+    OWNER_UNKNOWN = "owner-mismatch"
+    LOG_INVALID = "log-invalid"
+    STATE_ILLEGAL = "state-illegal"
+    ARTIFACT_INVALID = "artifact-invalid"
+    ARTIFACT_CANARY = "artifact-canary"
+
+    # the user's side
+    USAGE = "usage"
+    JOB_INVALID = "job-invalid"
+    FILE_MISSING = "file-missing"
+    POLICY_IMPOSSIBLE = "policy-impossible"
+    IDENTITY = "identity"
+    RUN_UNKNOWN = "run-unknown"
+    PLATFORM = "platform-unsupported"
+    INTERNAL = "internal"
+
+
+class ExitCode(IntEnum):
+    """What the command line exits with."""
+
+    DONE = 0
+    INTERNAL = 1
+    USAGE = 2
+    REFUSED = 3
+    RUN_FAILED = 4
+    VERIFICATION_FAILED = 5
+    RESIDUE = 6
+    UNREACHABLE = 7
+    INTERRUPTED = 130
+
+
+class GlasshouseError(Exception):
+    """Something went wrong: what, whose fault, and what to do next.
+
+    Args:
+        code: the machine-readable reason.
+        message: one sentence for a person; never carries a secret.
+        hint: what to do next, or empty.
+    """
+
+    fault: ClassVar[str] = "glasshouse"
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+    def __init__(self, code: Code, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
+
+
+class UsageError(GlasshouseError):
+    """The user's: a command, a job file, an option or a file that they named."""
+
+    fault = "user"
+    exit_code = ExitCode.USAGE
+
+
+class FormatError(GlasshouseError):
+    """Bytes that are not what their format says."""
+
+    fault = "sender"
+    exit_code = ExitCode.VERIFICATION_FAILED
+
+
+class PackageError(GlasshouseError):
+    """A sealed package or a sealed output that cannot be trusted or opened."""
+
+    fault = "package"
+    exit_code = ExitCode.VERIFICATION_FAILED
+
+
+class VerificationError(GlasshouseError):
+    """A receipt, log or artifact whose chain does not hold."""
+
+    fault = "document"
+    exit_code = ExitCode.VERIFICATION_FAILED
+
+
+class RefusedError(GlasshouseError):
+    """The gate refused; nothing was released."""
+
+    fault = "runtime"
+    exit_code = ExitCode.REFUSED
+
+
+class PeerError(GlasshouseError):
+    """The other end is away, slow, or says what it must not say."""
+
+    fault = "peer"
+    exit_code = ExitCode.UNREACHABLE
+
+
+class PlatformError(GlasshouseError):
+    """This machine lacks what was asked for."""
+
+    fault = "machine"
+    exit_code = ExitCode.RUN_FAILED
+
+
+class RunError(GlasshouseError):
+    """The job itself failed, was killed or was interrupted."""
+
+    fault = "job"
+    exit_code = ExitCode.RUN_FAILED
+
+
+class ResidueError(GlasshouseError):
+    """Something of the owner's was found after zeroization."""
+
+    fault = "machine"
+    exit_code = ExitCode.RESIDUE
+
+
+class InternalError(GlasshouseError):
+    """A defect in Glasshouse itself."""

@@ -1,0 +1,6 @@
+"""Bytes <-> values: canonical JSON, chunked AEAD, envelopes, tokens, HPKE, the Merkle tree, the state table.
+
+Laws: everything here takes bytes and returns values. No socket, clock, file or environment is
+touched; times and randomness are arguments wherever a test must control them. Only one encoding of
+a value is valid: decode then encode reproduces the input.
+"""

@@ -1,0 +1,119 @@
+"""Canonical JSON: RFC 8785, narrowed to what needs no number formatting.
+
+Values are null, booleans, integers with ``|n| < 2**53``, strings without lone surrogates, arrays and
+objects. Floats do not exist: losses travel as decimal strings, times as integer microseconds.
+Laws: ``decode(encode(v)) == v``; ``encode(decode(b)) == b`` for every ``b`` that decode accepts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeAlias
+
+from glasshouse.errors import Code, FormatError
+
+__all__ = ["MAX_DEPTH", "MAX_INTEGER", "Json", "decode", "encode"]
+
+Json: TypeAlias = bool | int | str | Sequence["Json"] | Mapping[str, "Json"] | None
+
+MAX_INTEGER = 2**53 - 1
+MAX_DEPTH = 16
+
+
+def encode(value: Json) -> bytes:
+    """Return the one valid encoding of `value`.
+
+    Raises:
+        FormatError: `schema-invalid` for a float, a large integer, a lone surrogate, a non-string key
+            or a value nested deeper than `MAX_DEPTH`.
+    """
+    ordered = _ordered(value, 0)
+    text = json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
+    """Parse canonical JSON and refuse every other encoding of the same value.
+
+    Args:
+        data: the bytes as received.
+        max_bytes: refused before parsing when longer.
+
+    Raises:
+        FormatError: `too-large`, `schema-invalid` or `not-canonical`.
+    """
+    if len(data) > max_bytes:
+        raise FormatError(Code.TOO_LARGE, f"{len(data)} bytes of JSON where at most {max_bytes} are allowed")
+    raw = bytes(data)
+    try:
+        value: Json = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_closed_object,
+            parse_float=_no_float,
+            parse_constant=_no_float,
+            parse_int=_bounded_integer,
+        )
+        again = encode(value)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(Code.SCHEMA, "not a JSON document") from error
+    if again != raw:
+        raise FormatError(Code.NOT_CANONICAL, "JSON that is not in its canonical form (RFC 8785)")
+    return value
+
+
+def _ordered(value: Json, depth: int) -> Json:
+    if depth > MAX_DEPTH:
+        raise FormatError(Code.SCHEMA, f"JSON nested deeper than {MAX_DEPTH}")
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        _checked_text(value)
+        return value
+    if isinstance(value, int):
+        if not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise FormatError(Code.SCHEMA, "an integer of 2^53 or more")
+        return int(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise FormatError(Code.SCHEMA, "an object key that is not a string")
+            _checked_text(key)
+        # RFC 8785 section 3.2.3: sorted by UTF-16 code units, not by code points.
+        keys = sorted(value, key=_utf16) if not all(map(str.isascii, value)) else sorted(value)
+        return {key: _ordered(value[key], depth + 1) for key in keys}
+    if isinstance(value, (list, tuple)):
+        return [_ordered(item, depth + 1) for item in value]
+    raise FormatError(Code.SCHEMA, f"a {type(value).__name__} has no canonical JSON form")
+
+
+def _utf16(text: str) -> bytes:
+    return text.encode("utf-16-be")
+
+
+def _checked_text(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise FormatError(Code.SCHEMA, "a string with a lone surrogate") from None
+
+
+def _closed_object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise FormatError(Code.SCHEMA, "an object with a repeated key")
+    return found
+
+
+def _bounded_integer(digits: str) -> int:
+    if len(digits) > 17:
+        raise FormatError(Code.SCHEMA, "an integer of 2^53 or more")
+    return int(digits)
+
+
+def _no_float(_digits: str) -> NoReturn:
+    raise FormatError(Code.SCHEMA, "a number that is not an integer")

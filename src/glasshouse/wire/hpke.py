@@ -1,0 +1,104 @@
+"""HPKE (RFC 9180) in its one suite: X-Wing (ML-KEM-768 + X25519), HKDF-SHA-256, AES-256-GCM.
+
+Private keys serialise as ML-KEM seed (64 bytes) ‖ X25519 private key (32 bytes); public keys as
+ML-KEM-768 encapsulation key (1184) ‖ X25519 public key (32), the order of draft-connolly-cfrg-xwing-kem.
+"""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import (
+    AEAD,
+    KDF,
+    KEM,
+    MLKEM768X25519PrivateKey,
+    MLKEM768X25519PublicKey,
+    Suite,
+)
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.kdf import sha256
+
+__all__ = [
+    "OVERHEAD_BYTES",
+    "PRIVATE_BYTES",
+    "PUBLIC_BYTES",
+    "SUITE_ID",
+    "RecipientKey",
+    "recipient_id",
+    "seal",
+]
+
+SUITE_ID = "HPKE-0x647a-0x0001-0x0002"
+PUBLIC_BYTES = 1184 + 32
+PRIVATE_BYTES = 64 + 32
+ENCAPSULATION_BYTES = 1088 + 32
+OVERHEAD_BYTES = ENCAPSULATION_BYTES + 16
+
+_SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+def recipient_id(public: bytes) -> str:
+    """Return the name of a public HPKE key: the first 16 bytes of its SHA-256, in hex."""
+    return sha256(public)[:16].hex()
+
+
+class RecipientKey:
+    """A private HPKE key.
+
+    Args:
+        private: 96 bytes, ML-KEM-768 seed ‖ X25519 private key.
+    """
+
+    __slots__ = ("_mlkem", "_private", "_x25519", "public")
+
+    def __init__(self, private: bytes | bytearray | memoryview) -> None:
+        if len(private) != PRIVATE_BYTES:
+            raise ValueError("an HPKE private key is 96 bytes")
+        view = memoryview(private)
+        self._mlkem = MLKEM768PrivateKey.from_seed_bytes(bytes(view[:64]))
+        self._x25519 = X25519PrivateKey.from_private_bytes(view[64:])
+        self._private = MLKEM768X25519PrivateKey(self._mlkem, self._x25519)
+        self.public: bytes = self._mlkem.public_key().public_bytes_raw() + self._x25519.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> RecipientKey:
+        seed = MLKEM768PrivateKey.generate().private_bytes_raw()
+        return cls(seed + X25519PrivateKey.generate().private_bytes_raw())
+
+    def private(self) -> bytes:
+        """Return the private key, 96 bytes: for the owner's key store only."""
+        return self._mlkem.private_bytes_raw() + self._x25519.private_bytes_raw()
+
+    def open(self, sealed: bytes, *, info: bytes) -> bytes:
+        """Open what `seal` made for this key under the same `info`.
+
+        Raises:
+            FormatError: `signature-invalid` when it was not sealed for this key and `info`.
+        """
+        try:
+            return _SUITE.decrypt(sealed, self._private, info)
+        except (InvalidTag, ValueError):
+            raise FormatError(Code.SIGNATURE, "an HPKE message for another key or context") from None
+
+    def __repr__(self) -> str:
+        return f"RecipientKey({recipient_id(self.public)})"
+
+
+def seal(plaintext: bytes | bytearray | memoryview, *, recipient: bytes, info: bytes) -> bytes:
+    """Seal to a raw public key: encapsulation (1120 bytes) ‖ ciphertext.
+
+    Raises:
+        FormatError: `schema-invalid` when `recipient` is not a public key.
+    """
+    if len(recipient) != PUBLIC_BYTES:
+        raise FormatError(Code.SCHEMA, "an HPKE public key is 1216 bytes")
+    try:
+        public = MLKEM768X25519PublicKey(
+            MLKEM768PublicKey.from_public_bytes(recipient[:1184]), X25519PublicKey.from_public_bytes(recipient[1184:])
+        )
+        return _SUITE.encrypt(plaintext, public, info)
+    except ValueError:
+        raise FormatError(Code.SCHEMA, "not a usable HPKE public key") from None

@@ -1,0 +1,97 @@
+"""JSON Web Tokens, narrowed to one algorithm and one spelling (RFC 7519, RFC 8725).
+
+Header: exactly ``alg`` = EdDSA, ``kid``, ``typ``. Anything else, ``jku``, ``jwk``, ``x5c`` and ``crit``
+among them, is refused. ``typ`` separates the kinds of token; ``aud`` and ``exp`` are required.
+Times are NumericDate: whole seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire import signing
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.fields import Fields, b64decode, b64encode
+
+__all__ = ["MAX_TOKEN_BYTES", "Token", "issue", "parse"]
+
+MAX_TOKEN_BYTES = 16384
+_SIGNING_INPUT = "utf-8"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """A parsed token whose signature has **not** been checked yet; `verify` does.
+
+    Attributes:
+        text: the compact serialisation it came from.
+        kid, typ: from the header.
+        claims: the claims set, unverified until `verify` returned.
+    """
+
+    text: str
+    kid: str
+    typ: str
+    claims: Mapping[str, Json]
+
+    def verify(self, *, public: bytes, typ: str, audience: str, now_s: int, leeway_s: int = 0) -> Mapping[str, Json]:
+        """Return the claims if signed by `public`, of this kind, for this audience and not expired.
+
+        Raises:
+            FormatError: `wrong-type`, `signature-invalid`, `token-claim-mismatch` (audience) or
+                `token-expired`.
+        """
+        if self.typ != typ:
+            raise FormatError(Code.WRONG_TYPE, f"a token of another kind where {typ} was expected")
+        if self.kid != signing.key_id(public):
+            raise FormatError(Code.SIGNATURE, "a token signed by another key than expected")
+        head, _, signature = self.text.rpartition(".")
+        signing.verify(public, b64decode(signature), head.encode(_SIGNING_INPUT))
+        if self.claims.get("aud") != audience:
+            raise FormatError(Code.TOKEN_CLAIM, "a token for another audience")
+        issued, expires = self._date("iat"), self._date("exp")
+        if not issued - leeway_s <= now_s < expires + leeway_s:
+            raise FormatError(Code.TOKEN_EXPIRED, "a token outside its validity")
+        return self.claims
+
+    def _date(self, name: str) -> int:
+        value = self.claims.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise FormatError(Code.SCHEMA, f"a token without a valid {name}")
+        return value
+
+
+def issue(key: signing.SigningKey, *, typ: str, claims: Mapping[str, Json]) -> str:
+    """Sign a claims set; `aud`, `iat` and `exp` must be among the claims."""
+    for name in ("aud", "exp", "iat"):
+        if name not in claims:
+            raise ValueError(f"a token needs {name}")
+    header = encode({"alg": "EdDSA", "kid": key.key_id, "typ": typ})
+    head = f"{b64encode(header)}.{b64encode(encode(claims))}"
+    return f"{head}.{b64encode(key.sign(head.encode(_SIGNING_INPUT)))}"
+
+
+def parse(text: str) -> Token:
+    """Split and parse a compact token without checking its signature.
+
+    Raises:
+        FormatError: `too-large`, `schema-invalid`, `not-canonical` or `wrong-type`.
+    """
+    if len(text) > MAX_TOKEN_BYTES or not text.isascii():
+        raise FormatError(Code.TOO_LARGE, "a token that is too long")
+    parts = text.split(".")
+    if len(parts) != 3:
+        raise FormatError(Code.SCHEMA, "not a compact token")
+    header = Fields(decode(b64decode(parts[0]), max_bytes=512), "token header")
+    header.choice("alg", ["EdDSA"])
+    kid = header.text("kid", max_chars=64)
+    typ = header.text("typ", max_chars=64)
+    header.end()
+    claims = decode(b64decode(parts[1]), max_bytes=MAX_TOKEN_BYTES)
+    if not isinstance(claims, dict):
+        raise FormatError(Code.SCHEMA, "token claims that are not an object")
+    if len(b64decode(parts[2])) != signing.SIGNATURE_BYTES:
+        raise FormatError(Code.SCHEMA, "a signature that is not 64 bytes")
+    return Token(text=text, kid=kid, typ=typ, claims=claims)

@@ -1,0 +1,88 @@
+"""Levels of assurance and hardening, and the policy floor that an owner signs into a package."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.kdf import sha256
+
+__all__ = ["Assurance", "Floor", "Profile"]
+
+_PEER = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}")
+_MAX_PEERS = 16
+
+
+class _Ordered(StrEnum):
+    """Levels in the order of their definition, weakest first."""
+
+    def at_least(self, other: _Ordered) -> bool:
+        levels = list(type(self))
+        return levels.index(self) >= levels.index(type(self)(other))
+
+
+class Assurance(_Ordered):
+    """What stands behind the evidence."""
+
+    SOFTWARE = "software"
+    TPM = "tpm"
+    CPU_TEE = "cpu-tee"
+    GPU_TEE = "gpu-tee"
+
+
+class Profile(_Ordered):
+    """How hardened the runtime's processes are."""
+
+    OFF = "off"
+    STANDARD = "standard"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """What the owner demands of every runtime that may open a package; a deployment may only tighten it.
+
+    Law: ``Floor.from_json(f.to_json()) == f``.
+
+    Attributes:
+        assurance: least level of assurance.
+        profile: least hardening profile, `standard` or `strict`.
+        egress: ``host:port`` peers that the worker may reach; empty means none.
+    """
+
+    assurance: Assurance
+    profile: Profile
+    egress: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.profile is Profile.OFF:
+            raise FormatError(Code.POLICY_IMPOSSIBLE, "a policy floor with hardening off protects nothing")
+        if len(self.egress) > _MAX_PEERS or list(self.egress) != sorted(set(self.egress)):
+            raise FormatError(Code.SCHEMA, "egress peers that are too many, repeated or unsorted")
+        for peer in self.egress:
+            if not _PEER.fullmatch(peer):
+                raise FormatError(Code.SCHEMA, "an egress peer that is not host:port")
+
+    def to_json(self) -> dict[str, Json]:
+        return {"assurance": self.assurance.value, "egress": list(self.egress), "profile": self.profile.value}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Floor:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "floor")
+        floor = cls(
+            assurance=Assurance(fields.choice("assurance", list(Assurance))),
+            profile=Profile(fields.choice("profile", list(Profile))),
+            egress=tuple(fields.texts("egress", max_items=_MAX_PEERS)),
+        )
+        fields.end()
+        return floor
+
+    @property
+    def sha256(self) -> bytes:
+        """SHA-256 of the canonical form: the floor digest in token, EAR and receipt."""
+        return sha256(encode(self.to_json()))

@@ -1,0 +1,62 @@
+"""Ed25519 keys as raw bytes, and their fingerprints."""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.kdf import sha256
+
+__all__ = ["SIGNATURE_BYTES", "SigningKey", "key_id", "verify"]
+
+SIGNATURE_BYTES = 64
+
+
+def key_id(public: bytes) -> str:
+    """Return the name of a public signing key: the first 16 bytes of its SHA-256, in hex."""
+    return sha256(public)[:16].hex()
+
+
+class SigningKey:
+    """An Ed25519 private key.
+
+    Args:
+        seed: the 32-byte private key of RFC 8032.
+    """
+
+    __slots__ = ("_private", "public")
+
+    def __init__(self, seed: bytes | bytearray | memoryview) -> None:
+        self._private = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public: bytes = self._private.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        return cls(Ed25519PrivateKey.generate().private_bytes_raw())
+
+    @property
+    def key_id(self) -> str:
+        return key_id(self.public)
+
+    def seed(self) -> bytes:
+        """Return the private key, 32 bytes: for the owner's key store only."""
+        return self._private.private_bytes_raw()
+
+    def sign(self, message: bytes) -> bytes:
+        return self._private.sign(message)
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.key_id})"
+
+
+def verify(public: bytes, signature: bytes, message: bytes) -> None:
+    """Check an Ed25519 signature.
+
+    Raises:
+        FormatError: `signature-invalid`.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        raise FormatError(Code.SIGNATURE, "a signature that does not belong to this content and key") from None

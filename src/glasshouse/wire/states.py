@@ -1,0 +1,50 @@
+"""The one table of states: runtime, gate, log verifier, receipt verifier and documentation use it.
+
+```
+created → hardened → measured → attested → released → opened → running → sealed → zeroizing → zeroized
+any state before zeroizing → zeroizing
+```
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["NEXT", "Outcome", "State", "is_legal"]
+
+
+class State(StrEnum):
+    CREATED = "created"
+    HARDENED = "hardened"
+    MEASURED = "measured"
+    ATTESTED = "attested"
+    RELEASED = "released"
+    OPENED = "opened"
+    RUNNING = "running"
+    SEALED = "sealed"
+    ZEROIZING = "zeroizing"
+    ZEROIZED = "zeroized"
+
+
+class Outcome(StrEnum):
+    """How a run ended; `lost` is said by the broker alone, of a runtime that fell silent."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    RESIDUE = "residue"
+    LOST = "lost"
+
+
+_ORDER = tuple(State)
+
+NEXT: dict[State, frozenset[State]] = {
+    state: frozenset({_ORDER[position + 1], State.ZEROIZING})
+    for position, state in enumerate(_ORDER[: _ORDER.index(State.ZEROIZING)])
+} | {State.ZEROIZING: frozenset({State.ZEROIZED}), State.ZEROIZED: frozenset()}
+
+
+def is_legal(before: State, after: State) -> bool:
+    """Return whether a run may go from `before` to `after` in one step."""
+    return after in NEXT[before]
