@@ -1,0 +1,46 @@
+# Everything a newcomer or CI needs; each target sets up what it uses.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help setup demo test lint vectors clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Glasshouse needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# Enough to seal, serve, run and verify the example.
+$(VENV)/.ready-run: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing Glasshouse and its training frameworks (a few minutes the first time) ..."
+	$(PIP) -e '.[train,examples]'
+	@touch $@
+
+# The same and what tests and linters need.
+$(VENV)/.ready-dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing Glasshouse with its development tools (a few minutes the first time) ..."
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.ready-run
+
+setup: $(VENV)/.ready-dev ## install everything into .venv
+
+demo: $(VENV)/.ready-run ## a protected LoRA run on this machine, verified
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/clinic/demo.sh
+
+test: $(VENV)/.ready-dev ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready-dev ## style, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+vectors: $(VENV)/.ready-dev ## write spec/vectors again from their generators
+	for generator in spec/vectors/generate_*.py; do $(BIN)/python $$generator || exit 1; done
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) .glasshouse build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
