@@ -113,6 +113,7 @@ class Code(StrEnum):
     DEVICE_MISSING = "device-missing"
     REQUIREMENT_MISSING = "requirement-missing"
     SCRIPT_FAILED = "script-failed"
+    OUTPUT_REFUSED = "output-refused"
     INTERRUPTED = "interrupted"
     RESIDUE_FOUND = "residue-found"
 

@@ -21,6 +21,8 @@ TAG_BYTES = 16
 PREFIX_BYTES = 7
 MAX_CHUNKS = 2**32 - 1
 
+_ZEROS = memoryview(bytes(1 << 16))
+
 
 class Suite(StrEnum):
     """The bulk ciphers of sealed packages and outputs."""
@@ -30,9 +32,11 @@ class Suite(StrEnum):
 
 
 def zero(buffer: bytearray | memoryview) -> None:
-    """Overwrite a writable buffer with zero bytes."""
+    """Overwrite a writable buffer with zero bytes, in steps: a second buffer as large might not be had."""
     view = memoryview(buffer).cast("B")
-    view[:] = bytes(len(view))
+    for at in range(0, len(view), len(_ZEROS)):
+        piece = view[at : at + len(_ZEROS)]
+        piece[:] = _ZEROS[: len(piece)]
 
 
 class ChunkCipher:

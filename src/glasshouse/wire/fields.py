@@ -60,6 +60,13 @@ class Fields:
         """Return whether an optional field is still there to be read."""
         return name in self._left
 
+    def null(self, name: str) -> bool:
+        """Return whether a nullable field is null; it is taken then, and else left to be read."""
+        if name in self._left and self._left[name] is None:
+            del self._left[name]
+            return True
+        return False
+
     def any(self, name: str) -> Json:
         """Take a field of any shape; the caller validates it."""
         if name not in self._left:

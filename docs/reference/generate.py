@@ -1,0 +1,57 @@
+"""Writes docs/reference/cli.md from the commands themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.main
+
+from glasshouse.cli.app import application
+
+HEAD = """# The command line
+
+Written by `python docs/reference/generate.py`; a test holds it to what `--help` says.
+
+Exit codes: 0 done, 1 internal error, 2 usage, 3 refused by the gate, 4 the run failed, 5 verification failed,
+6 residue found, 7 a peer cannot be reached, 130 interrupted.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    root = typer.main.get_command(application())
+    return HEAD + "".join(_pages(root, ("glasshouse",)))
+
+
+def _pages(command: object, words: tuple[str, ...]) -> Iterator[str]:
+    commands = getattr(command, "commands", {})
+    if not commands:
+        yield _page(command, words)
+    for name in commands:
+        yield from _pages(commands[name], (*words, name))
+
+
+def _page(command: object, words: tuple[str, ...]) -> str:
+    lines = [f"\n## `{' '.join(words)}`\n", f"{(command.help or '').strip()}\n"]  # type: ignore[attr-defined]
+    arguments, options = [], []
+    for parameter in command.params:  # type: ignore[attr-defined]
+        if parameter.param_type_name == "argument":
+            name = _cell(parameter.metavar or parameter.name.upper())
+            arguments.append(f"| `{name}` | {_cell(getattr(parameter, 'help', ''))} |")
+        elif parameter.name != "help" and not parameter.hidden:
+            names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+            options.append(f"| {names} | {_cell(parameter.help)} |")
+    if arguments:
+        lines.append("| argument | meaning |\n|---|---|\n" + "\n".join(arguments) + "\n")
+    if options:
+        lines.append("| option | meaning |\n|---|---|\n" + "\n".join(options) + "\n")
+    return "\n".join(lines)
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "cli.md").write_text(render())

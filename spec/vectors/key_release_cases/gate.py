@@ -1,0 +1,312 @@
+"""Cases of the gate: section 6 of the specification."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from glasshouse.attestation.claims import ContainerSource, composite
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, HardwareEvidence, SignedEvidence
+from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
+from glasshouse.handshake.delegation import DELEGATION_TYPE
+from glasshouse.handshake.messages import REQUEST_TYPE
+from glasshouse.handshake.tokens import TOKEN_TYPE, issue_token
+from glasshouse.wire import dsse, jwt
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.fields import b64encode
+from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.states import State
+from key_release_cases.common import HEAD_TYPE, Case, case, sample_ear
+from simulators.key_release_world import (
+    FAILED,
+    NOW_US,
+    SECOND_US,
+    World,
+    answers,
+    digest,
+    identifier,
+    report,
+    signing_key,
+)
+
+
+def gate_input(world: World, message: bytes | Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    record, launch = world.record, world.launch
+    given: dict[str, Any] = {
+        "broker_public": b64encode(world.broker.public),
+        "challenge": decode(world.challenge.encode(), max_bytes=4096),
+        "challenge_used": False,
+        "hpke_key_known": False,
+        "launch": {
+            "container": {"id": launch.container_id, "source": launch.container_source.value},
+            "deployment": launch.deployment,
+            "expires_us": launch.expires_us,
+            "jti": launch.jti,
+            "launch_public": b64encode(launch.launch_public),
+            "run_id": launch.run_id,
+        },
+        "message": message.decode() if isinstance(message, bytes) else message,
+        "now_us": world.now_us,
+        "record": {
+            "deployment": record.deployment,
+            "floor": record.floor.to_json(),
+            "key_commitment": record.key_commitment.hex(),
+            "manifest_sha256": record.manifest_sha256.hex(),
+            "package_id": record.package_id,
+            "policy": record.policy.to_json(),
+            "revoked": record.revoked,
+        },
+        "released_to": 0,
+    }
+    return {**given, **changes}
+
+
+def gate_cases() -> Iterator[Case]:
+    world = World()
+    honest = world.message()
+    signed = SignedEvidence.parse(honest)
+    yield case(
+        "gate-valid",
+        "Everything is as it should be.",
+        gate_input(world, honest),
+        composite=signed.evidence.composite.hex(),
+        evidence_sha256=signed.sha256.hex(),
+    )
+    yield case(
+        "gate-valid-lost-answer",
+        "The budget is used up, but by this very HPKE key.",
+        gate_input(world, honest, released_to=1, hpke_key_known=True),
+        composite=signed.evidence.composite.hex(),
+        evidence_sha256=signed.sha256.hex(),
+    )
+    yield from gate_message_cases(world, honest)
+    yield from gate_challenge_cases(world, honest)
+    yield from gate_token_cases(world)
+    yield from gate_claim_cases(world)
+    yield from gate_level_cases(world)
+    yield case(
+        "gate-13-release-budget-exhausted",
+        "Another HPKE key, and no release left.",
+        gate_input(world, honest, released_to=1),
+        code="release-budget-exhausted",
+        check="13",
+    )
+
+
+def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
+    """Checks 1 and 4: the message as such."""
+
+    def invalid(name: str, description: str, message: bytes | Mapping[str, Any]) -> Case:
+        return case(f"gate-1-{name}", description, gate_input(world, message), code="message-invalid", check="1")
+
+    envelope = dsse.Envelope.parse(honest, max_bytes=2**20)
+    payload: dict[str, Any] = dict(json.loads(envelope.payload))
+    keys = [world.evidence_key, world.launch_key]
+    yield case(
+        "gate-1-message-too-large",
+        "One byte more than the limit.",
+        gate_input(world, {"repeat": " ", "times": 128 * 1024 + 1}),
+        code="message-too-large",
+        check="1",
+    )
+    yield invalid("not-json", "Not JSON at all.", b"evidence")
+    yield invalid("not-canonical", "A space after a comma.", honest.replace(b'","', b'", "', 1))
+    yield invalid("one-signature", "The launch key did not sign.", world.message(keys=keys[:1]))
+    yield invalid("three-signatures", "Somebody else signed too.", world.message(keys=[*keys, signing_key("other")]))
+    for name, kind in (
+        ("head", HEAD_TYPE),
+        ("delegation", DELEGATION_TYPE),
+        ("challenge-request", REQUEST_TYPE),
+        ("manifest", "application/vnd.glasshouse.manifest+json"),
+        ("statement", "application/vnd.in-toto+json"),
+    ):
+        yield invalid(f"swap-{name}", "The payload under another document's type.", world.message(payload_type=kind))
+    for name, description, claims in (
+        ("unknown-claim", "A claim that the schema does not know.", {**payload["claims"], "note": "hello"}),
+        ("missing-claim", "No state.", {key: value for key, value in payload["claims"].items() if key != "state"}),
+        ("other-profile", "Another EAT profile.", {**payload["claims"], "eat_profile": "urn:example:evidence"}),
+        ("short-nonce", "A nonce of 31 bytes.", {**payload["claims"], "eat_nonce": b64encode(bytes(31))}),
+        ("hpke-key", "An HPKE key that nothing can be sealed to.", {**payload["claims"], "hpke_public": zero_point()}),
+    ):
+        body = encode({**payload, "claims": claims})
+        yield invalid(name, description, dsse.sign(EVIDENCE_TYPE, body, keys).encode())
+    signatures = [
+        ("thief", "Signed by the evidence key and by a thief of the token.", {}, [keys[0], signing_key("thief")]),
+        ("other-evidence-key", "Signed by another evidence key than claimed.", {}, [signing_key("other"), keys[1]]),
+        (
+            "one-key-twice",
+            "The launch key claims to be the evidence key too.",
+            {"evidence_public": world.launch_key.public},
+            [keys[1], signing_key("other")],
+        ),
+    ]
+    for name, description, changes, signers in signatures:
+        message = world.message(world.claims(**changes), keys=signers)
+        yield case(
+            f"gate-4-{name}",
+            description,
+            gate_input(world, message),
+            code="evidence-signature-invalid",
+            check="4",
+        )
+    other = dsse.Envelope.parse(world.message(world.claims(measurement=digest("mine"))), max_bytes=2**20)
+    yield case(
+        "gate-4-spliced",
+        "Genuine signatures over other claims.",
+        gate_input(world, replace(envelope, payload=other.payload).encode()),
+        code="evidence-signature-invalid",
+        check="4",
+    )
+
+
+def zero_point() -> str:
+    return b64encode(World().hpke.public[:1184] + bytes(32))
+
+
+def gate_challenge_cases(world: World, honest: bytes) -> Iterator[Case]:
+    """Check 2: the challenge's state, and the deployment's at check 3."""
+    late = world.challenge.expires_us
+    for name, description, code, changes in (
+        ("nonce-unknown", "A challenge that was never given.", "nonce-unknown", {"challenge": None}),
+        ("nonce-replayed", "A challenge that was answered before.", "nonce-replayed", {"challenge_used": True}),
+        ("nonce-expired", "A challenge at the end of its life.", "nonce-expired", {"now_us": late}),
+        (
+            "nonce-replayed-expired",
+            "Answered before and expired since: still a replay.",
+            "nonce-replayed",
+            {"challenge_used": True, "now_us": late},
+        ),
+    ):
+        yield case(f"gate-2-{name}", description, gate_input(world, honest, **changes), code=code, check="2")
+
+
+def gate_token_cases(world: World) -> Iterator[Case]:
+    """Check 3."""
+
+    def refused(name: str, description: str, token: str, code: str) -> Case:
+        message = world.message(world.claims(token=token))
+        return case(f"gate-3-{name}", description, gate_input(world, message), code=code, check="3")
+
+    second = NOW_US // SECOND_US
+    wrong_audience = {**jwt.parse(world.token()).claims, "aud": "another"}
+    yield refused(
+        "token-signature-invalid",
+        "A token that an attacker signed.",
+        issue_token(signing_key("attacker"), world.token_claims()),
+        "token-signature-invalid",
+    )
+    yield refused("token-garbage", "Not a token.", "a.b.c", "token-signature-invalid")
+    yield refused("swap-ear", "An attestation result as launch token.", sample_ear(world), "token-type-mismatch")
+    yield refused("token-expired", "The second in which it expires.", world.token(expires_s=second), "token-expired")
+    yield refused("token-early", "Before it was issued.", world.token(issued_s=second + 1), "token-expired")
+    yield refused(
+        "token-key-mismatch",
+        "A token for another launch key.",
+        world.token(launch_public=signing_key("thief").public),
+        "token-key-mismatch",
+    )
+    yield refused(
+        "token-audience",
+        "A token for somebody else.",
+        jwt.issue(world.broker, typ=TOKEN_TYPE, claims=wrong_audience),
+        "token-claim-mismatch",
+    )
+    for name, changes in (
+        ("jti", {"jti": identifier("other")}),
+        ("deployment", {"deployment": identifier("other")}),
+        ("run", {"run_id": identifier("other")}),
+        ("package", {"package_id": identifier("other")}),
+        ("manifest", {"manifest_sha256": digest("other")}),
+        ("floor", {"floor_sha256": digest("other")}),
+        ("policy", {"policy_sha256": digest("other")}),
+        ("container", {"container_id": identifier("other")}),
+        ("source", {"container_source": ContainerSource.PLATFORM}),
+    ):
+        token = world.token(**changes)
+        yield refused(f"claim-{name}", f"A genuine token with another {name}.", token, "token-claim-mismatch")
+    expired = World()
+    expired.policy = replace(expired.policy, not_after_us=NOW_US)
+    yield case(
+        "gate-3-deployment-expired",
+        "The policy's last moment has come.",
+        gate_input(expired, expired.message()),
+        code="deployment-expired",
+        check="3",
+    )
+    revoked = World()
+    revoked.record = replace(revoked.record, revoked=True)
+    yield case(
+        "gate-3-package-revoked",
+        "The owner revoked the package.",
+        gate_input(revoked, revoked.message()),
+        code="package-revoked",
+        check="3",
+    )
+
+
+def gate_claim_cases(world: World) -> Iterator[Case]:
+    """Checks 5 to 10, each re-signed by both keys: only the named check refuses."""
+    skew = world.policy.clock_skew_us
+    for number, name, code, description, changes in (
+        (
+            "5",
+            "old",
+            "evidence-stale",
+            "Made too long before the challenge.",
+            {"issued_us": NOW_US - skew - 2 * SECOND_US},
+        ),
+        ("5", "future", "evidence-stale", "Made in the future.", {"issued_us": NOW_US + skew + 1}),
+        ("6", "hash", "manifest-mismatch", "Another manifest.", {"manifest_sha256": digest("other")}),
+        ("6", "package", "manifest-mismatch", "Another package id.", {"package_id": identifier("other")}),
+        ("7", "id", "container-mismatch", "Another container.", {"container_id": identifier("other")}),
+        ("7", "source", "container-mismatch", "Another source.", {"container_source": ContainerSource.PLATFORM}),
+        ("7", "run", "container-mismatch", "Another run.", {"run_id": identifier("other")}),
+        ("7", "deployment", "container-mismatch", "Another deployment.", {"deployment": identifier("other")}),
+        ("8", "patched", "measurement-unknown", "A runtime nobody recorded.", {"measurement": digest("patched")}),
+        ("10", "hardened", "state-mismatch", "Not yet measured.", {"state": State.HARDENED}),
+        ("10", "attested", "state-mismatch", "Attested already.", {"state": State.ATTESTED}),
+        ("10", "running", "state-mismatch", "Running already.", {"state": State.RUNNING}),
+    ):
+        message = world.message(world.claims(**changes))
+        yield case(f"gate-{number}-{name}", description, gate_input(world, message), code=code, check=number)
+    yield case(
+        "gate-9-composite-mismatch",
+        "The composite of other claims.",
+        gate_input(world, world.message(composite_digest=composite(world.claims(issued_us=NOW_US - 1)))),
+        code="composite-mismatch",
+        check="9",
+    )
+
+
+def gate_level_cases(world: World) -> Iterator[Case]:
+    """Checks 11 and 12."""
+    strict = World()
+    strict.policy = replace(strict.policy, profile=Profile.STRICT)
+    tee = World()
+    tee.policy = replace(tee.policy, assurance=Assurance.CPU_TEE)
+    quote = HardwareEvidence(kind="tpm", data=b"quote")
+    hardening = [
+        ("11a", "anti-debug-disabled", world, report(anti_debug=False, worker=answers("worker", watched=FAILED))),
+        ("11b", "anti-debug-downgraded", world, report(profile=Profile.OFF)),
+        ("11b", "anti-debug-downgraded-strict", strict, report()),
+        ("11c", "anti-debug-inconsistent", world, report(worker=answers("worker", not_traced=FAILED))),
+        ("11c", "anti-debug-inconsistent-egress", world, report(worker=answers("worker", egress_closed=FAILED))),
+        ("11c", "anti-debug-inconsistent-workspace", world, report(workspace=WorkspaceKind.DIRECTORY)),
+        ("11c", "anti-debug-inconsistent-memory", world, report(secret_memory=SecretMemoryKind.LOCKED)),
+    ]
+    for number, name, gate, shown in hardening:
+        code = "-".join(name.split("-")[:3])
+        message = gate.message(gate.claims(hardening=shown))
+        yield case(f"gate-{number}-{name}", "The hardening report.", gate_input(gate, message), code=code, check=number)
+    levels = [
+        ("assurance-too-low", "Software where a TEE is wanted.", tee, {}, ()),
+        ("hardware-missing", "A TEE claimed with nothing behind it.", tee, {"assurance": Assurance.GPU_TEE}, ()),
+        ("hardware-unknown", "A TPM claimed, with a root nobody knows.", world, {"assurance": Assurance.TPM}, (quote,)),
+        ("hardware-unasked", "Hardware evidence beside a claim of software.", world, {}, (quote,)),
+    ]
+    for name, description, gate, changes, hardware in levels:
+        message = gate.message(gate.claims(**changes), hardware=hardware)
+        code = "assurance-too-low" if name == "assurance-too-low" else "hardware-evidence-invalid"
+        yield case(f"gate-12-{name}", description, gate_input(gate, message), code=code, check="12")

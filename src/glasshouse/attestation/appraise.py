@@ -1,0 +1,147 @@
+"""Is it acceptable? The checks of the gate that compare claims with policy and records: 5–8, 10–12.
+
+The numbers are those of spec/key-release.md section 6; `handshake.broker_side` calls them in order.
+Everything compared here was authenticated by checks 3 and 4 before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from glasshouse.attestation.claims import Claims, ContainerSource
+from glasshouse.attestation.hardening import HardeningReport, consistent, missing
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.errors import Code
+from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.states import State
+
+__all__ = [
+    "check_5_time",
+    "check_6_manifest",
+    "check_7_container",
+    "check_8_measurement",
+    "check_10_state",
+    "check_11_hardening",
+    "check_12_assurance",
+]
+
+
+def check_5_time(claims: Claims, *, challenge_issued_us: int, now_us: int, skew_us: int) -> None:
+    """Made after the challenge was, and not in the future, give or take the policy's skew.
+
+    Raises:
+        CheckFailedError: `evidence-stale`.
+    """
+    earliest, latest = challenge_issued_us - skew_us, now_us + skew_us
+    if not earliest <= claims.issued_us <= latest:
+        raise CheckFailedError(
+            "5",
+            Code.EVIDENCE_STALE,
+            "evidence made outside the challenge's time window",
+            expected=f"from {earliest} to {latest} µs",
+            actual=f"{claims.issued_us} µs",
+        )
+
+
+def check_6_manifest(claims: Claims, *, manifest_sha256: bytes, package_id: str) -> None:
+    """For the package of the deployment's record.
+
+    Raises:
+        CheckFailedError: `manifest-mismatch`.
+    """
+    _same("6", Code.MANIFEST_MISMATCH, "manifest", manifest_sha256.hex(), claims.manifest_sha256.hex())
+    _same("6", Code.MANIFEST_MISMATCH, "package", package_id, claims.package_id)
+
+
+def check_7_container(
+    claims: Claims, *, container_id: str, container_source: ContainerSource, run_id: str, deployment: str
+) -> None:
+    """From the container, run and deployment of the launch record.
+
+    Raises:
+        CheckFailedError: `container-mismatch`.
+    """
+    _same("7", Code.CONTAINER_MISMATCH, "container id", container_id, claims.container_id)
+    _same("7", Code.CONTAINER_MISMATCH, "container source", container_source.value, claims.container_source.value)
+    _same("7", Code.CONTAINER_MISMATCH, "run", run_id, claims.run_id)
+    _same("7", Code.CONTAINER_MISMATCH, "deployment", deployment, claims.deployment)
+
+
+def check_8_measurement(claims: Claims, references: Sequence[bytes]) -> None:
+    """The runtime measurement is one that the owner recorded; an empty list refuses.
+
+    Raises:
+        CheckFailedError: `measurement-unknown`.
+    """
+    if claims.measurement not in references:
+        raise CheckFailedError(
+            "8",
+            Code.MEASUREMENT_UNKNOWN,
+            "a runtime that is not among the deployment's reference measurements",
+            expected=_references(references),
+            actual=claims.measurement.hex(),
+        )
+
+
+def check_10_state(claims: Claims) -> None:
+    """Exactly `measured`: not before its hardening, and not once it was attested.
+
+    Raises:
+        CheckFailedError: `state-mismatch`.
+    """
+    _same("10", Code.STATE_MISMATCH, "state", State.MEASURED.value, claims.state.value)
+
+
+def check_11_hardening(report: HardeningReport, *, least: Profile) -> None:
+    """Anti-debug enabled (11a), profile at least the policy's (11b), answers that bear out the claim (11c).
+
+    Raises:
+        CheckFailedError: `anti-debug-disabled`, `anti-debug-downgraded` or `anti-debug-inconsistent`.
+    """
+    if not report.anti_debug:
+        raise CheckFailedError(
+            "11a", Code.ANTI_DEBUG_DISABLED, "a runtime without anti-debug", expected="enabled", actual="disabled"
+        )
+    if not report.profile.at_least(least):
+        raise CheckFailedError(
+            "11b",
+            Code.ANTI_DEBUG_DOWNGRADED,
+            "a hardening profile below the policy's",
+            expected=f"at least {least}",
+            actual=report.profile.value,
+        )
+    if not consistent(report):
+        raise CheckFailedError(
+            "11c",
+            Code.ANTI_DEBUG_INCONSISTENT,
+            "observed checks that do not bear out the claimed profile",
+            expected=report.profile.value,
+            actual=", ".join(missing(report, report.profile)) or "a means that contradicts its check",
+        )
+
+
+def check_12_assurance(claims: Claims, *, least: Assurance) -> None:
+    """A claimed level of at least the policy's; whether it is proven is `verify.check_12_hardware`.
+
+    Raises:
+        CheckFailedError: `assurance-too-low`.
+    """
+    if not claims.assurance.at_least(least):
+        raise CheckFailedError(
+            "12",
+            Code.ASSURANCE_TOO_LOW,
+            "a level of assurance below the policy's",
+            expected=f"at least {least}",
+            actual=claims.assurance.value,
+        )
+
+
+def _references(references: Sequence[bytes]) -> str:
+    if len(references) == 1:
+        return references[0].hex()
+    return f"one of {len(references)} reference measurements"
+
+
+def _same(check: str, code: Code, what: str, expected: str, actual: str) -> None:
+    if expected != actual:
+        raise CheckFailedError(check, code, f"another {what} than recorded", expected=expected, actual=actual)

@@ -1,0 +1,124 @@
+"""The evidence message: claims, composite and hardware evidence, signed by evidence key and launch key.
+
+DSSE over canonical JSON; see spec/key-release.md section 4. Parsing believes nothing: signatures are
+checked by `attestation.verify`, once it is known whose they must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glasshouse.attestation.claims import Claims, composite
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["EVIDENCE_TYPE", "MAX_EVIDENCE_BYTES", "Evidence", "HardwareEvidence", "SignedEvidence", "sign_evidence"]
+
+EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
+MAX_EVIDENCE_BYTES = 128 * 1024
+MAX_HARDWARE_ITEMS = 16
+MAX_HARDWARE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareEvidence:
+    """One report of one hardware root, as its maker wrote it.
+
+    Attributes:
+        kind: names the root's module, e.g. ``tpm``.
+        data: the report's bytes.
+    """
+
+    kind: str
+    data: bytes
+
+    def to_json(self) -> dict[str, Json]:
+        return {"data": b64encode(self.data), "kind": self.kind}
+
+    @classmethod
+    def from_json(cls, value: Json) -> HardwareEvidence:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "evidence.hardware")
+        item = cls(kind=fields.identifier("kind"), data=fields.octets("data", max_length=MAX_HARDWARE_BYTES))
+        fields.end()
+        return item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """The signed payload. Law: ``Evidence.parse(e.encode()) == e`` and the reverse, byte for byte.
+
+    Attributes:
+        claims: what the runtime says.
+        composite: what it says their digest is; recomputed by check 9.
+        hardware: reports of hardware roots over the composite; empty at the level `software`.
+    """
+
+    claims: Claims
+    composite: bytes
+    hardware: tuple[HardwareEvidence, ...]
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "claims": self.claims.to_json(),
+                "composite": self.composite.hex(),
+                "hardware": [item.to_json() for item in self.hardware],
+            }
+        )
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Evidence:
+        """Inverse of `encode`; raises `FormatError`."""
+        fields = Fields(decode(payload, max_bytes=MAX_EVIDENCE_BYTES), "evidence")
+        evidence = cls(
+            claims=Claims.from_json(fields.any("claims")),
+            composite=fields.digest("composite"),
+            hardware=tuple(
+                HardwareEvidence.from_json(item) for item in fields.items("hardware", max_items=MAX_HARDWARE_ITEMS)
+            ),
+        )
+        fields.end()
+        return evidence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedEvidence:
+    """A parsed evidence message whose signatures have **not** been checked yet.
+
+    Attributes:
+        envelope: the DSSE envelope.
+        evidence: its payload.
+        sha256: the evidence digest: SHA-256 of the message as it travelled.
+    """
+
+    envelope: dsse.Envelope
+    evidence: Evidence
+    sha256: bytes
+
+    @classmethod
+    def parse(cls, message: bytes) -> SignedEvidence:
+        """Parse an evidence message.
+
+        Raises:
+            FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
+        """
+        envelope = dsse.Envelope.parse(message, max_bytes=MAX_EVIDENCE_BYTES)
+        if envelope.payload_type != EVIDENCE_TYPE:
+            raise FormatError(Code.WRONG_TYPE, "an envelope of another type where evidence was expected")
+        if len(envelope.signatures) != 2:
+            raise FormatError(Code.SCHEMA, "evidence that does not carry exactly two signatures")
+        return cls(envelope=envelope, evidence=Evidence.parse(envelope.payload), sha256=sha256(message))
+
+
+def sign_evidence(
+    claims: Claims, hardware: Sequence[HardwareEvidence], *, evidence_key: SigningKey, launch_key: SigningKey
+) -> bytes:
+    """Return the evidence message for `claims` with its composite, signed by both keys."""
+    evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))
+    return dsse.sign(EVIDENCE_TYPE, evidence.encode(), [evidence_key, launch_key]).encode()

@@ -1,0 +1,223 @@
+"""The hardening report: what was observed of agent and worker, and what each profile demands.
+
+Laws: every check has an answer, for both processes; `unavailable` is never `passed`; a profile is
+claimed only when all its checks passed. The names are those of spec/key-release.md section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import IDENTIFIER, Fields
+from glasshouse.wire.policy import Profile
+
+__all__ = [
+    "CHECKS",
+    "REQUIRED",
+    "CheckResult",
+    "HardeningReport",
+    "Process",
+    "SecretMemoryKind",
+    "WorkspaceKind",
+    "anti_debug",
+    "best_profile",
+    "consistent",
+    "missing",
+]
+
+Process: TypeAlias = Literal["agent", "worker"]
+
+MAX_DETAILS = 32
+
+
+class CheckResult(StrEnum):
+    """What an observation said; `unavailable` where the kernel does not offer the means."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+
+
+class WorkspaceKind(StrEnum):
+    """Where the worker's files live, strongest first."""
+
+    TMPFS_NOSWAP = "tmpfs-noswap"
+    TMPFS = "tmpfs"
+    DIRECTORY = "directory"
+
+
+class SecretMemoryKind(StrEnum):
+    """Where keys live that two processes share, strongest first."""
+
+    MEMFD_SECRET = "memfd-secret"  # noqa: S105 — a kernel facility, not a password
+    LOCKED = "locked-memory"
+    UNLOCKED = "unlocked-memory"
+
+
+_BOTH = frozenset(
+    {
+        "core-limit-zero",
+        "debug-env-clean",
+        "no-new-privs",
+        "not-dumpable",
+        "not-traced",
+        "preload-clean",
+        "seccomp-filter",
+        "watched",
+    }
+)
+_STRICT_BOTH = _BOTH | {"no-swap", "secret-memory"}
+
+CHECKS: Mapping[Process, frozenset[str]] = MappingProxyType(
+    {
+        "agent": _STRICT_BOTH | {"memory-locked"},
+        "worker": _STRICT_BOTH | {"egress-closed", "landlock", "workspace-in-memory"},
+    }
+)
+"""Every check there is, for each process."""
+
+REQUIRED: Mapping[Profile, Mapping[Process, frozenset[str]]] = MappingProxyType(
+    {
+        Profile.OFF: MappingProxyType({"agent": frozenset(), "worker": frozenset()}),
+        Profile.STANDARD: MappingProxyType({"agent": _BOTH, "worker": _BOTH | {"egress-closed"}}),
+        Profile.STRICT: CHECKS,
+    }
+)
+"""What each profile demands of each process."""
+
+_ANTI_DEBUG = frozenset({"not-dumpable", "not-traced", "watched"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardeningReport:
+    """What the runtime observed of its own processes; data, not a judgement.
+
+    A report may contradict itself: `consistent` finds that out, and check 11c refuses it.
+    Law: ``HardeningReport.from_json(r.to_json()) == r``.
+
+    Attributes:
+        profile: the profile that the runtime claims.
+        anti_debug: whether it claims that debuggers are kept out of, or noticed in, both processes.
+        agent, worker: an answer for each check of `CHECKS`, no more and no fewer.
+        workspace, secret_memory: the means in use.
+        details: small facts (kernel feature versions), for people; identifiers or integers.
+    """
+
+    profile: Profile
+    anti_debug: bool
+    agent: Mapping[str, CheckResult]
+    worker: Mapping[str, CheckResult]
+    workspace: WorkspaceKind
+    secret_memory: SecretMemoryKind
+    details: Mapping[str, str | int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for process, results in (("agent", self.agent), ("worker", self.worker)):
+            if results.keys() != CHECKS[_process(process)]:
+                raise FormatError(Code.SCHEMA, f"hardening.{process} does not answer exactly the known checks")
+        if len(self.details) > MAX_DETAILS:
+            raise FormatError(Code.SCHEMA, f"hardening.details has more than {MAX_DETAILS} entries")
+        for name, value in self.details.items():
+            if not IDENTIFIER.fullmatch(name) or (isinstance(value, str) and not IDENTIFIER.fullmatch(value)):
+                raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "agent": {name: result.value for name, result in self.agent.items()},
+            "anti_debug": self.anti_debug,
+            "details": dict(self.details),
+            "profile": self.profile.value,
+            "secret_memory": self.secret_memory.value,
+            "worker": {name: result.value for name, result in self.worker.items()},
+            "workspace": self.workspace.value,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> HardeningReport:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "hardening")
+        report = cls(
+            profile=Profile(fields.choice("profile", list(Profile))),
+            anti_debug=fields.flag("anti_debug"),
+            agent=_results(fields.child("agent"), "agent"),
+            worker=_results(fields.child("worker"), "worker"),
+            workspace=WorkspaceKind(fields.choice("workspace", list(WorkspaceKind))),
+            secret_memory=SecretMemoryKind(fields.choice("secret_memory", list(SecretMemoryKind))),
+            details=_details(fields.any("details")),
+        )
+        fields.end()
+        return report
+
+
+def missing(report: HardeningReport, profile: Profile) -> list[str]:
+    """Return what `profile` demands and `report` did not pass, as ``process.check``, sorted."""
+    answers: tuple[tuple[Process, Mapping[str, CheckResult]], ...] = (
+        ("agent", report.agent),
+        ("worker", report.worker),
+    )
+    return sorted(
+        f"{process}.{name}"
+        for process, results in answers
+        for name in REQUIRED[profile][process]
+        if results.get(name) is not CheckResult.PASSED
+    )
+
+
+def anti_debug(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult]) -> bool:
+    """Return whether debuggers are kept out of, or noticed in, both processes."""
+    return all(results.get(name) is CheckResult.PASSED for results in (agent, worker) for name in _ANTI_DEBUG)
+
+
+def best_profile(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult]) -> Profile:
+    """Return the strongest profile all of whose checks passed."""
+    answers: tuple[tuple[Process, Mapping[str, CheckResult]], ...] = (("agent", agent), ("worker", worker))
+    for profile in reversed(Profile):
+        if all(
+            results.get(name) is CheckResult.PASSED
+            for process, results in answers
+            for name in REQUIRED[profile][process]
+        ):
+            return profile
+    return Profile.OFF
+
+
+def consistent(report: HardeningReport) -> bool:
+    """Return whether the report's own answers bear out what it claims (check 11c)."""
+    passed = CheckResult.PASSED
+    if missing(report, report.profile) or report.anti_debug != anti_debug(report.agent, report.worker):
+        return False
+    # A means that is named must be the means whose check passed: a directory is not memory.
+    if report.worker["workspace-in-memory"] is passed and report.workspace is WorkspaceKind.DIRECTORY:
+        return False
+    secret = SecretMemoryKind.MEMFD_SECRET
+    return report.secret_memory is secret or passed not in (
+        report.agent["secret-memory"],
+        report.worker["secret-memory"],
+    )
+
+
+def _process(name: str) -> Process:
+    return "agent" if name == "agent" else "worker"
+
+
+def _results(fields: Fields, process: Process) -> dict[str, CheckResult]:
+    results = {name: CheckResult(fields.choice(name, list(CheckResult))) for name in sorted(CHECKS[process])}
+    fields.end()
+    return results
+
+
+def _details(value: Json) -> dict[str, str | int]:
+    if not isinstance(value, dict):
+        raise FormatError(Code.SCHEMA, "hardening.details is not an object")
+    found: dict[str, str | int] = {}
+    for name, item in value.items():
+        if isinstance(item, bool) or not isinstance(item, str | int):
+            raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
+        found[name] = item
+    return found

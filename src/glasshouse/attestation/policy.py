@@ -1,0 +1,136 @@
+"""A deployment's policy: what the broker demands of one deployment, never less than the package's floor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.policy import Assurance, Floor, Profile
+
+__all__ = ["MAX_REFERENCES", "DeploymentPolicy"]
+
+MAX_REFERENCES = 64
+MAX_RELEASES = 1000
+MAX_LEASE_S = 24 * 3600
+MAX_DURATION_S = 90 * 24 * 3600
+MAX_SKEW_US = 600 * 1_000_000
+MAX_POLICY_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentPolicy:
+    """What must hold for a release; there is no default that accepts.
+
+    Laws: ``DeploymentPolicy.from_json(p.to_json()) == p``; a policy with nothing to compare with, no
+    release to give or hardening off does not exist.
+
+    Attributes:
+        assurance: least level of assurance.
+        profile: least hardening profile.
+        egress: ``host:port`` peers of the worker; a subset of the floor's.
+        reference_measurements: runtime measurements recorded on the owner's side, sorted.
+        release_budget: how many distinct attested HPKE keys may be given the package key.
+        not_after_us: no release after this time.
+        lease_s: a runtime without broker contact for so long zeroizes.
+        max_duration_s: a run longer than this zeroizes.
+        clock_skew_us: how far the runtime's clock may be from the broker's.
+    """
+
+    assurance: Assurance
+    profile: Profile
+    egress: tuple[str, ...]
+    reference_measurements: tuple[bytes, ...]
+    release_budget: int
+    not_after_us: int
+    lease_s: int
+    max_duration_s: int
+    clock_skew_us: int = 60_000_000
+
+    def __post_init__(self) -> None:
+        Floor(assurance=self.assurance, profile=self.profile, egress=self.egress)  # the same laws hold
+        references = list(self.reference_measurements)
+        if not references or len(references) > MAX_REFERENCES:
+            # An empty list would mean "anything": absence never means yes.
+            raise FormatError(Code.POLICY_IMPOSSIBLE, "a policy needs between 1 and 64 reference measurements")
+        if references != sorted(set(references)) or any(len(value) != 32 for value in references):
+            raise FormatError(Code.SCHEMA, "reference measurements that are not sorted, distinct SHA-256 digests")
+        limits = (
+            ("release_budget", self.release_budget, 1, MAX_RELEASES),
+            ("not_after_us", self.not_after_us, 1, 2**53 - 1),
+            ("lease_s", self.lease_s, 1, MAX_LEASE_S),
+            ("max_duration_s", self.max_duration_s, 1, MAX_DURATION_S),
+            ("clock_skew_us", self.clock_skew_us, 0, MAX_SKEW_US),
+        )
+        for name, value, low, high in limits:
+            if not low <= value <= high:
+                raise FormatError(Code.POLICY_IMPOSSIBLE, f"policy.{name} must be from {low} to {high}, not {value}")
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "assurance": self.assurance.value,
+            "clock_skew_us": self.clock_skew_us,
+            "egress": list(self.egress),
+            "lease_s": self.lease_s,
+            "max_duration_s": self.max_duration_s,
+            "not_after_us": self.not_after_us,
+            "profile": self.profile.value,
+            "reference_measurements": [value.hex() for value in self.reference_measurements],
+            "release_budget": self.release_budget,
+        }
+
+    def encode(self) -> bytes:
+        return encode(self.to_json())
+
+    @classmethod
+    def parse(cls, data: bytes) -> DeploymentPolicy:
+        """Inverse of `encode`; raises `FormatError`."""
+        return cls.from_json(decode(data, max_bytes=MAX_POLICY_BYTES))
+
+    @classmethod
+    def from_json(cls, value: Json) -> DeploymentPolicy:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "policy")
+        policy = cls(
+            assurance=Assurance(fields.choice("assurance", list(Assurance))),
+            profile=Profile(fields.choice("profile", list(Profile))),
+            egress=tuple(fields.texts("egress", max_items=16)),
+            reference_measurements=tuple(
+                _digest(item) for item in fields.texts("reference_measurements", max_items=MAX_REFERENCES, max_chars=64)
+            ),
+            release_budget=fields.integer("release_budget"),
+            not_after_us=fields.integer("not_after_us"),
+            lease_s=fields.integer("lease_s"),
+            max_duration_s=fields.integer("max_duration_s"),
+            clock_skew_us=fields.integer("clock_skew_us"),
+        )
+        fields.end()
+        return policy
+
+    @property
+    def sha256(self) -> bytes:
+        """SHA-256 of the canonical form: the policy digest in token, EAR and receipt."""
+        return sha256(self.encode())
+
+    def tightens(self, floor: Floor) -> None:
+        """Check that this policy demands nothing less than the floor that the owner signed.
+
+        Raises:
+            RefusedError: `policy-loosened`, naming what was loosened.
+        """
+        if not self.assurance.at_least(floor.assurance):
+            loosened = f"assurance {self.assurance} below the package's {floor.assurance}"
+        elif not self.profile.at_least(floor.profile):
+            loosened = f"profile {self.profile} below the package's {floor.profile}"
+        elif not set(self.egress) <= set(floor.egress):
+            loosened = "egress to a peer that the package does not allow"
+        else:
+            return
+        raise RefusedError(Code.POLICY_LOOSENED, f"the deployment policy loosens the package's floor: {loosened}")
+
+
+def _digest(text: str) -> bytes:
+    fields = Fields({"digest": text}, "policy.reference_measurements")
+    return fields.digest("digest")

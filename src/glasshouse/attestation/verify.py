@@ -1,0 +1,87 @@
+"""Is it genuine? The checks of the gate that need no policy: 1, 4, 9 and the second half of 12.
+
+The numbers are those of spec/key-release.md section 6; `handshake.broker_side` calls them in order.
+"""
+
+from __future__ import annotations
+
+from glasshouse.attestation.claims import composite
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_EVIDENCE_BYTES, Evidence, SignedEvidence
+from glasshouse.attestation.refusal import CheckFailedError, signers
+from glasshouse.attestation.roots import verify_hardware
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire import hpke
+from glasshouse.wire.signing import key_id
+
+__all__ = ["check_1_message", "check_4_signatures", "check_9_composite", "check_12_hardware"]
+
+
+def check_1_message(message: bytes) -> SignedEvidence:
+    """Size and schema.
+
+    Raises:
+        CheckFailedError: `message-too-large` or `message-invalid`.
+    """
+    if len(message) > MAX_EVIDENCE_BYTES:
+        raise CheckFailedError(
+            "1",
+            Code.MESSAGE_TOO_LARGE,
+            "evidence that is too large",
+            expected=f"at most {MAX_EVIDENCE_BYTES} bytes",
+            actual=f"{len(message)} bytes",
+        )
+    try:
+        signed = SignedEvidence.parse(message)
+        # A key that nothing can be sealed to is found now, not after the budget was touched.
+        hpke.seal(b"", recipient=signed.evidence.claims.hpke_public, info=b"")
+        return signed
+    except FormatError as error:
+        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+
+
+def check_4_signatures(signed: SignedEvidence, *, launch_public: bytes) -> None:
+    """Signed by the launch key of the record and by the evidence key of the claims, and by nobody else.
+
+    Raises:
+        CheckFailedError: `evidence-signature-invalid`.
+    """
+    evidence_public = signed.evidence.claims.evidence_public
+    try:
+        if evidence_public == launch_public:
+            # One key in both roles would make one signature count twice.
+            raise FormatError(Code.SIGNATURE, "an evidence key that is the launch key")
+        signed.envelope.verify(EVIDENCE_TYPE, launch_public, evidence_public)
+    except FormatError as error:
+        raise CheckFailedError(
+            "4",
+            Code.EVIDENCE_SIGNATURE,
+            error.message,
+            expected=", ".join(sorted((key_id(launch_public), key_id(evidence_public)))),
+            actual=signers(signed.envelope),
+        ) from None
+
+
+def check_9_composite(evidence: Evidence) -> None:
+    """The composite is the digest of the claims beside it.
+
+    Raises:
+        CheckFailedError: `composite-mismatch`.
+    """
+    expected = composite(evidence.claims)
+    if evidence.composite != expected:
+        raise CheckFailedError(
+            "9",
+            Code.COMPOSITE_MISMATCH,
+            "a composite that is not the digest of its claims",
+            expected=expected.hex(),
+            actual=evidence.composite.hex(),
+        )
+
+
+def check_12_hardware(evidence: Evidence) -> None:
+    """The hardware evidence proves the claimed level and carries the composite.
+
+    Raises:
+        CheckFailedError: `hardware-evidence-invalid`.
+    """
+    verify_hardware(evidence.claims.assurance, evidence.hardware, evidence.composite)

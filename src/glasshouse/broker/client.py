@@ -1,0 +1,213 @@
+"""The owner's client: plain HTTP over the broker's 0600 Unix socket."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.problems import Problem
+from glasshouse.errors import Code, FormatError, PeerError
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.fields import b64decode, b64encode
+
+__all__ = ["OwnerClient", "Reply", "request"]
+
+_TIMEOUT_S = 30.0
+_MAX_REPLY_BYTES = 4 * 1024 * 1024
+_MAX_ENVELOPE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What came back, whatever it says."""
+
+    status: int
+    body: bytes
+
+    def content(self) -> bytes:
+        """Return a good reply's body.
+
+        Raises:
+            GlasshouseError: what the broker's problem document says, as the exception it stands for.
+            PeerError: `broker-protocol` for anything else.
+        """
+        if self.status == 200:
+            return self.body
+        raise self.problem().to_error()
+
+    def problem(self) -> Problem:
+        """Return what went wrong.
+
+        Raises:
+            PeerError: `broker-unreachable` when the broker is too busy, `broker-protocol` when the reply is
+                not a problem document.
+        """
+        try:
+            return Problem.parse(self.body)
+        except FormatError:
+            busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE  # said before any of our code is reached
+            code = Code.BROKER_UNREACHABLE if busy else Code.BROKER_PROTOCOL
+            raise PeerError(code, f"the broker answered HTTP {self.status} without a reason") from None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def request(url: str, method: str, path: str, body: bytes | None = None, *, timeout_s: float = _TIMEOUT_S) -> Reply:
+    """Send one request.
+
+    Args:
+        url: ``http://host:port`` or ``unix:/path``.
+        method, path, body: of the request; a body is JSON.
+        timeout_s: how long to wait for each part of the answer.
+
+    Raises:
+        PeerError: `broker-unreachable` when no whole answer came, `broker-protocol` for one that is too long.
+    """
+    if url.startswith("unix:"):
+        connection: http.client.HTTPConnection = _UnixConnection(url.removeprefix("unix:"), timeout_s)
+    else:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json", "Connection": "close"})
+        response = connection.getresponse()
+        content = response.read(_MAX_REPLY_BYTES + 1)
+        status = response.status
+    except (OSError, http.client.HTTPException) as error:
+        raise PeerError(
+            Code.BROKER_UNREACHABLE,
+            f"the broker at {url} does not answer ({type(error).__name__})",
+            hint="is it running? glasshouse broker serve",
+        ) from error
+    finally:
+        connection.close()
+    if len(content) > _MAX_REPLY_BYTES:
+        raise PeerError(Code.BROKER_PROTOCOL, "an answer that is too long")
+    return Reply(status=status, body=content)
+
+
+class OwnerClient:
+    """Asks the broker to do what only its owner may.
+
+    Args:
+        socket_path: the owner's socket.
+        timeout_s: how long to wait for each part of an answer.
+
+    Every method raises `PeerError` when the broker is away, and the broker's own refusal as the
+    exception that its code stands for.
+    """
+
+    def __init__(self, socket_path: Path | str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self._url = f"unix:{socket_path}"
+        self._timeout_s = timeout_s
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the broker answers.
+
+        Raises:
+            PeerError: `broker-unreachable` when it does not within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.broker_public()
+            except PeerError as error:
+                if error.code is not Code.BROKER_UNREACHABLE or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
+
+    def broker_public(self) -> bytes:
+        """Return the key that the owner delegates to."""
+        return b64decode(_text(self._ask("GET", "/v1/broker"), "broker_public"))
+
+    def put_delegation(self, delegation: Envelope | bytes, owner_public: bytes) -> None:
+        """Give the broker the owner's signed delegation."""
+        envelope = delegation if isinstance(delegation, Envelope) else _envelope(delegation)
+        self._ask("PUT", "/v1/delegation", {"delegation": envelope.to_json(), "owner": b64encode(owner_public)})
+
+    def add_deployment(self, manifest_envelope: bytes, package_key: bytes, policy: DeploymentPolicy) -> str:
+        """Give the broker a package's signed manifest, its key and a policy; return the deployment's id."""
+        value: dict[str, Json] = {
+            "manifest": _envelope(manifest_envelope).to_json(),
+            "package_key": b64encode(package_key),
+            "policy": policy.to_json(),
+        }
+        return _text(self._ask("POST", "/v1/deployments", value), "deployment")
+
+    def add_launch(
+        self,
+        *,
+        deployment: str,
+        run_id: str,
+        container_id: str,
+        container_source: str,
+        launch_public: bytes,
+        lifetime_s: int,
+    ) -> str:
+        """Record a launch and return its token."""
+        value: dict[str, Json] = {
+            "container": {"id": container_id, "source": container_source},
+            "deployment": deployment,
+            "launch_public": b64encode(launch_public),
+            "lifetime_s": lifetime_s,
+            "run_id": run_id,
+        }
+        return _text(self._ask("POST", "/v1/launches", value), "token")
+
+    def revoke(self, package_id: str) -> dict[str, Json]:
+        """Have a package's key released never again."""
+        return self._ask("POST", f"/v1/packages/{package_id}/revoke", {})
+
+    def deployment(self, deployment: str) -> dict[str, Json]:
+        """Return a deployment's counters and standing."""
+        return self._ask("GET", f"/v1/deployments/{deployment}")
+
+    def run(self, run_id: str) -> dict[str, Json]:
+        """Return what a run last reported, and whether it is lost."""
+        return self._ask("GET", f"/v1/runs/{run_id}")
+
+    def audit(self, after: int = 0) -> list[Json]:
+        """Return a page of audit records with numbers greater than `after`."""
+        records = self._ask("GET", f"/v1/audit?after={after}").get("records")
+        if not isinstance(records, list):
+            raise PeerError(Code.BROKER_PROTOCOL, "an answer without records")
+        return records
+
+    def _ask(self, method: str, path: str, value: Mapping[str, Json] | None = None) -> dict[str, Json]:
+        body = None if value is None else encode(value)
+        content = request(self._url, method, path, body, timeout_s=self._timeout_s).content()
+        try:
+            answer = decode(content, max_bytes=_MAX_REPLY_BYTES)
+        except FormatError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise PeerError(Code.BROKER_PROTOCOL, "an answer that is not what was asked for")
+        return answer
+
+
+def _envelope(data: bytes) -> Envelope:
+    return Envelope.parse(data, max_bytes=_MAX_ENVELOPE_BYTES)
+
+
+def _text(answer: Mapping[str, Json], name: str) -> str:
+    value = answer.get(name)
+    if not isinstance(value, str):
+        raise PeerError(Code.BROKER_PROTOCOL, f"an answer without {name}")
+    return value

@@ -1,0 +1,155 @@
+"""Bounded HTTP: how requests are read, handed to the deciding thread and answered.
+
+Laws: a body is counted while it arrives and never believed to be as long as it says; a client that
+dawdles is cut off; every answer closes its connection, so that one connection is one bounded piece of
+work; what an answer says of an error is a problem document and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from glasshouse.broker.problems import PROBLEM_TYPE, Problem
+from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
+from glasshouse.wire.canonical import Json, encode
+
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig  # older releases have none, and ignore the setting
+
+__all__ = ["MAX_BODY_BYTES", "Answer", "Limits", "add_route", "bare_app"]
+
+MAX_BODY_BYTES = 256 * 1024
+BODY_TIMEOUT_S = 10.0
+_JSON = "application/json"
+_CLOSE = {"connection": "close", "cache-control": "no-store"}
+# An environment variable could otherwise make the framework export stack traces to somebody's collector.
+_NO_TELEMETRY: TelemetryConfig = {
+    "auto_configure": False,
+    "logs": False,
+    "metrics": False,
+    "operation_spans": False,
+    "tracing": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What leaves: a status and canonical JSON."""
+
+    body: bytes
+    status: int = 200
+
+    @classmethod
+    def of(cls, value: Mapping[str, Json]) -> Answer:
+        return cls(body=encode(value))
+
+    @classmethod
+    def refusal(cls, error: BaseException) -> Answer:
+        problem = Problem.of(error)
+        return cls(body=problem.encode(), status=problem.status)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much a listener takes from one client.
+
+    Attributes:
+        body_bytes: the longest request body.
+        parameters: names of query parameters that are passed on; others are refused.
+    """
+
+    body_bytes: int = MAX_BODY_BYTES
+    parameters: frozenset[str] = field(default_factory=frozenset)
+
+
+Handler: TypeAlias = Callable[[bytes, Mapping[str, str]], Answer]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+def bare_app() -> FastAPI:
+    """Return an application without a single route of its own: no documentation, schema or health page."""
+    app = FastAPI(
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_NO_TELEMETRY.copy()
+    )
+    app.add_exception_handler(HTTPException, _no_such_route)
+    return app
+
+
+def add_route(app: FastAPI, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor) -> None:
+    """Answer `method` on `path` by running `handler` in `executor`.
+
+    Args:
+        handler: takes the whole body and the path and query parameters; what it raises becomes a problem.
+    """
+    app.add_api_route(path, _endpoint(handler, limits, executor), methods=[method], response_model=None)
+
+
+def _endpoint(handler: Handler, limits: Limits, executor: Executor) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        try:
+            parameters = _parameters(request, limits)
+            body = await _read_body(request, limits)
+            call = partial(handler, body, parameters)
+            answer = await asyncio.get_running_loop().run_in_executor(executor, call)
+        except GlasshouseError as error:
+            answer = Answer.refusal(error)
+        except ClientDisconnect:
+            answer = Answer.refusal(FormatError(Code.MESSAGE_INVALID, "the client went away"))
+        except Exception as error:  # a defect of ours is said to be one, and nothing of it leaks
+            answer = Answer.refusal(error)
+        return _response(answer)
+
+    return endpoint
+
+
+def _parameters(request: Request, limits: Limits) -> dict[str, str]:
+    query = dict(request.query_params)
+    if len(query) != len(request.query_params.multi_items()) or not query.keys() <= limits.parameters:
+        raise UsageError(Code.USAGE, "query parameters that are repeated or unknown")
+    return {**query, **{name: str(value) for name, value in request.path_params.items()}}
+
+
+async def _read_body(request: Request, limits: Limits) -> bytes:
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.body_bytes:
+        raise _too_large(limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.body_bytes:
+                    raise _too_large(limits)
+    except TimeoutError:
+        raise FormatError(Code.MESSAGE_INVALID, "the body did not arrive in time") from None
+    # Beyond tidiness: a web page cannot make a browser send this type to us without asking first.
+    if body and request.headers.get("content-type") != _JSON:
+        raise FormatError(Code.MESSAGE_INVALID, f"a body that is not {_JSON}")
+    return bytes(body)
+
+
+def _too_large(limits: Limits) -> FormatError:
+    return FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {limits.body_bytes} bytes")
+
+
+def _response(answer: Answer) -> Response:
+    media_type = _JSON if answer.status < 400 else PROBLEM_TYPE
+    return Response(answer.body, status_code=answer.status, media_type=media_type, headers=_CLOSE)
+
+
+async def _no_such_route(_request: Request, error: Exception) -> Response:
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
+    problem = Problem(code=Code.USAGE, status=status, detail="no such resource, or not by this method")
+    response = _response(Answer(body=problem.encode(), status=status))
+    response.headers.update(headers or {})  # which methods there are
+    return response

@@ -1,0 +1,184 @@
+"""The broker's key file, and the wrapping of every secret that the database keeps.
+
+Laws: the database alone opens nothing. A secret is wrapped by AES-256-GCM under a key derived from the
+key file for its purpose, and its associated data names the record it belongs to, so that two wrapped
+secrets cannot change places. The key file is a regular file of its owner's with mode 0600; anything
+looser is refused, never mended silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from enum import StrEnum
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.kdf import derive, lengths_prefixed
+
+__all__ = ["KeyFile", "Purpose", "private_directory"]
+
+_PREFIX = "glasshouse-broker-key-v1 "
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_MAX_FILE_BYTES = 256
+_LABEL = b"glasshouse broker wrapping v1"
+
+
+class Purpose(StrEnum):
+    """What a wrapped secret is; each purpose has its own derived key."""
+
+    PACKAGE_KEY = "package-key"
+    SIGNING_KEY = "signing-key"
+
+
+class KeyFile:
+    """The key under which the broker's secrets rest.
+
+    Law: ``unwrap(p, n, wrap(p, n, s)) == s``; another purpose, name or key file opens nothing.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != _KEY_BYTES:
+            raise ValueError("a wrapping key is 32 bytes")
+        self._key = key
+
+    @classmethod
+    def open(cls, path: Path) -> KeyFile:
+        """Read a key file.
+
+        Raises:
+            UsageError: `file-missing`, or `usage` when it is not a regular file of ours with mode 0600.
+        """
+        try:
+            # Not blocking: a pipe in this place would wait for a writer for ever.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise UsageError(
+                Code.FILE_MISSING, f"the broker's key file {path} is missing", hint="restore it from a backup"
+            ) from None
+        except OSError as error:
+            raise UsageError(Code.USAGE, f"the broker's key file {path} cannot be read: {error.strerror}") from None
+        try:
+            _check_private_file(descriptor, path)
+            text = os.read(descriptor, _MAX_FILE_BYTES)
+        finally:
+            os.close(descriptor)
+        return cls(_parse(text, path))
+
+    @classmethod
+    def open_or_create(cls, path: Path) -> KeyFile:
+        """Read a key file, making it first where there is none; safe against a second process doing the same."""
+        try:
+            return cls.open(path)
+        except UsageError as error:
+            if error.code is not Code.FILE_MISSING:
+                raise
+        # Complete under a private name first, then linked: nobody ever sees half a key file, and a
+        # second process that was faster keeps its own.
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(f"{_PREFIX}{b64encode(secrets.token_bytes(_KEY_BYTES))}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+            _sync_directory(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+        return cls.open(path)
+
+    def wrap(self, purpose: Purpose, name: str, secret: bytes) -> bytes:
+        """Return `secret` sealed for one purpose and one record: nonce (12 bytes) ‖ ciphertext."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher(purpose).encrypt(nonce, secret, _bound_to(purpose, name))
+
+    def unwrap(self, purpose: Purpose, name: str, wrapped: bytes) -> bytes:
+        """Inverse of `wrap`.
+
+        Raises:
+            UsageError: `usage` when it was wrapped for another record or under another key file.
+        """
+        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        try:
+            return self._cipher(purpose).decrypt(nonce, sealed, _bound_to(purpose, name))
+        except (InvalidTag, ValueError):
+            raise UsageError(
+                Code.USAGE,
+                f"the broker's key file does not open its {purpose}: it belongs to another database",
+                hint="put back the key file that this database was made with",
+            ) from None
+
+    def _cipher(self, purpose: Purpose) -> AESGCM:
+        return AESGCM(derive(self._key, _LABEL, purpose.encode()))
+
+    def __repr__(self) -> str:
+        return "KeyFile(...)"
+
+
+def private_directory(path: Path, *, what: str) -> None:
+    """Make `path` with mode 0700, or check that it is a directory of ours that nobody else can enter.
+
+    Raises:
+        UsageError: `usage`, saying how to mend it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UsageError(Code.USAGE, f"the {what} {path} cannot be made: {error.strerror}") from None
+    found = path.stat(follow_symlinks=True)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise UsageError(Code.USAGE, f"the {what} {path} is not a directory of this user")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise UsageError(
+            Code.USAGE,
+            f"the {what} {path} has mode {stat.S_IMODE(found.st_mode):04o}; others could enter it",
+            hint=f"chmod 700 {path}",
+        )
+
+
+def _check_private_file(descriptor: int, path: Path) -> None:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise UsageError(Code.USAGE, f"the broker's key file {path} is not a regular file of this user")
+    if stat.S_IMODE(found.st_mode) & 0o177:
+        raise UsageError(
+            Code.USAGE,
+            f"the broker's key file {path} has mode {stat.S_IMODE(found.st_mode):04o}, not 0600",
+            hint=f"if nobody else can have read it: chmod 600 {path}",
+        )
+
+
+def _parse(text: bytes, path: Path) -> bytes:
+    try:
+        line = text.decode("ascii")
+        key = b64decode(line.removeprefix(_PREFIX).removesuffix("\n"))
+    except (UnicodeDecodeError, FormatError):
+        key, line = b"", ""
+    if len(key) != _KEY_BYTES or not line.startswith(_PREFIX):
+        raise UsageError(Code.USAGE, f"{path} is not a broker's key file")
+    return key
+
+
+def _bound_to(purpose: Purpose, name: str) -> bytes:
+    return lengths_prefixed(_LABEL, purpose.encode(), name.encode())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

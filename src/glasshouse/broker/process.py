@@ -1,0 +1,111 @@
+"""A broker as a child process, for whoever needs one for a while."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from glasshouse.broker.client import OwnerClient
+from glasshouse.errors import Code, PeerError
+from glasshouse.wire.canonical import decode
+from glasshouse.wire.fields import Fields
+
+__all__ = ["BrokerProcess"]
+
+_START_S = 30.0
+_STOP_S = 10.0
+
+
+class BrokerProcess:
+    """A running broker; leaving the block stops it, and so does the end of this process.
+
+    Args:
+        directory: data directory and owner's socket go below it; mode 0700.
+        runtime_bind: ``host:port`` or ``unix:/path``.
+        name: of the socket, so that several brokers can share one data directory.
+        program: what the interpreter runs.
+
+    Attributes:
+        runtime_url: where runtimes reach it.
+        broker_public: the key that an owner delegates to.
+
+    Raises:
+        PeerError: `broker-unreachable` when it does not start; the reason is on standard error.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        runtime_bind: str = "127.0.0.1:0",
+        name: str = "owner",
+        program: Sequence[str] = ("-m", "glasshouse.broker"),
+    ) -> None:
+        self._socket = directory / "sockets" / name
+        # Isolated: nothing in the working directory or in PYTHON* variables can stand in for our code.
+        command = [sys.executable, "-I", *program, "--stop-at-eof"]
+        command += ["--data", str(directory / "data"), "--runtime-bind", runtime_bind]
+        command += ["--owner-socket", str(self._socket)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self.runtime_url, self.broker_public = self._ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def client(self) -> OwnerClient:
+        """Return the owner's client of this broker."""
+        return OwnerClient(self._socket)
+
+    def stop(self) -> int:
+        """Ask it to finish, wait until it has, and return its exit status."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            return self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+        finally:
+            self._close()
+
+    def kill(self) -> None:
+        """End it at once, as a crash or a lost machine would."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _ready(self) -> tuple[str, bytes]:
+        timer = threading.Timer(_START_S, self._process.kill)
+        timer.start()
+        try:
+            line = self._process.stdout.readline() if self._process.stdout else b""
+        finally:
+            timer.cancel()
+            timer.join()
+        if not line.endswith(b"\n"):
+            raise PeerError(Code.BROKER_UNREACHABLE, "the broker did not start")
+        fields = Fields(decode(line.removesuffix(b"\n"), max_bytes=4096), "ready line")
+        return fields.text("runtime_url", max_chars=512), fields.octets("broker_public", length=32)
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,165 @@
+"""What an attested runtime reports: heads of its log, and its receipt, countersigned.
+
+One transaction each. The rules themselves are `evidence.heads` and `evidence.countersignature`; here is
+kept what they compare with. A report that is sent again is answered with the same countersignature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection, Update, update
+
+from glasshouse.broker import audit, store
+from glasshouse.broker.database import Database, OvertakenError
+from glasshouse.broker.http import Answer
+from glasshouse.broker.schema import releases
+from glasshouse.errors import Code, RefusedError
+from glasshouse.evidence.countersignature import (
+    CountersignedReceipt,
+    ReceiptAnswer,
+    ReceiptSubmission,
+    countersign_receipt,
+)
+from glasshouse.evidence.heads import HeadSubmission, claimed_head, countersign
+from glasshouse.evidence.receipt import Receipt
+from glasshouse.handshake.delegation import Use
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Reports"]
+
+
+class Reports:
+    """Countersigns what attested runtimes report.
+
+    Args:
+        database: where everything is kept.
+        key: the broker's signing key.
+        clock_us: microseconds since the epoch.
+    """
+
+    def __init__(self, database: Database, key: SigningKey, clock_us: Callable[[], int]) -> None:
+        self._database = database
+        self._key = key
+        self._clock_us = clock_us
+
+    def heads(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+        """Countersign a head that is larger than and consistent with the last one of its runtime.
+
+        Raises:
+            RefusedError: `run-unknown`, or as `evidence.heads.countersign`.
+            FormatError: for what is not a submission.
+        """
+        submission = HeadSubmission.parse(body)
+        run_id, signer = submission.claimed_run_id(), _signer(submission.head)
+        self._known_or_refused(run_id, signer)
+
+        def decide(connection: Connection) -> Answer:
+            now_us = self._clock_us()
+            found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+            signed = countersign(
+                submission.head,
+                submission.proof,
+                run_id=found.row["run_id"],
+                previous=found.head,
+                evidence_public=found.row["evidence_public"],
+                broker_key=self._key,
+                now_us=now_us,
+            )
+            if signed is found.head:
+                # Anyone who recorded a head can repeat it: that is no sign of life.
+                return Answer(body=signed.encode())
+            _changed_one(
+                connection,
+                update(releases)
+                .where(
+                    releases.c.evidence_public == found.row["evidence_public"],
+                    releases.c.head_size == found.row["head_size"],
+                )
+                .values(head=signed.encode(), head_size=signed.head.size, contact_us=now_us),
+            )
+            return Answer(body=signed.encode())
+
+        return self._database.write(decide)
+
+    def receipt(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+        """Countersign the one receipt of a runtime whose last head, already countersigned, is its end.
+
+        Raises:
+            RefusedError: `run-unknown`, or as `evidence.countersignature.countersign_receipt`.
+            UsageError, VerificationError: `delegation-invalid`: the owner has not delegated this.
+            FormatError: for what is not a submission.
+        """
+        submission = ReceiptSubmission.parse(body)
+        run_id, signer = submission.claimed_run_id(), _signer(submission.head)
+        self._known_or_refused(run_id, signer)
+
+        def decide(connection: Connection) -> Answer:
+            now_us = self._clock_us()
+            found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+            if found.head is None or found.head.head != claimed_head(submission.head):
+                raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
+            envelope, delegation = store.current_delegation(connection, found.package_id)
+            delegation.check(Use.COUNTERSIGN, broker_public=self._key.public, at_us=now_us)
+            previous = found.row["receipt"] and CountersignedReceipt.parse(
+                found.row["receipt"], broker_public=self._key.public
+            )
+            signed = countersign_receipt(
+                submission.receipt,
+                final=found.head,
+                previous=previous or None,
+                evidence_public=found.row["evidence_public"],
+                broker_key=self._key,
+                now_us=now_us,
+            )
+            if not previous:
+                self._keep_receipt(connection, found, signed, submission.receipt, now_us)
+            return Answer(body=ReceiptAnswer(countersignature=signed.encode(), delegation=envelope).encode())
+
+        return self._database.write(decide)
+
+    def _known_or_refused(self, run_id: str, signer: str) -> None:
+        """Refuse, without taking the write lock, who was never attested."""
+        self._database.read(
+            lambda connection: store.attested(connection, run_id, signer, broker_public=self._key.public)
+        )
+
+    def _keep_receipt(
+        self,
+        connection: Connection,
+        found: store.Attested,
+        signed: CountersignedReceipt,
+        receipt: bytes,
+        now_us: int,
+    ) -> None:
+        outcome = Receipt.parse_signed(receipt, evidence_public=found.row["evidence_public"]).outcome
+        _changed_one(
+            connection,
+            update(releases)
+            .where(releases.c.evidence_public == found.row["evidence_public"], releases.c.receipt.is_(None))
+            .values(
+                receipt=signed.encode(),
+                receipt_sha256=signed.receipt_sha256,
+                outcome=outcome.value,
+                contact_us=now_us,
+            ),
+        )
+        audit.append(
+            connection,
+            "receipt",
+            now_us,
+            deployment=found.row["deployment"],
+            outcome=outcome.value,
+            receipt_sha256=signed.receipt_sha256.hex(),
+            run_id=signed.run_id,
+        )
+
+
+def _changed_one(connection: Connection, statement: Update) -> None:
+    if connection.execute(statement).rowcount != 1:
+        raise OvertakenError
+
+
+def _signer(envelope: bytes) -> str:
+    return Envelope.parse(envelope, max_bytes=len(envelope)).signatures[0][0]

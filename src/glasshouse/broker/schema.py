@@ -1,0 +1,129 @@
+"""The broker's tables.
+
+What must happen at most once is a unique constraint or a conditional update, never a read followed by
+a write: so that the same rules hold between threads, between broker processes and on other databases.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "audit",
+    "broker",
+    "challenges",
+    "delegations",
+    "deployments",
+    "launches",
+    "metadata",
+    "packages",
+    "releases",
+]
+
+SCHEMA_VERSION = 1
+_ID = String(32)
+
+metadata = MetaData()
+
+broker = Table(
+    "broker",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # always 1: there is one
+    Column("version", Integer, nullable=False),
+    Column("public", LargeBinary(32), nullable=False),
+    Column("wrapped_seed", LargeBinary, nullable=False),
+)
+
+delegations = Table(
+    "delegations",
+    metadata,
+    Column("owner", LargeBinary(32), primary_key=True),
+    Column("envelope", LargeBinary, nullable=False),
+    Column("not_before_us", BigInteger, nullable=False),
+    Column("not_after_us", BigInteger, nullable=False),
+)
+
+packages = Table(
+    "packages",
+    metadata,
+    Column("package_id", _ID, primary_key=True),
+    Column("owner", LargeBinary(32), nullable=False),
+    Column("manifest_sha256", LargeBinary(32), nullable=False),
+    Column("envelope", LargeBinary, nullable=False),
+    Column("wrapped_key", LargeBinary, nullable=False),
+    Column("revoked_us", BigInteger),
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("package_id", _ID, ForeignKey("packages.package_id"), nullable=False),
+    Column("policy", LargeBinary, nullable=False),
+    Column("releases", Integer, nullable=False, default=0),
+    Column("decisions", BigInteger, nullable=False, default=0),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+launches = Table(
+    "launches",
+    metadata,
+    Column("jti", _ID, primary_key=True),
+    Column("run_id", _ID, nullable=False, unique=True),
+    Column("deployment", _ID, ForeignKey("deployments.id"), nullable=False),
+    Column("container_id", String(128), nullable=False),
+    Column("container_source", String(16), nullable=False),
+    Column("launch_public", LargeBinary(32), nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+# A challenge that was used stays as a tombstone until its token can no longer pass check 3: so a second
+# use is `nonce-replayed` for as long as it could be anything else.
+challenges = Table(
+    "challenges",
+    metadata,
+    Column("nonce", LargeBinary(32), primary_key=True),
+    Column("deployment", _ID, ForeignKey("deployments.id"), nullable=False),
+    Column("jti", _ID, ForeignKey("launches.jti"), nullable=False),
+    Column("request_sha256", LargeBinary(32), nullable=False, unique=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+    Column("keep_until_us", BigInteger, nullable=False),
+    Column("used_us", BigInteger),
+    Column("evidence_sha256", LargeBinary(32)),
+    Column("status", Integer),
+    Column("answer", LargeBinary),
+    Column("replays", Integer, nullable=False, default=0),
+    Index("challenges_open", "deployment", "used_us", "expires_us"),
+    Index("challenges_jti", "jti"),
+    Index("challenges_keep", "keep_until_us"),
+)
+
+# One row for each distinct HPKE key that was given a package key, and what its runtime reported since.
+releases = Table(
+    "releases",
+    metadata,
+    Column("deployment", _ID, ForeignKey("deployments.id"), primary_key=True),
+    Column("hpke_sha256", LargeBinary(32), primary_key=True),
+    Column("evidence_public", LargeBinary(32), nullable=False, unique=True),
+    Column("run_id", _ID, nullable=False),
+    Column("released_us", BigInteger, nullable=False),
+    Column("answers", Integer, nullable=False, default=1),
+    Column("contact_us", BigInteger, nullable=False),
+    Column("head_size", BigInteger, nullable=False, default=0),
+    Column("head", LargeBinary),
+    Column("receipt_sha256", LargeBinary(32)),
+    Column("receipt", LargeBinary),
+    Column("outcome", String(16)),
+    Index("releases_run", "run_id", "released_us"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+)

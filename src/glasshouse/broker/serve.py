@@ -1,0 +1,136 @@
+"""The broker as a process: two listeners on one loop, and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasshouse.broker.listen import Server, bind_tcp, bind_unix, parse_bind
+from glasshouse.broker.service import create_apps, open_broker
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import b64encode
+
+__all__ = ["Ready", "serve"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """Where a broker listens.
+
+    Attributes:
+        runtime_url: ``http://host:port`` or ``unix:/path``, as a launch file wants it.
+        owner_socket: the owner's Unix socket.
+        broker_public: the key that the owner delegates to.
+    """
+
+    runtime_url: str
+    owner_socket: Path
+    broker_public: bytes
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "broker_public": b64encode(self.broker_public),
+            "owner_socket": str(self.owner_socket),
+            "runtime_url": self.runtime_url,
+        }
+
+
+def serve(
+    *,
+    data_dir: Path,
+    runtime_bind: str,
+    owner_socket: Path,
+    ready: Callable[[Ready], None],
+    stop_at_eof: int | None = None,
+) -> None:
+    """Run a broker until SIGTERM or SIGINT, and finish what is being answered.
+
+    Args:
+        data_dir: database and key file; made with mode 0700.
+        runtime_bind: ``host:port`` (port 0 chooses one) or ``unix:/path``.
+        owner_socket: path of the owner's socket.
+        ready: called once both listeners take requests.
+        stop_at_eof: a descriptor whose end of file stops the broker too: the life of whoever started it.
+
+    Raises:
+        UsageError: a directory, key file, socket or address that cannot be used, and how to mend it.
+        PeerError: `broker-unreachable` when the database cannot be opened.
+    """
+    os.umask(0o077)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # package keys pass through this memory
+    broker = open_broker(data_dir)
+    with contextlib.ExitStack() as stack:
+        stack.callback(broker.database.close)
+        runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
+        owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
+        executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="decide"))
+        apps = create_apps(broker, executor=executor)
+        told = Ready(
+            runtime_url=runtime_url,
+            owner_socket=Path(owner_url.removeprefix("unix:")),
+            broker_public=broker.key.public,
+        )
+        servers = [(Server(apps.runtime), runtime), (Server(apps.owner), owner)]
+        gc.collect()
+        gc.freeze()
+        asyncio.run(_run(servers, lambda: ready(told), stop_at_eof))
+
+
+async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], None], stop_at_eof: int | None) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for server, _ in servers:
+            server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    async with asyncio.TaskGroup() as group:
+        for server, listener in servers:
+            group.create_task(server.serve(sockets=[listener]))
+        while not all(server.started for server, _ in servers):
+            await asyncio.sleep(0.001)
+        ready()
+        if stop_at_eof is not None:
+            _watch(loop, stop_at_eof, stop)
+
+
+def _watch(loop: asyncio.AbstractEventLoop, descriptor: int, stop: Callable[[], None]) -> None:
+    try:
+        loop.add_reader(descriptor, _at_eof, loop, descriptor, stop)
+    except OSError:  # a file or /dev/null: nobody is there whose life could be followed
+        stop()
+
+
+def _at_eof(loop: asyncio.AbstractEventLoop, descriptor: int, stop: Callable[[], None]) -> None:
+    try:
+        data = os.read(descriptor, 4096)
+    except BlockingIOError:
+        return
+    except OSError:
+        data = b""
+    if not data:
+        loop.remove_reader(descriptor)
+        stop()
+
+
+@contextlib.contextmanager
+def _listening(bind: str) -> Iterator[tuple[socket.socket, str]]:
+    where = parse_bind(bind)
+    listener, url = bind_unix(where) if isinstance(where, Path) else bind_tcp(*where)
+    try:
+        yield listener, url
+    finally:
+        listener.close()
+        if isinstance(where, Path):
+            where.unlink(missing_ok=True)

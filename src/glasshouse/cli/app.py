@@ -1,0 +1,156 @@
+"""Puts the commands together, and turns errors into words and exit codes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from glasshouse.cli.output import Output, error_object
+from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, UsageError
+
+__all__ = ["application", "main", "run"]
+
+# Order as people meet them.
+_COMMANDS = (
+    ("init", "make an owner's identity"),
+    ("seal", "seal a job into one file"),
+    ("inspect", "what a stranger may know of a sealed package"),
+    ("run", "run a job where its owner trusts nobody"),
+    ("attach", "follow a run"),
+    ("stop", "stop a run: it zeroizes"),
+    ("status", "the runs, or one of them"),
+    ("logs", "what the training printed, decrypted"),
+    ("fetch", "decrypt a run's outputs"),
+    ("verify", "check a receipt, artifact, log or package, offline"),
+    ("artifact", "a public account of a run, without names or secrets"),
+    ("artifact", "a public account of a run, without names or secrets"),
+    ("revoke", "release a package's key to nobody any more"),
+    ("tamper", "tell nine attacks to a live broker"),
+    ("doctor", "what this machine offers, and what its host could see"),
+)
+_GROUPS = (
+    ("identity", "the owner's identity: show, export, restore"),
+    ("broker", "the gate that releases keys"),
+    ("bench", "measure"),
+)
+
+
+def application() -> typer.Typer:
+    """Return the command line; modules of single commands are light, what they call is imported when called."""
+    app = typer.Typer(
+        name="glasshouse",
+        help="Train on machines you do not trust, and show afterwards what happened there.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, text in _COMMANDS:
+        module = importlib.import_module(f"glasshouse.cli.{name}")
+        app.command(name, help=f"{text[0].upper()}{text[1:]}.")(module.command)
+    for name, text in _GROUPS:
+        group: typer.Typer = importlib.import_module(f"glasshouse.cli.{name}").group
+        app.add_typer(group, name=name, help=f"{text[0].upper()}{text[1:]}.")
+        _guard(group)
+    _guard(app)
+    return app
+
+
+def main() -> None:
+    """The console script."""
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not complain when it closes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; nothing is raised."""
+    as_json = "--json" in arguments
+    try:
+        result = typer.main.get_command(application()).main(
+            args=arguments, prog_name="glasshouse", standalone_mode=False
+        )
+        return int(result) if isinstance(result, int) else ExitCode.DONE
+    except GlasshouseError as error:
+        return _failed(error, as_json)
+    except (_InterruptedError, typer.Abort):
+        _failed(UsageError(Code.INTERRUPTED, "interrupted"), as_json)
+        return ExitCode.INTERRUPTED
+    except (BrokenPipeError, SystemExit):
+        return ExitCode.DONE  # whoever read our output has had enough
+    except Exception as error:
+        return _failed(_understood(error), as_json)
+
+
+class _InterruptedError(Exception):
+    """A Ctrl-C that no command took for itself; the framework would swallow it, exit code and words."""
+
+
+def _guard(app: typer.Typer) -> None:
+    for registered in app.registered_commands:
+        if registered.callback is not None:
+            registered.callback = _guarded(registered.callback)
+
+
+def _guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise _InterruptedError from None
+
+    return call
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from glasshouse import __version__
+
+        sys.stdout.write(f"glasshouse {__version__}\n")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _understood(error: Exception) -> GlasshouseError:
+    """Return a wrong command line as a usage error, and anything else as a defect of ours."""
+    said: Callable[[], str] | None = getattr(error, "format_message", None)
+    if said is not None:
+        context: Any = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "glasshouse"
+        return UsageError(Code.USAGE, said(), hint=f"see: {path} --help")
+    # The place, never the values: they may hold what must not be printed.
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
+    return InternalError(
+        Code.INTERNAL, f"a defect in Glasshouse: {type(error).__name__}{place}", hint="please report it with this line"
+    )
+
+
+def _failed(error: GlasshouseError, as_json: bool) -> int:
+    Output(as_json).result(error_object(error))
+    if not as_json:
+        sys.stderr.write(f"error: {error.message} [{error.code.value}]\n")
+        if error.hint:
+            sys.stderr.write(f"  {error.hint}\n")
+    return error.exit_code

@@ -1,0 +1,35 @@
+"""`glasshouse attach RUN`: follows a run of another process; leaving it does not stop the run."""
+
+from __future__ import annotations
+
+from glasshouse.cli.options import HomeOption, Json, Run, locate
+from glasshouse.cli.output import Output
+from glasshouse.errors import ExitCode
+
+__all__ = ["command"]
+
+
+def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False) -> int:
+    from glasshouse.cli.closing import say_ended
+    from glasshouse.cli.names import sealing_without_asking
+    from glasshouse.cli.view import View
+    from glasshouse.jobs.control import wait
+    from glasshouse.jobs.rundir import RunFolder
+
+    output, place = Output(as_json), locate(home)
+    folder = RunFolder.find(place, run)
+    record = folder.load()
+    try:
+        if output.as_json:
+            ended = wait(folder, place)
+        else:
+            output.say(f"Run {record.run_id[:8]} · {record.name} · {record.workload}", style="bold")
+            view = View(output.console)
+            view.expect(assurance=record.assurance, profile=record.profile)
+            with view:
+                ended = wait(folder, place, view)
+    except KeyboardInterrupt:
+        output.result({"run_id": record.run_id, "state": "detached", "outcome": None})
+        output.say(f"The run goes on. To stop it: glasshouse stop {record.run_id[:8]}")
+        return ExitCode.DONE
+    return say_ended(output, ended, sealing=sealing_without_asking(place))

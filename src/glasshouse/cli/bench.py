@@ -1,0 +1,90 @@
+"""`glasshouse bench package|lifecycle|evidence`: the numbers of the README, printed by what measures them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glasshouse.cli.options import Json
+from glasshouse.cli.output import Output
+from glasshouse.errors import ExitCode
+
+__all__ = ["group"]
+
+group = typer.Typer(no_args_is_help=True)
+
+
+@group.command("lifecycle", help="What protection adds to a run: time per step, memory, CPU.")
+def lifecycle(
+    runs: Annotated[int, typer.Option("--runs", min=1, max=100, help="Full runs to take medians of.")] = 5,
+    train_seconds: Annotated[
+        float, typer.Option("--train-seconds", min=0, max=600, help="Training over which memory and CPU are sampled.")
+    ] = 60.0,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.bench.lifecycle import run
+
+    return _print(Output(as_json), run(runs=runs, train_s=train_seconds))
+
+
+@group.command("evidence", help="Cost of an event, and of verifying a long log.")
+def evidence(
+    events: Annotated[int, typer.Option("--events", min=100, max=1_000_000, help="Length of the log.")] = 100_000,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.bench.evidence import run
+
+    return _print(Output(as_json), run(events=events))
+
+
+@group.command("package", help="Sealing and opening, as ratios to the same cipher in memory.")
+def package(
+    size: Annotated[int, typer.Option("--mib", min=1, max=16384, help="Size of the asset.")] = 1024,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where the files lie; memory by default.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.bench.package import run
+
+    return _print(Output(as_json), run(size_bytes=size << 20, folder=folder))
+
+
+def _print(output: Output, result: dict[str, Any]) -> int:
+    """Print the bars for people, everything for programs; fail when a bar is not met."""
+    output.result(result)
+    met = all(bar["met"] for bar in result["bars"].values())
+    if not output.as_json:
+        _table(output, result["bars"])
+        numbers = {name: value for name, value in result.items() if name not in ("bars", "each", "seconds", "warm_up")}
+        output.facts({name: _text(value) for name, value in numbers.items()})
+    return ExitCode.DONE if met else ExitCode.RUN_FAILED
+
+
+def _table(output: Output, bars: dict[str, dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("", "what", "found", "bar"):
+        table.add_column(name)
+    for name, bar in bars.items():
+        limit = f"at least {bar['at_least']}" if "at_least" in bar else f"at most {bar['at_most']}"
+        mark = Text("✓", style="green") if bar["met"] else Text("✗", style="bold red")
+        table.add_row(mark, name.replace("_", " "), f"{bar['found']:g}", limit)
+    output.console.print(table)
+    output.say("")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_flat(item)}" for key, item in value.items())
+    return _flat(value)
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(item)}" for key, item in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""The closing summary of a run: how it ended, at which level, what came out, and where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from glasshouse.cli.output import Output
+from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
+from glasshouse.errors import GlasshouseError
+from glasshouse.jobs.durations import format_s
+from glasshouse.wire.states import Outcome
+
+if TYPE_CHECKING:
+    from glasshouse.evidence.receipt import Receipt
+    from glasshouse.jobs.collect import Opened
+    from glasshouse.jobs.supervise import Ended
+    from glasshouse.wire.hpke import RecipientKey
+
+__all__ = ["say_ended"]
+
+_STYLE = {Outcome.COMPLETED: "bold green", Outcome.INTERRUPTED: "bold yellow"}
+_SHOWN_OUTPUTS = 8
+
+
+def say_ended(output: Output, ended: Ended, *, sealing: RecipientKey | None) -> int:
+    """Print a run's end and return the exit code.
+
+    Args:
+        output: where.
+        ended: the run.
+        sealing: opens the outputs' names; without it they stay sealed.
+    """
+    from glasshouse.jobs.collect import look_inside
+    from glasshouse.jobs.summary import summary
+
+    conclusion, problem = ended.conclusion, ""
+    opened: list[Opened] = []
+    if sealing is not None and conclusion.receipt is not None:
+        try:
+            opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
+        except GlasshouseError as error:
+            problem = str(error)
+    output.result(summary(ended.folder, ended.record, ended.seen, conclusion, opened))
+    if not output.as_json:
+        _say(output, ended, opened, problem)
+    return conclusion.exit_code
+
+
+def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str) -> None:
+    conclusion, receipt = ended.conclusion, ended.conclusion.receipt
+    level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
+    outcome = OUTCOME[conclusion.outcome.value]
+    why = f" ({conclusion.code.value})" if conclusion.code and conclusion.code.value != conclusion.outcome.value else ""
+    output.say("")
+    output.say(
+        f"Run {ended.record.run_id[:8]} {outcome}{why}" + (f", at assurance {level}" if level else ""),
+        style=_STYLE.get(conclusion.outcome, "bold red"),
+    )
+    facts: dict[str, object] = {}
+    if level is not None:
+        facts["assurance"] = f"{level}: {ASSURANCE[level]}"
+    if receipt is not None:
+        facts |= _facts(receipt, opened)
+    facts["receipt"] = verdict_words(conclusion.verdict, level)
+    facts["problem"] = Text(conclusion.problem or problem, style="red") if conclusion.problem or problem else None
+    facts["files"] = ended.folder.path
+    facts["next"] = _next(ended)
+    output.facts(facts)
+
+
+def _facts(receipt: Receipt, opened: Sequence[Opened]) -> dict[str, object]:
+    facts: dict[str, object] = {}
+    if receipt.work is not None:
+        work = receipt.work
+        seconds = work.elapsed_us / 1e6
+        rate = f" ({work.done / seconds:.3g}/s)" if seconds else ""
+        facts["work"] = f"{work.done} {work.unit}s in {format_s(seconds)}{rate}; ended by: {work.stop_reason}"
+    if receipt.loss is not None:
+        facts["loss"] = f"{float(receipt.loss.first):.4g} → {float(receipt.loss.final):.4g}"
+    if receipt.trainable is not None:
+        facts["trained"] = f"{receipt.trainable:,} parameters"
+    facts["outputs"] = _outputs(receipt, opened)
+    results = [probe.result.value for probe in receipt.zeroization]
+    facts["left behind"] = _residue(receipt, results)
+    total, imports = receipt.lifecycle_us["total"], receipt.training_imports_us or 0
+    if total is not None:
+        apart = f"; the worker's own imports took {format_s(imports / 1e6)}" if imports > 1e5 else ""
+        facts["protection"] = f"{format_s(max(0, total - imports) / 1e6)} beside the training{apart}"
+    return facts
+
+
+def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> str | None:
+    if not receipt.outputs:
+        return "none"
+    if not opened:
+        total = sum(output.plain_bytes for output in receipt.outputs)
+        return f"{len(receipt.outputs)} sealed, {bytes_text(total)}"
+    lines = [f"{one.name}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()[:16]}…" for one in opened]
+    hidden = len(lines) - _SHOWN_OUTPUTS
+    return "\n".join(lines[:_SHOWN_OUTPUTS] + ([f"and {hidden} more"] if hidden > 0 else []))
+
+
+def _residue(receipt: Receipt, results: Sequence[str]) -> Text:
+    found = [probe.probe for probe in receipt.zeroization if probe.result.value == "found"]
+    if found:
+        return Text("FOUND in " + ", ".join(found), style="bold red")
+    words = f"{results.count('clean')} of {len(results)} probes clean"
+    unknown = [probe.probe for probe in receipt.zeroization if probe.result.value == "unverifiable"]
+    return Text(words + (f"; cannot be checked here: {', '.join(unknown)}" if unknown else ""))
+
+
+def _next(ended: Ended) -> str:
+    name = ended.folder.run_id[:8]
+    if ended.conclusion.receipt is None:
+        return f"see what the runtime said: {ended.folder.runtime_log}"
+    outputs = f"glasshouse fetch {name} -o DIR, " if ended.conclusion.receipt.outputs else ""
+    return f"{outputs}glasshouse logs {name}, glasshouse verify {name}"

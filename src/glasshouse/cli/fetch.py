@@ -1,0 +1,60 @@
+"""`glasshouse fetch RUN -o DIR`: decrypts the outputs that the run's verified receipt names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
+from glasshouse.cli.output import Output
+from glasshouse.cli.words import bytes_text, verdict_words
+
+__all__ = ["command"]
+
+
+def command(
+    run: Run,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to put them.")],
+    force: Force = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.collect import fetch, require_receipt
+    from glasshouse.jobs.control import concluded, look, require_ended
+    from glasshouse.jobs.rundir import RunFolder
+
+    output, place = Output(as_json), locate(home)
+    found = look(RunFolder.find(place, run), place)
+    require_ended(found)
+    conclusion = concluded(found.folder, place, found.record)
+    receipt = require_receipt(conclusion)
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    fetched = fetch(found.folder, receipt, sealing=identity.sealing, out=out, force=force)
+    level = receipt.assurance.value if receipt.assurance else None
+    output.result(
+        {
+            "run_id": found.record.run_id,
+            "folder": str(out),
+            "assurance": level,
+            "verdict": conclusion.verdict,
+            "outputs": [
+                {
+                    "name": one.name,
+                    "kind": one.kind,
+                    "path": str(one.path),
+                    "sha256": one.sha256.hex(),
+                    "bytes": one.plain_bytes,
+                }
+                for one in fetched
+            ],
+        }
+    )
+    if not fetched:
+        output.say("The run has no outputs.")
+    for one in fetched:
+        output.say(f"{one.path}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()}")
+    output.facts({"receipt": verdict_words(conclusion.verdict, level)})

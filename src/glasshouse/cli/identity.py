@@ -1,0 +1,107 @@
+"""`glasshouse identity show|export|restore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import (
+    Force,
+    HomeOption,
+    Json,
+    PassphraseFd,
+    PassphraseFile,
+    ask_new_passphrase,
+    locate,
+    read_passphrase,
+    unlock,
+)
+from glasshouse.cli.output import Output
+
+__all__ = ["group"]
+
+group = typer.Typer(no_args_is_help=True)
+
+
+@group.command("show", help="Show the public half of the identity.")
+def show(home: HomeOption = None, as_json: Json = False) -> None:
+    from glasshouse.jobs.files import read_bounded
+    from glasshouse.jobs.identity import is_encrypted, read_public
+    from glasshouse.wire.hpke import recipient_id
+    from glasshouse.wire.signing import key_id
+
+    output, place = Output(as_json), locate(home)
+    owner = read_public(place.owner_public)
+    here = place.owner_private.exists()
+    facts = {
+        "fingerprint": owner.fingerprint,
+        "signing_key_id": key_id(owner.signing),
+        "sealing_key_id": recipient_id(owner.sealing),
+        "owner": str(place.owner_public),
+        "private_key": here,
+        "encrypted": is_encrypted(read_bounded(place.owner_private, what="identity")) if here else None,
+    }
+    output.result(facts)
+    output.facts(
+        {
+            "fingerprint": owner.fingerprint,
+            "signing key": facts["signing_key_id"],
+            "sealing key": facts["sealing_key_id"],
+            "public file": place.owner_public,
+            "private file": {True: "encrypted", False: "not encrypted", None: "not here"}[facts["encrypted"]],  # type: ignore[index]
+        }
+    )
+
+
+@group.command("export", help="Write an encrypted copy of the identity.")
+def export(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to.")],
+    export_passphrase_file: Annotated[
+        Path | None, typer.Option("--export-passphrase-file", metavar="FILE", help="Passphrase of the copy.")
+    ] = None,
+    force: Force = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.files import write_private
+
+    output, place = Output(as_json), locate(home)
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    secret = ask_new_passphrase(export_passphrase_file, None, prompt="Passphrase of the copy: ")
+    write_private(out, identity.encode(secret), replace=force)
+    output.result({"path": str(out), "fingerprint": identity.public.fingerprint, "encrypted": True})
+    output.say(f"An encrypted copy of {identity.public.fingerprint} is in {out}.")
+    output.warn(f"it does not hold the keys of single packages: keep a copy of {place.keys} too")
+
+
+@group.command("restore", help="Bring an exported identity into a state home that has none.")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `identity export` wrote.")],
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    decrypt: Annotated[bool, typer.Option("--decrypt", help="Keep the private keys in the clear here.")] = False,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.files import read_bounded
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.identity import Identity, is_encrypted
+
+    output = Output(as_json)
+    data = read_bounded(file, what="identity copy")
+    secret = read_passphrase(passphrase_file, passphrase_fd) if is_encrypted(data) else None
+    identity = Identity.parse(data, secret)
+    place = Home.locate(home).make()
+    identity.save(private=place.owner_private, public=place.owner_public, passphrase=None if decrypt else secret)
+    output.result(
+        {
+            "home": str(place.path),
+            "fingerprint": identity.public.fingerprint,
+            "encrypted": secret is not None and not decrypt,
+        }
+    )
+    output.say(f"{identity.public.fingerprint} is restored in {place.path}.")

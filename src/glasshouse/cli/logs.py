@@ -1,0 +1,47 @@
+"""`glasshouse logs RUN`: decrypts what the training wrote to standard output and error."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
+from glasshouse.cli.output import Output
+
+__all__ = ["command"]
+
+# A log comes from a machine that nobody trusts: on a terminal it may print, and not command.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def command(
+    run: Run = "latest",
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.logs import segments
+    from glasshouse.jobs.rundir import RunFolder
+
+    output, place = Output(as_json), locate(home)
+    folder = RunFolder.find(place, run)
+    record = folder.load()
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    found = segments(folder, sealing=identity.sealing, manifest_sha256=bytes.fromhex(record.manifest_sha256))
+    if output.as_json:
+        text = [
+            {"sequence": one.sequence, "name": one.name, "text": one.data.decode(errors="replace")} for one in found
+        ]
+        output.result({"run_id": record.run_id, "segments": text})
+        return
+    empty = True
+    for one in found:
+        empty = False
+        if sys.stdout.isatty():
+            sys.stdout.write(_CONTROL.sub("·", one.data.decode(errors="replace").replace("\r\n", "\n")))
+        else:
+            sys.stdout.buffer.write(one.data)
+    sys.stdout.flush()
+    if empty:
+        output.warn("this run has printed nothing so far" if record.outcome is None else "this run printed nothing")

@@ -1,0 +1,128 @@
+"""Options and arguments that several commands share, and the owner's identity behind them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.errors import Code, UsageError
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.identity import Identity
+
+__all__ = [
+    "Force",
+    "HomeOption",
+    "Json",
+    "PassphraseFd",
+    "PassphraseFile",
+    "Run",
+    "ask_new_passphrase",
+    "locate",
+    "read_passphrase",
+    "unlock",
+]
+
+_MAX_PASSPHRASE_BYTES = 4096
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", metavar="DIR", help="State home instead of .glasshouse (or GLASSHOUSE_HOME)."),
+]
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", metavar="FILE", help="Read the passphrase from this file instead of asking."),
+]
+PassphraseFd = Annotated[
+    int | None,
+    typer.Option("--passphrase-fd", metavar="N", help="Read the passphrase from this open descriptor."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
+
+
+def locate(home: Path | None) -> Home:
+    """Return the state home; raises `UsageError` when it holds no identity."""
+    from glasshouse.jobs.home import Home
+
+    return Home.locate(home).require()
+
+
+def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> Identity:
+    """Return the owner's identity, asking for its passphrase only where it has one.
+
+    Raises:
+        UsageError: `identity`, `file-missing`.
+    """
+    from glasshouse.jobs.files import read_bounded
+    from glasshouse.jobs.identity import Identity, is_encrypted
+
+    data = read_bounded(home.owner_private, what="identity")
+    passphrase = read_passphrase(passphrase_file, passphrase_fd) if is_encrypted(data) else None
+    return Identity.parse(data, passphrase)
+
+
+def read_passphrase(file: Path | None, descriptor: int | None, *, prompt: str = "Passphrase: ") -> str:
+    """Return a passphrase from a file, a descriptor or the terminal; never from argv or the environment.
+
+    Raises:
+        UsageError: `identity` or `file-missing`.
+    """
+    if file is not None and descriptor is not None:
+        raise UsageError(Code.USAGE, "name either --passphrase-file or --passphrase-fd")
+    if descriptor is not None:
+        return _from_descriptor(descriptor, f"descriptor {descriptor}")
+    if file is not None:
+        try:
+            opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(Code.FILE_MISSING, f"cannot read the passphrase file {file}: {error.strerror}") from None
+        found = os.fstat(opened)
+        if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+            os.close(opened)
+            raise UsageError(Code.IDENTITY, f"others may read the passphrase file {file}", hint=f"chmod 600 {file}")
+        return _from_descriptor(opened, str(file))
+    if not sys.stdin.isatty():
+        raise UsageError(
+            Code.IDENTITY,
+            "a passphrase is needed and there is no terminal to ask on",
+            hint="name a file with --passphrase-file, or a descriptor with --passphrase-fd",
+        )
+    import getpass
+
+    return getpass.getpass(prompt)
+
+
+def ask_new_passphrase(file: Path | None, descriptor: int | None, *, prompt: str = "New passphrase: ") -> str:
+    """Return a new passphrase; on a terminal it is asked for twice.
+
+    Raises:
+        UsageError: `identity` when it is too short or the two differ.
+    """
+    from glasshouse.jobs.identity import MIN_PASSPHRASE_CHARS
+
+    first = read_passphrase(file, descriptor, prompt=prompt)
+    if len(first) < MIN_PASSPHRASE_CHARS:
+        raise UsageError(Code.IDENTITY, f"a passphrase has at least {MIN_PASSPHRASE_CHARS} characters")
+    if file is None and descriptor is None and read_passphrase(None, None, prompt="The same again: ") != first:
+        raise UsageError(Code.IDENTITY, "the two passphrases differ")
+    return first
+
+
+def _from_descriptor(descriptor: int, what: str) -> str:
+    try:
+        with os.fdopen(descriptor, "rb") as source:
+            data = source.read(_MAX_PASSPHRASE_BYTES + 1)
+        text = data.decode().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(Code.FILE_MISSING, f"cannot read a passphrase from {what}") from None
+    if not text or len(data) > _MAX_PASSPHRASE_BYTES or "\n" in text:
+        raise UsageError(Code.IDENTITY, f"{what} does not hold one line with a passphrase")
+    return text

@@ -1,0 +1,79 @@
+"""What a command prints: one JSON object for programs, or words for people; and how an error looks to each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from glasshouse.errors import GlasshouseError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["Output", "error_object"]
+
+
+class Output:
+    """Where a command's words go.
+
+    Args:
+        as_json: print one object and nothing else.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """The console for people."""
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(highlight=False, soft_wrap=False)
+        return self._console
+
+    def result(self, value: Mapping[str, Any]) -> None:
+        """Give a program its object; people get theirs by `say`."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+
+    def say(self, *words: RenderableType, style: str | None = None) -> None:
+        """Tell people; what comes from outside is printed as it is, never as markup."""
+        if not self.as_json:
+            # Not wrapped by us: a digest or a path that is cut in two cannot be copied or searched for.
+            self.console.print(*words, style=style, markup=False, soft_wrap=True)
+
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """Tell people some facts, one a line, names aligned; a fact that is None is left out."""
+        known = {name: value for name, value in facts.items() if value is not None}
+        if self.as_json or not known:
+            return
+        from rich.text import Text
+
+        indent = max(map(len, known)) + 2
+        for name, value in known.items():
+            text = value if isinstance(value, Text) else Text(str(value))
+            lines = list(text.split("\n"))
+            if self.console.is_terminal:
+                lines = [part for line in lines for part in line.wrap(self.console, self.console.width - indent - 1)]
+            label = name
+            for line in lines:
+                line.rstrip()
+                self.console.print(Text.assemble((label.ljust(indent), "dim"), line), soft_wrap=True)
+                label = ""
+
+    def warn(self, text: str) -> None:
+        """Tell people what they should not overlook, on standard error."""
+        if not self.as_json:
+            sys.stderr.write(f"note: {text}\n")
+
+
+def error_object(error: GlasshouseError) -> dict[str, Any]:
+    """Return an error as programs see it."""
+    return {
+        "error": {"code": error.code.value, "message": error.message, "hint": error.hint, "fault": error.fault},
+    }

@@ -1,0 +1,139 @@
+"""`glasshouse run JOB.toml|F`: seals if need be, places, follows, verifies, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
+from glasshouse.cli.output import Output
+from glasshouse.cli.words import bytes_text
+from glasshouse.errors import Code, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from glasshouse.cli.view import View
+    from glasshouse.jobs.embedded import Embedded
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.identity import Identity
+    from glasshouse.jobs.jobfile import Job
+    from glasshouse.jobs.run import Prepared
+    from glasshouse.jobs.rundir import RunFolder
+
+__all__ = ["command"]
+
+
+def command(
+    what: Annotated[Path, typer.Argument(metavar="JOB.toml|FILE", help="A job file, or a sealed package.")],
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is placed; it goes on by itself.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> int:
+    output, place = Output(as_json), locate(home)
+    if raw and detach:
+        raise UsageError(Code.USAGE, "--raw and --detach do not go together")
+    # The job file is checked before anybody is asked for a passphrase and before anything is started.
+    job = _job(what)
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    if raw:
+        from glasshouse.cli.raw import run_raw_leg
+
+        return run_raw_leg(what, job, output, place, identity)
+    return _protected(what, job, output, place, identity, detach=detach)
+
+
+def _protected(what: Path, job: Job | None, output: Output, place: Home, identity: Identity, *, detach: bool) -> int:
+    from glasshouse.cli.closing import say_ended
+    from glasshouse.cli.view import View
+    from glasshouse.jobs import runner
+    from glasshouse.jobs.embedded import Embedded
+    from glasshouse.jobs.rundir import RunFolder
+
+    folder, broker = RunFolder.create(place), Embedded(place)
+    view = None if output.as_json else View(output.console)
+    with _removed_if_unused(folder), runner.settled(folder, broker):
+        prepared = _prepare(what, job, view, place, identity, folder, broker)
+        if detach:
+            runner.detach(folder, prepared.launch, home=place)
+            return _detached(output, folder)
+    if view is None:
+        ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=_Silent())
+    else:
+        with view:
+            ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=view)
+    # Names are sealed with the outputs; the owner's key opens them.
+    return say_ended(output, ended, sealing=identity.sealing)
+
+
+def _job(what: Path) -> Job | None:
+    """Return a job file's job; None for a sealed package."""
+    if what.suffix != ".toml":
+        return None
+    from glasshouse.jobs.jobfile import load
+
+    return load(what)
+
+
+def _prepare(
+    what: Path,
+    job: Job | None,
+    view: View | None,
+    place: Home,
+    identity: Identity,
+    folder: RunFolder,
+    broker: Embedded,
+) -> Prepared:
+    from glasshouse.jobs.run import prepare
+    from glasshouse.jobs.seal import seal
+
+    package, started = what, time.monotonic()
+    if job is not None:
+        sealed = seal(job, out=folder.package, home=place, identity=identity)
+        package, seconds = folder.package, time.monotonic() - started
+        if view is not None:
+            files = "1 file" if sealed.files == 1 else f"{sealed.files} files"
+            view.done("packed", f"{job.name}: {files}, {bytes_text(sealed.package_bytes)} sealed", seconds)
+    started = time.monotonic()
+    prepared = prepare(package, home=place, identity=identity, folder=folder, broker=broker)
+    if view is not None:
+        record = prepared.record
+        view.expect(assurance=record.assurance, profile=record.profile)
+        view.done("prepared", f"run {record.run_id[:8]}; broker told of package and policy", time.monotonic() - started)
+    return prepared
+
+
+def _detached(output: Output, folder: RunFolder) -> int:
+    name = folder.run_id[:8]
+    output.result({"run_id": folder.run_id, "state": "placed", "detached": True, "files": str(folder.path)})
+    output.say(f"Run {folder.run_id} goes on by itself.", style="bold")
+    output.facts({"follow": f"glasshouse attach {name}", "stop": f"glasshouse stop {name}", "files": folder.path})
+    return ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
+    """Take away the folder of a run that never had a record: nothing of it happened."""
+    try:
+        yield
+    except BaseException:
+        if not folder.recorded:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+class _Silent:
+    """Shows nothing."""
+
+    def event(self, *_event: object) -> None:
+        pass
+
+    def stopping(self, times: int) -> None:
+        pass

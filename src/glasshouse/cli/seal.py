@@ -1,0 +1,81 @@
+"""`glasshouse seal JOB.toml -o F`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
+from glasshouse.cli.output import Output
+from glasshouse.cli.words import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["command", "progress_of"]
+
+_BIG_BYTES = 64 << 20
+
+
+def command(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The sealed package.")],
+    force: Force = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.jobfile import load
+    from glasshouse.jobs.seal import seal
+
+    output, place = Output(as_json), locate(home)
+    job = load(job_file)
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    started = time.monotonic()
+    sealed = seal(job, out=out, home=place, identity=identity, replace=force, progress=progress_of(output))
+    seconds = time.monotonic() - started
+    manifest = sealed.manifest
+    output.result(
+        {
+            "path": str(out),
+            "package": {"id": manifest.package_id, "manifest_sha256": manifest.sha256.hex()},
+            "name": job.name,
+            "workload": manifest.workload,
+            "suite": manifest.suite.value,
+            "policy": manifest.floor.to_json(),
+            "files": sealed.files,
+            "plain_bytes": sealed.plain_bytes,
+            "package_bytes": sealed.package_bytes,
+            "seconds": round(seconds, 4),
+        }
+    )
+    output.say(f"Sealed {job.name} into {out}.", style="bold green")
+    output.facts(
+        {
+            "package": manifest.package_id,
+            "holds": f"{sealed.files} file(s), {bytes_text(sealed.plain_bytes)}, as {bytes_text(sealed.package_bytes)}",
+            "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
+            + ("no network" if not manifest.floor.egress else "network to " + ", ".join(manifest.floor.egress)),
+            "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
+            "next": f"glasshouse run {out}",
+        }
+    )
+
+
+def progress_of(output: Output) -> Callable[[int, int], None] | None:
+    """Return a progress line for packages that take a while, where a person is watching."""
+    if output.as_json or not output.console.is_terminal:
+        return None
+    shown = [-1]
+
+    def progress(done: int, total: int) -> None:
+        percent = done * 100 // total if total else 100
+        if total > _BIG_BYTES and percent != shown[0]:
+            shown[0] = percent
+            output.console.print(f"  sealing {percent:3d} %", end="\n" if done == total else "\r")
+
+    return progress

@@ -1,0 +1,110 @@
+"""`glasshouse status [RUN]`: the runs, newest first, or one of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glasshouse.cli.options import HomeOption, Json, locate
+from glasshouse.cli.output import Output
+from glasshouse.errors import ExitCode
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.control import Look
+    from glasshouse.jobs.home import Home
+
+__all__ = ["command"]
+
+
+def command(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id, beginning of one, or `latest`.")] = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.jobs.control import look, looks
+    from glasshouse.jobs.rundir import RunFolder
+
+    output, place = Output(as_json), locate(home)
+    if run is not None:
+        return _one(output, look(RunFolder.find(place, run), place), place)
+    found = looks(place)
+    output.result({"home": str(place.path), "runs": [_brief(one) for one in found]})
+    if not output.as_json:
+        _table(output, found)
+    return ExitCode.DONE
+
+
+def _one(output: Output, found: Look, place: Home) -> int:
+    from glasshouse.cli.closing import say_ended
+    from glasshouse.cli.names import sealing_without_asking
+    from glasshouse.jobs.control import concluded
+    from glasshouse.jobs.rundir import Phase
+    from glasshouse.jobs.summary import summary
+    from glasshouse.jobs.supervise import Ended
+
+    if found.record.phase is Phase.ENDED:
+        conclusion = concluded(found.folder, place, found.record)
+        ended = Ended(folder=found.folder, record=found.record, seen=found.seen, conclusion=conclusion)
+        say_ended(output, ended, sealing=sealing_without_asking(place))
+        return ExitCode.DONE
+    output.result(summary(found.folder, found.record, found.seen, None) | _brief(found))
+    if not output.as_json:
+        _table(output, [found])
+    return ExitCode.DONE
+
+
+def _brief(found: Look) -> dict[str, Any]:
+    record, seen, work = found.record, found.seen, found.seen.work
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "workload": record.workload,
+        "phase": found.doing,
+        "state": seen.state.value if seen.state else None,
+        "outcome": record.outcome,
+        "code": record.code,
+        "verdict": record.verdict,
+        "progress": None if work is None else asdict(work) | {"rate_per_s": seen.rate_per_s},
+        "created_us": record.created_us,
+        "ended_us": record.ended_us,
+    }
+
+
+def _table(output: Output, found: list[Look]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not found:
+        output.say("No runs yet: glasshouse run JOB.toml")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("run", "job", "is", "done", "loss", "receipt", "began"):
+        table.add_column(name, no_wrap=name != "is")
+    for one in found:
+        work = one.seen.work
+        done = "" if work is None else f"{work.done}" + (f"/{work.total}" if work.total else "")
+        table.add_row(
+            one.record.run_id[:8],
+            Text(one.record.name),
+            _doing(one),
+            "" if work is None else f"{done} {work.unit}s",
+            "" if work is None or work.loss is None else f"{float(work.loss):.4g}",
+            one.record.verdict or "",
+            time.strftime("%m-%d %H:%M", time.localtime(one.record.created_us / 1e6)),
+        )
+    output.console.print(table)
+
+
+def _doing(found: Look) -> Any:
+    from rich.text import Text
+
+    outcome = found.record.outcome
+    if outcome is None:
+        state = found.seen.state.value if found.seen.state else found.doing
+        return Text(state if found.doing != "unattended" else f"{state}, unattended", style="cyan")
+    style = {"completed": "green", "interrupted": "yellow"}.get(outcome, "red")
+    why = f" ({found.record.code})" if found.record.code not in (None, outcome) else ""
+    return Text(outcome + why, style=style)

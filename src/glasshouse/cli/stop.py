@@ -1,0 +1,36 @@
+"""`glasshouse stop RUN`: the runtime stops its worker, zeroizes and says so in its receipt."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import HomeOption, Json, Run, locate
+from glasshouse.cli.output import Output
+from glasshouse.errors import ExitCode
+
+__all__ = ["command"]
+
+
+def command(
+    run: Run,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for zeroization.")] = False,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.cli.closing import say_ended
+    from glasshouse.jobs.control import stop, wait
+    from glasshouse.jobs.rundir import RunFolder
+
+    output, place = Output(as_json), locate(home)
+    folder = RunFolder.find(place, run)
+    asked = stop(folder, place)
+    if no_wait:
+        output.result({"run_id": folder.run_id, "asked": asked})
+        output.say("Asked to stop." if asked else "It had ended already.")
+        return ExitCode.DONE
+    output.say("Asked to stop; waiting until it has zeroized." if asked else "It had ended already.")
+    say_ended(output, wait(folder, place), sealing=None)
+    # The command did what it was asked; how the run ended is in its summary.
+    return ExitCode.DONE

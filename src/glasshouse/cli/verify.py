@@ -1,0 +1,67 @@
+"""`glasshouse verify FILE|RUN`: offline, from the file and the owner's public key; its exit code is its answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, unlock
+from glasshouse.cli.output import Output
+from glasshouse.errors import Code, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.home import Home
+
+__all__ = ["command"]
+
+
+def command(
+    what: Annotated[str, typer.Argument(metavar="FILE|RUN", help="Receipt, artifact, event log, package; or a run.")],
+    owner: Annotated[
+        Path | None, typer.Option("--owner", metavar="FILE", help="The owner's owner.pub; yours by default.")
+    ] = None,
+    content: Annotated[bool, typer.Option("--content", help="Open a package's content too.")] = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.identity import read_public
+    from glasshouse.jobs.verify import verify_file
+
+    output, place = Output(as_json), Home.locate(home)
+    path = _path(what, place)
+    if owner is None and not place.owner_public.is_file():
+        raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
+    public = read_public(owner or place.owner_public)
+    key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
+    verdict = verify_file(path, owner=public, content=content, package_key=key)
+    output.result({"path": str(path), "owner": public.fingerprint} | verdict.to_json())
+    output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    output.facts({"file": path, "owner": public.fingerprint})
+    return verdict.exit_code
+
+
+def _path(what: str, place: Home) -> Path:
+    """Return the file that is named, or the receipt of the run that is."""
+    path = Path(what)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    from glasshouse.jobs.rundir import RunFolder
+
+    receipt = RunFolder.find(place, what).receipt
+    if not receipt.exists():
+        raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
+    return receipt
+
+
+def _package_key(path: Path, place: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> bytes:
+    from glasshouse.jobs.keystore import KeyStore
+    from glasshouse.jobs.run import public_part
+
+    manifest, _envelope = public_part(path)
+    identity = unlock(place.require(), passphrase_file, passphrase_fd)
+    return KeyStore(place.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)

@@ -1,0 +1,234 @@
+"""The live view of a run: each lifecycle step with its time as it passes, then the training's progress.
+
+Steps that are done are printed once and stay; only one line is alive, and it is drawn when an event came
+and not more than twice a second: a view must not cost the training anything. Where there is no terminal
+every step is a plain line.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from glasshouse.cli.words import clock
+from glasshouse.evidence.events import Event, EventType
+from glasshouse.jobs.durations import format_s
+from glasshouse.wire.states import Outcome, State
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glasshouse.jobs.follow import Seen
+
+__all__ = ["View"]
+
+_NAME_CHARS = 11
+_ECHO_CHARS = 6
+_REDRAW_S = 0.5
+_PLAIN_PROGRESS_S = 10.0
+# What is under way after a state was entered, for the living line.
+_NEXT = {
+    State.CREATED: "hardening the processes",
+    State.HARDENED: "measuring the runtime",
+    State.MEASURED: "asking the broker",
+    State.ATTESTED: "waiting for the key",
+    State.RELEASED: "opening the package; the worker loads its frameworks",
+    State.OPENED: "starting the training",
+    State.RUNNING: "training",
+    State.SEALED: "zeroizing",
+    State.ZEROIZING: "wiping keys and looking for residue",
+}
+_GOOD, _BAD, _SOFT = "green", "red", "yellow"
+
+
+class View:
+    """Shows one run.
+
+    Args:
+        console: where.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._assurance, self._profile = "", ""
+        self._live: Live | None = None
+        self._drawn_s = 0.0
+        self._previous_us: int | None = None
+        self._plain_s = time.monotonic()
+        self._stopping = 0
+
+    def __enter__(self) -> View:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stderr=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def expect(self, *, assurance: str, profile: str) -> None:
+        """Say what the run's policy demands: it is named with the release and the hardening."""
+        self._assurance, self._profile = assurance, profile
+
+    def done(self, name: str, detail: str, seconds: float | None, style: str = _GOOD) -> None:
+        """Print a step that is done."""
+        mark = {_GOOD: "✓", _BAD: "✗"}.get(style, "!")
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(width=3)
+        line.add_column(width=_NAME_CHARS, no_wrap=True)
+        line.add_column(ratio=1, overflow="fold")
+        line.add_column(justify="right", no_wrap=True, width=14)
+        line.add_row(
+            Text(f"  {mark}", style=style),
+            Text(name, style="bold"),
+            Text(detail, style="dim" if style == _GOOD else style),
+            Text("" if seconds is None else format_s(seconds), style="cyan"),
+        )
+        if self._console.is_terminal:
+            self._console.print(line)
+        else:
+            took = "" if seconds is None else f"  ({format_s(seconds)})"
+            self._console.print(Text(f"{mark} {name:<{_NAME_CHARS}}{detail}{took}"), soft_wrap=True)
+
+    def event(self, event: Event, seen: Seen) -> None:
+        """Show what happened."""
+        if event.type is EventType.TRANSITION:
+            since, self._previous_us = self._previous_us, event.time_us
+            self._transition(event, seen, None if since is None else (event.time_us - since) / 1e6)
+        elif event.type is EventType.START:
+            self._previous_us = event.time_us
+        elif event.type is EventType.NOTICE:
+            self.done("notice", str(event.body["code"]).replace("-", " "), None, _SOFT)
+        elif event.type is EventType.PROGRESS and self._live is None:
+            self._plain_progress(seen)
+        self._draw(seen, force=event.type is EventType.TRANSITION)
+
+    def stopping(self, times: int) -> None:
+        """Say that the run was asked to stop, and that it is being zeroized."""
+        self._stopping = times
+        text = "asked to stop: the worker ends, keys are wiped, memory is searched"
+        if times > 1:
+            text = "still zeroizing; it ends by itself, and asking again does not make it faster"
+        self.done("stopping", text, None, _SOFT)
+
+    def _transition(self, event: Event, seen: Seen, seconds: float | None) -> None:
+        match event.state:
+            case State.HARDENED:
+                self.done("hardened", self._hardening(seen), seconds)
+            case State.MEASURED:
+                self.done("measured", "files of runtime, interpreter and ciphers", seconds)
+            case State.ATTESTED:
+                self.done("attested", "evidence accepted by the broker", seconds)
+            case State.RELEASED:
+                self.done("released", f"key released at assurance {self._assurance}", seconds)
+            case State.OPENED:
+                self.done("opened", "commitment, index and signature hold", seconds)
+            case State.RUNNING:
+                self.done("started", "the worker has its inputs", seconds)
+            case State.SEALED:
+                self.done("trained", self._trained(seen), seconds)
+            case State.ZEROIZING:
+                if seen.code is not None:
+                    self.done("ended", _WHY.get(seen.code.value, seen.code.value), seconds, _BAD)
+                else:
+                    self.done(
+                        "sealed", f"{_count(seen.outputs, 'output')}, {_count(seen.segments, 'log segment')}", seconds
+                    )
+            case State.ZEROIZED:
+                self._zeroized(seen, seconds)
+
+    def _hardening(self, seen: Seen) -> str:
+        results = list(seen.checks.values())
+        words = [f"{self._profile}: {_count(results.count('passed'), 'check')} passed"]
+        words += [f"{results.count(kind)} {kind}" for kind in ("unavailable", "failed") if kind in results]
+        return ", ".join(words) if results else self._profile
+
+    def _trained(self, seen: Seen) -> str:
+        work = seen.work
+        if work is None:
+            return ""
+        return f"{_count(work.done, work.unit)}" + (f", loss {_short(work.loss)}" if work.loss else "")
+
+    def _zeroized(self, seen: Seen, seconds: float | None) -> None:
+        results = list(seen.probes.values())
+        words = f"{results.count('clean')} of {_count(len(results), 'probe')} clean"
+        if "unverifiable" in results:
+            words += f", {results.count('unverifiable')} unverifiable"
+        if seen.outcome is Outcome.RESIDUE:
+            words += f", {results.count('found')} FOUND SOMETHING"
+        self.done("zeroized", words, seconds, _BAD if seen.outcome is Outcome.RESIDUE else _GOOD)
+
+    def _draw(self, seen: Seen, *, force: bool) -> None:
+        now = time.monotonic()
+        if self._live is None or (not force and now - self._drawn_s < _REDRAW_S):
+            return
+        self._drawn_s = now
+        if seen.state is State.RUNNING and seen.work is not None:
+            self._live.update(self._progress(seen), refresh=True)
+        elif seen.state in _NEXT:
+            self._live.update(Text(f"  · {_NEXT[seen.state]} …", style="dim"), refresh=True)
+        else:
+            self._live.update(Text(""), refresh=True)
+
+    def _progress(self, seen: Seen) -> Table:
+        work = seen.work
+        assert work is not None  # noqa: S101 - asked by the caller
+        # Narrower than the terminal: what it echoes, such as ^C, must not wrap and push the line up.
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.width = self._console.width - _ECHO_CHARS
+        line.add_column(width=3)
+        line.add_column(width=_NAME_CHARS, no_wrap=True)
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(total=work.total, completed=work.done, pulse=work.total is None, animation_time=0.0)
+        line.add_row(Text("  ▸", style="cyan"), Text("training", style="bold"), bar, Text(" · ".join(_figures(seen))))
+        return line
+
+    def _plain_progress(self, seen: Seen) -> None:
+        now = time.monotonic()
+        if now - self._plain_s >= _PLAIN_PROGRESS_S:
+            self._plain_s = now
+            self._console.print(Text(f"  training    {' · '.join(_figures(seen))}"), soft_wrap=True)
+
+
+_WHY = {
+    "interrupted": "interrupted by its owner",
+    "worker-killed": "the worker was killed",
+    "out-of-memory": "the worker ran out of memory",
+    "nonfinite-loss": "the loss was no finite number",
+    "debugger-attached": "a debugger attached",
+    "lease-lost": "no contact with the broker for the length of its lease",
+    "duration-exceeded": "the longest duration of the policy was reached",
+    "hardening-missing": "this machine lacks checks that the policy's profile demands",
+    "script-failed": "the script failed; its words: glasshouse logs",
+}
+
+
+def _figures(seen: Seen) -> list[str]:
+    work = seen.work
+    if work is None:
+        return []
+    unit = f"{work.unit}s"
+    figures = [f"{work.done}/{work.total} {unit}" if work.total is not None else f"{work.done} {unit}"]
+    if (rate := seen.rate_per_s) is not None:
+        figures.append(f"{rate:.3g}/s" if rate < 1000 else f"{rate:.0f}/s")
+    if work.loss is not None:
+        figures.append(f"loss {_short(work.loss)}")
+    if (remaining := seen.remaining_s) is not None:
+        figures.append(f"ETA {clock(remaining)}")
+    return figures
+
+
+def _short(loss: str) -> str:
+    return f"{float(loss):.4g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,52 @@
+"""Plain words for levels, outcomes and times; no verdict is ever worded without its level."""
+
+from __future__ import annotations
+
+__all__ = ["ASSURANCE", "OUTCOME", "RAW", "bytes_text", "clock", "verdict_words"]
+
+ASSURANCE = {
+    "software": "measurements signed in the runtime; a host with root could read the run's memory and forge them",
+    "tpm": "a TPM quote over boot chain and runtime; a host with root could read the run's memory",
+    "cpu-tee": "a CPU report binds the runtime; what crosses to the GPU is visible to the host",
+    "gpu-tee": "CPU and GPU reports bind the runtime; physical attacks remain",
+}
+
+OUTCOME = {
+    "completed": "completed",
+    "refused": "refused: the gate did not release the key",
+    "failed": "failed",
+    "interrupted": "interrupted",
+    "residue": "residue: something of yours was found after zeroization",
+    "lost": "lost: nobody can say what stayed behind",
+}
+
+RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the clear on this machine"
+
+
+def verdict_words(verdict: str | None, assurance: str | None) -> str:
+    """Say what verification of a receipt came to, and at which level."""
+    level = assurance or "none"
+    return {
+        "good": f"genuine and complete, at assurance {level}",
+        "incomplete": f"incomplete: not countersigned by the broker; authentic at assurance {level}, not good",
+        "not-completed": f"genuine, of a run that did not complete; assurance {level}",
+        "invalid": "does not hold: believe nothing of it",
+        "no-receipt": "none",
+    }.get(verdict or "", "unknown")
+
+
+def bytes_text(count: int) -> str:
+    """Return a size for people, in powers of 1000."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def clock(seconds: float) -> str:
+    """Return a remaining time as a clock shows it."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,200 @@
+"""The broker's countersignature on a receipt, and the messages that carry it (spec/evidence.md section 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, claimed_head, run_id_field
+from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Receipt
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import State
+
+__all__ = [
+    "COUNTERSIGNED_RECEIPT_TYPE",
+    "MAX_COUNTERSIGNATURE_BYTES",
+    "CountersignedReceipt",
+    "ReceiptAnswer",
+    "ReceiptSubmission",
+    "countersign_receipt",
+]
+
+COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+json"
+MAX_COUNTERSIGNATURE_BYTES = 4096
+MAX_DELEGATION_BYTES = 4096
+MAX_SUBMISSION_BYTES = 256 * 1024
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountersignedReceipt:
+    """The broker's word that this receipt closed this run, and when.
+
+    Law: ``CountersignedReceipt.parse(c.encode(), ...) == c``.
+
+    Attributes:
+        run_id: which run.
+        receipt_sha256: of the signed receipt's bytes.
+        log_root, log_size: of the final head, which the broker had countersigned.
+        time_us: by the broker's clock: the moment at which a verifier judges validity.
+        envelope: the broker's signature over all that.
+    """
+
+    run_id: str
+    receipt_sha256: bytes
+    log_root: bytes
+    log_size: int
+    time_us: int
+    envelope: Envelope
+
+    def encode(self) -> bytes:
+        return self.envelope.encode()
+
+    @classmethod
+    def parse(cls, data: bytes, *, broker_public: bytes) -> CountersignedReceipt:
+        """Check the signature.
+
+        Raises:
+            FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
+        """
+        envelope = Envelope.parse(data, max_bytes=MAX_COUNTERSIGNATURE_BYTES)
+        return cls.from_envelope(envelope, broker_public=broker_public)
+
+    @classmethod
+    def from_envelope(cls, envelope: Envelope, *, broker_public: bytes) -> CountersignedReceipt:
+        """The same for an envelope that is part of another document."""
+        payload = envelope.verify(COUNTERSIGNED_RECEIPT_TYPE, broker_public)
+        fields = Fields(decode(payload, max_bytes=MAX_COUNTERSIGNATURE_BYTES), "countersigned receipt")
+        found = cls(
+            run_id=run_id_field(fields),
+            receipt_sha256=fields.digest("receipt_sha256"),
+            log_root=fields.digest("log_root"),
+            log_size=fields.integer("log_size", low=1),
+            time_us=fields.integer("time_us"),
+            envelope=envelope,
+        )
+        fields.integer("version", low=_VERSION, high=_VERSION)
+        fields.end()
+        return found
+
+
+def countersign_receipt(
+    receipt: bytes,
+    *,
+    final: CountersignedHead,
+    previous: CountersignedReceipt | None,
+    evidence_public: bytes,
+    broker_key: SigningKey,
+    now_us: int,
+) -> CountersignedReceipt:
+    """Decide on a receipt and countersign it: the broker's side, without its storage.
+
+    A run has one receipt: the identical one again is answered with `previous`, another is refused.
+
+    Args:
+        receipt: the signed receipt's bytes.
+        final: the last head of this run that the broker countersigned.
+        previous: this run's countersigned receipt, or None.
+        evidence_public: the key that this run's EAR names.
+        broker_key: countersigns.
+        now_us: the broker's clock.
+
+    Raises:
+        RefusedError: `message-too-large` or `message-invalid` for what is not a receipt,
+            `evidence-signature-invalid` for one by another key, `head-inconsistent` for one of another
+            run or log, for a run that has not ended, or for a second one.
+    """
+    digest = sha256(receipt)
+    if previous:
+        if previous.receipt_sha256 == digest:
+            return previous
+        raise RefusedError(Code.HEAD_INCONSISTENT, "a second receipt of one run")
+    try:
+        checked = Receipt.parse_signed(receipt, evidence_public=evidence_public)
+    except FormatError as error:
+        code = {Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE, Code.SIGNATURE: Code.EVIDENCE_SIGNATURE}
+        raise RefusedError(code.get(error.code, Code.MESSAGE_INVALID), error.message) from None
+    head = final.head
+    if head.state is not State.ZEROIZED:
+        raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt of a run whose last head is not its end")
+    if (checked.run_id, checked.log_root, checked.log_size) != (head.run_id, head.root, head.size):
+        raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt of another run or log than the final head's")
+    payload: dict[str, Json] = {
+        "log_root": head.root.hex(),
+        "log_size": head.size,
+        "receipt_sha256": digest.hex(),
+        "run_id": head.run_id,
+        "time_us": max(now_us, final.time_us),
+        "version": _VERSION,
+    }
+    envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, encode(payload), [broker_key])
+    return CountersignedReceipt.from_envelope(envelope, broker_public=broker_key.public)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiptSubmission:
+    """What the runtime sends to have its receipt countersigned: the body of ``POST /v1/receipt``.
+
+    Law: ``ReceiptSubmission.parse(s.encode()) == s``.
+
+    Attributes:
+        receipt: the signed receipt's bytes.
+        head: the signed final head's bytes, by which the broker finds the run.
+    """
+
+    receipt: bytes
+    head: bytes
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "head": decode(self.head, max_bytes=MAX_HEAD_BYTES),
+                "receipt": decode(self.receipt, max_bytes=MAX_RECEIPT_BYTES),
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes) -> ReceiptSubmission:
+        """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
+        fields = Fields(decode(data, max_bytes=MAX_SUBMISSION_BYTES), "receipt submission")
+        head = Envelope.from_json(fields.any("head")).encode()
+        receipt = Envelope.from_json(fields.any("receipt")).encode()
+        fields.end()
+        return cls(receipt=receipt, head=head)
+
+    def claimed_run_id(self) -> str:
+        """Return the run that the head speaks of, **unverified**: to find the record to check it against."""
+        return claimed_head(self.head).run_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiptAnswer:
+    """The broker's answer: its countersignature, and the delegation that stands behind its key at that moment.
+
+    Law: ``ReceiptAnswer.parse(a.encode()) == a``.
+    """
+
+    countersignature: bytes
+    delegation: bytes
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "countersignature": decode(self.countersignature, max_bytes=MAX_COUNTERSIGNATURE_BYTES),
+                "delegation": decode(self.delegation, max_bytes=MAX_DELEGATION_BYTES),
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes) -> ReceiptAnswer:
+        """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
+        fields = Fields(decode(data, max_bytes=2 * MAX_COUNTERSIGNATURE_BYTES), "receipt answer")
+        countersignature = Envelope.from_json(fields.any("countersignature")).encode()
+        delegation = Envelope.from_json(fields.any("delegation")).encode()
+        fields.end()
+        return cls(countersignature=countersignature, delegation=delegation)

@@ -1,0 +1,299 @@
+"""Signed heads of the log, and the broker's countersignature on them (spec/evidence.md section 4).
+
+The broker countersigns a head only when it is larger than, and consistent with, the last one of this run
+under this run's attested evidence key. So a runtime cannot show two histories, nor take one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.fields import Fields, b64decode, b64encode
+from glasshouse.wire.merkle import verify_consistency
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import State
+
+__all__ = [
+    "COUNTERSIGNED_HEAD_TYPE",
+    "HEAD_TYPE",
+    "MAX_COUNTERSIGNED_HEAD_BYTES",
+    "MAX_HEAD_BYTES",
+    "CountersignedHead",
+    "Head",
+    "HeadSubmission",
+    "countersign",
+    "run_id_field",
+]
+
+HEAD_TYPE = "application/vnd.glasshouse.head+json"
+COUNTERSIGNED_HEAD_TYPE = "application/vnd.glasshouse.countersigned-head+json"
+MAX_HEAD_BYTES = 2048
+MAX_COUNTERSIGNED_HEAD_BYTES = 8192
+MAX_SUBMISSION_BYTES = 8192
+_MAX_PROOF = 64
+_VERSION = 1
+_ORDER = tuple(State)
+
+
+def run_id_field(fields: Fields, name: str = "run_id") -> str:
+    """Take a run, package or deployment id: 16 bytes in lower-case hexadecimal."""
+    return fields.digest(name, length=16).hex()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The log as it stood at one moment.
+
+    Law: ``Head.from_json(h.to_json()) == h``.
+
+    Attributes:
+        run_id: whose log it is.
+        sequence: number of this head among the run's heads, from 0.
+        size, root: of the Merkle tree over the events.
+        state: of the run at that moment.
+        time_us: by the runtime's clock.
+    """
+
+    run_id: str
+    sequence: int
+    size: int
+    root: bytes
+    state: State
+    time_us: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "root": self.root.hex(),
+            "run_id": self.run_id,
+            "sequence": self.sequence,
+            "size": self.size,
+            "state": self.state.value,
+            "time_us": self.time_us,
+            "version": _VERSION,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Head:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "head")
+        head = cls(
+            run_id=run_id_field(fields),
+            sequence=fields.integer("sequence"),
+            size=fields.integer("size", low=1),
+            root=fields.digest("root"),
+            state=State(fields.choice("state", list(State))),
+            time_us=fields.integer("time_us"),
+        )
+        fields.integer("version", low=_VERSION, high=_VERSION)
+        fields.end()
+        return head
+
+    def sign(self, key: SigningKey) -> bytes:
+        """Return the head in an envelope signed by the evidence key."""
+        return dsse.sign(HEAD_TYPE, encode(self.to_json()), [key]).encode()
+
+    @classmethod
+    def parse_signed(cls, data: bytes, *, evidence_public: bytes) -> Head:
+        """Check the signature and return the head.
+
+        Raises:
+            FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
+        """
+        return cls.from_envelope(Envelope.parse(data, max_bytes=MAX_HEAD_BYTES), evidence_public=evidence_public)
+
+    @classmethod
+    def from_envelope(cls, envelope: Envelope, *, evidence_public: bytes) -> Head:
+        """The same for an envelope that is part of another document."""
+        payload = envelope.verify(HEAD_TYPE, evidence_public)
+        return cls.from_json(decode(payload, max_bytes=MAX_HEAD_BYTES))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountersignedHead:
+    """A signed head that the broker has countersigned: self-contained, one line of `heads.log`.
+
+    Law: ``CountersignedHead.parse(c.encode(), ...) == c``.
+
+    Attributes:
+        head: what was countersigned.
+        envelope: the broker's envelope, with the runtime's within.
+        previous_size: of the last head that this one was found consistent with; 0 for the first.
+        time_us: by the broker's clock.
+    """
+
+    head: Head
+    envelope: Envelope
+    previous_size: int
+    time_us: int
+
+    def encode(self) -> bytes:
+        return self.envelope.encode()
+
+    @classmethod
+    def parse(cls, data: bytes, *, broker_public: bytes, evidence_public: bytes) -> CountersignedHead:
+        """Check both signatures.
+
+        Raises:
+            FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
+        """
+        envelope = Envelope.parse(data, max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES)
+        return cls.from_envelope(envelope, broker_public=broker_public, evidence_public=evidence_public)
+
+    @classmethod
+    def from_envelope(cls, envelope: Envelope, *, broker_public: bytes, evidence_public: bytes) -> CountersignedHead:
+        """The same for an envelope that is part of another document."""
+        payload = envelope.verify(COUNTERSIGNED_HEAD_TYPE, broker_public)
+        fields = Fields(decode(payload, max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES), "countersigned head")
+        signed = Envelope.from_json(fields.any("head"))
+        if len(signed.encode()) > MAX_HEAD_BYTES:
+            raise FormatError(Code.TOO_LARGE, "a head that is too long")
+        found = cls(
+            head=Head.from_envelope(signed, evidence_public=evidence_public),
+            envelope=envelope,
+            previous_size=fields.integer("previous_size"),
+            time_us=fields.integer("time_us"),
+        )
+        fields.integer("version", low=_VERSION, high=_VERSION)
+        fields.end()
+        if found.previous_size >= found.head.size:
+            raise FormatError(Code.SCHEMA, "a countersigned head that is not larger than the one before")
+        return found
+
+    @classmethod
+    def sign(
+        cls, head: Head, signed: Envelope, *, previous_size: int, time_us: int, broker_key: SigningKey
+    ) -> CountersignedHead:
+        payload: dict[str, Json] = {
+            "head": signed.to_json(),
+            "previous_size": previous_size,
+            "time_us": time_us,
+            "version": _VERSION,
+        }
+        envelope = dsse.sign(COUNTERSIGNED_HEAD_TYPE, encode(payload), [broker_key])
+        return cls(head=head, envelope=envelope, previous_size=previous_size, time_us=time_us)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadSubmission:
+    """What the runtime sends to have a head countersigned: the body of ``POST /v1/heads``.
+
+    Law: ``HeadSubmission.parse(s.encode()) == s``.
+
+    Attributes:
+        head: the signed head's bytes.
+        proof: consistency with the last countersigned head; empty for the first and for a repeat.
+    """
+
+    head: bytes
+    proof: tuple[bytes, ...] = ()
+
+    def encode(self) -> bytes:
+        return encode(
+            {"head": decode(self.head, max_bytes=MAX_HEAD_BYTES), "proof": [b64encode(step) for step in self.proof]}
+        )
+
+    @classmethod
+    def parse(cls, data: bytes) -> HeadSubmission:
+        """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
+        fields = Fields(decode(data, max_bytes=MAX_SUBMISSION_BYTES), "head submission")
+        head = Envelope.from_json(fields.any("head")).encode()
+        steps = [b64decode(step) for step in fields.texts("proof", max_items=_MAX_PROOF, max_chars=43)]
+        fields.end()
+        if any(len(step) != 32 for step in steps):
+            raise FormatError(Code.SCHEMA, "a proof step that is not 32 bytes")
+        return cls(head=head, proof=tuple(steps))
+
+    def claimed_run_id(self) -> str:
+        """Return the run that the head speaks of, **unverified**: to find the record to check it against."""
+        return claimed_head(self.head).run_id
+
+
+def claimed_head(data: bytes) -> Head:
+    """Return what a signed head says **without checking its signature**; raises `FormatError`."""
+    envelope = Envelope.parse(data, max_bytes=MAX_HEAD_BYTES)
+    return Head.from_json(decode(envelope.payload, max_bytes=MAX_HEAD_BYTES))
+
+
+def countersign(
+    head: bytes,
+    proof: Sequence[bytes],
+    *,
+    run_id: str,
+    previous: CountersignedHead | None,
+    evidence_public: bytes,
+    broker_key: SigningKey,
+    now_us: int,
+) -> CountersignedHead:
+    """Decide on a head and countersign it: the broker's side, without its storage.
+
+    The identical head again is answered with `previous` itself: a runtime that lost the answer gets the
+    same one, and the broker has nothing new to store.
+
+    Args:
+        head: the signed head's bytes.
+        proof: consistency with `previous`.
+        run_id: of the record that the attested key belongs to.
+        previous: the last countersigned head of this run, or None.
+        evidence_public: the key that this run's EAR names.
+        broker_key: countersigns.
+        now_us: the broker's clock.
+
+    Raises:
+        RefusedError: `message-too-large` or `message-invalid` for what is not a head,
+            `evidence-signature-invalid` for one by another key, `head-inconsistent` for one that is not
+            this run's, not larger, goes back, or does not extend the last.
+    """
+    envelope, claimed = _checked(head, evidence_public)
+    if claimed.run_id != run_id:
+        raise _refused("a head of another run")
+    last = previous.head if previous else None
+    if previous and claimed == last:
+        return previous
+    if last:
+        _check_growth(last, claimed)
+    elif proof:
+        raise _refused("a first head has nothing to be consistent with")
+    try:
+        if last:
+            verify_consistency(
+                old=last.size, new=claimed.size, old_root=last.root, new_root=claimed.root, proof=list(proof)
+            )
+    except FormatError:
+        raise _refused("a head that does not extend the last one") from None
+    return CountersignedHead.sign(
+        claimed,
+        envelope,
+        previous_size=last.size if last else 0,
+        time_us=max(now_us, previous.time_us) if previous else now_us,
+        broker_key=broker_key,
+    )
+
+
+def _checked(head: bytes, evidence_public: bytes) -> tuple[Envelope, Head]:
+    try:
+        envelope = Envelope.parse(head, max_bytes=MAX_HEAD_BYTES)
+        return envelope, Head.from_envelope(envelope, evidence_public=evidence_public)
+    except FormatError as error:
+        code = {
+            Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE,
+            Code.SIGNATURE: Code.EVIDENCE_SIGNATURE,
+        }.get(error.code, Code.MESSAGE_INVALID)
+        raise RefusedError(code, error.message) from None
+
+
+def _check_growth(last: Head, claimed: Head) -> None:
+    if last.state is State.ZEROIZED:
+        raise _refused("a head after the end of the run")
+    if claimed.size <= last.size or claimed.sequence <= last.sequence or claimed.time_us < last.time_us:
+        raise _refused("a head that is not larger and later than the last one")
+    if _ORDER.index(claimed.state) < _ORDER.index(last.state):
+        raise _refused("a head whose state goes back")
+
+
+def _refused(why: str) -> RefusedError:
+    return RefusedError(Code.HEAD_INCONSISTENT, why)

@@ -1,0 +1,169 @@
+"""The parts of a receipt: outputs, work, losses and what the probes answered (spec/evidence.md section 5).
+
+Law, for each: ``X.from_json(x.to_json()) == x``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.evidence.events import ProbeResult
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import Fields
+
+__all__ = ["WORD", "Loss", "Output", "Probe", "Work"]
+
+WEIGHTS = "weights"
+WORD = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_DETAIL = re.compile(r"[\x20-\x7e]{0,200}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """A result that left the machine sealed.
+
+    It has a number and no name: the receipt lies on the rented machine's disk. Its name is sealed with it.
+    For the same reason a file's plaintext digest is not here (a small file could be guessed from it).
+
+    Attributes:
+        kind: `output` or `checkpoint`.
+        of: `weights` or `file`: what the plaintext is (the class in events and on the wire).
+        sequence: its number, as in the log and in the sealed file's name.
+        plain_bytes: length of the plaintext.
+        sha256: of the plaintext, for weights; None for a file.
+        sealed_bytes, sealed_sha256: of the sealed file.
+    """
+
+    kind: str
+    of: str
+    sequence: int
+    plain_bytes: int
+    sha256: bytes | None
+    sealed_bytes: int
+    sealed_sha256: bytes
+
+    def __post_init__(self) -> None:
+        if (self.sha256 is not None) != (self.of == WEIGHTS):
+            raise FormatError(Code.SCHEMA, "a plaintext digest stands beside weights, and beside nothing else")
+
+    @property
+    def file_name(self) -> str:
+        """Where the sealed file lies in the run's folder."""
+        return f"outputs/{self.sequence:04d}.sealed"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the in-toto subject (a ResourceDescriptor): the sealed file as it lies in the folder."""
+        return {
+            "annotations": {
+                "bytes": self.plain_bytes,
+                "class": self.of,
+                "kind": self.kind,
+                "plaintext_sha256": None if self.sha256 is None else self.sha256.hex(),
+                "sealed_bytes": self.sealed_bytes,
+                "sequence": self.sequence,
+            },
+            "digest": {"sha256": self.sealed_sha256.hex()},
+            "name": self.file_name,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Output:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "subject")
+        about, digest = fields.child("annotations"), fields.child("digest")
+        found = cls(
+            kind=about.choice("kind", ["checkpoint", "output"]),
+            of=about.choice("class", ["file", WEIGHTS]),
+            sequence=about.integer("sequence"),
+            plain_bytes=about.integer("bytes"),
+            sha256=None if about.null("plaintext_sha256") else about.digest("plaintext_sha256"),
+            sealed_bytes=about.integer("sealed_bytes"),
+            sealed_sha256=digest.digest("sha256"),
+        )
+        fields.choice("name", [found.file_name])
+        for part in (about, digest, fields):
+            part.end()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """How much was done.
+
+    Attributes:
+        unit: `step` or `epoch`.
+        done: how many.
+        elapsed_us: by the worker's clock.
+        stop_reason: a word, such as `target`, `duration` or `stopped`.
+    """
+
+    unit: str
+    done: int
+    elapsed_us: int
+    stop_reason: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "done": self.done,
+            "elapsed_us": self.elapsed_us,
+            "stop_reason": self.stop_reason,
+            "unit": self.unit,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Work:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "work")
+        found = cls(
+            unit=fields.choice("unit", ["epoch", "step"]),
+            done=fields.integer("done"),
+            elapsed_us=fields.integer("elapsed_us"),
+            stop_reason=fields.text("stop_reason", max_chars=64, pattern=WORD),
+        )
+        fields.end()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """First and last loss as decimal strings."""
+
+    first: str
+    final: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {"final": self.final, "first": self.first}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Loss:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "loss")
+        found = cls(first=fields.decimal("first"), final=fields.decimal("final"))
+        fields.end()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """The answer of one search for something left behind."""
+
+    probe: str
+    result: ProbeResult
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        return {"detail": self.detail, "probe": self.probe, "result": self.result.value}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Probe:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "probe")
+        found = cls(
+            probe=fields.text("probe", max_chars=64, pattern=WORD),
+            result=ProbeResult(fields.choice("result", list(ProbeResult))),
+            detail=fields.text("detail", max_chars=200, pattern=_DETAIL),
+        )
+        fields.end()
+        return found

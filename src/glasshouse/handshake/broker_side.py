@@ -1,0 +1,228 @@
+"""The gate: the numbered checks of spec/key-release.md section 6, in order, and the release.
+
+Pure decisions. The broker brings what only its store knows (the challenge's state, check 2; the
+budget, check 13) and commits them in one transaction with what is decided here. The first check
+that fails raises `CheckFailedError` with its code, and nothing later is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.attestation import appraise as acceptable
+from glasshouse.attestation import verify as genuine
+from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.ear import SOFTWARE_VECTOR, Ear, EarStatus
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.errors import Code, InternalError
+from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
+from glasshouse.handshake.token_checks import check_3_token, check_challenge_request, check_standing
+from glasshouse.wire import hpke
+from glasshouse.wire.policy import Assurance
+from glasshouse.wire.signing import SigningKey
+
+__all__ = [
+    "EAR_GRACE_S",
+    "Appraisal",
+    "Challenge",
+    "CheckFailedError",
+    "DeploymentRecord",
+    "LaunchRecord",
+    "appraise",
+    "build_release",
+    "check_2_challenge",
+    "check_3_token",
+    "check_13_budget",
+    "check_challenge_request",
+    "check_standing",
+    "make_challenge",
+    "peek_nonce",
+]
+
+EAR_GRACE_S = 3600
+"""Beyond the longest run and its lease: time to seal, wipe and have the receipt countersigned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Appraisal:
+    """Evidence that passed checks 1 and 3 to 12.
+
+    Attributes:
+        claims: the claims, now believed as far as their level goes.
+        evidence_sha256: the digest of the evidence message.
+    """
+
+    claims: Claims
+    evidence_sha256: bytes
+
+
+def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: int) -> Challenge:
+    """Return the challenge to store and then send; `nonce` is 32 fresh random bytes."""
+    return Challenge(nonce=nonce, deployment=deployment, issued_us=now_us, expires_us=now_us + lifetime_us)
+
+
+def peek_nonce(message: bytes) -> bytes:
+    """Return the nonce that evidence names, after check 1 and before any signature was checked.
+
+    For consuming the challenge: any well-formed evidence that names one uses it up.
+
+    Raises:
+        CheckFailedError: `message-too-large` or `message-invalid`.
+    """
+    return genuine.check_1_message(message).evidence.claims.nonce
+
+
+def check_2_challenge(challenge: Challenge | None, *, used: bool, now_us: int) -> Challenge:
+    """The challenge is known, unused and fresh.
+
+    Args:
+        challenge: what the store has under the nonce, or None.
+        used: whether any evidence named it before, in any process, ever.
+        now_us: the broker's clock.
+
+    Raises:
+        CheckFailedError: `nonce-unknown`, `nonce-replayed` or `nonce-expired`. A second use is a
+            replay also when the challenge has expired since.
+    """
+    if challenge is None:
+        raise CheckFailedError("2", Code.NONCE_UNKNOWN, "a challenge that this broker never gave")
+    if used:
+        raise CheckFailedError("2", Code.NONCE_REPLAYED, "a challenge that was answered before")
+    if not challenge.issued_us <= now_us < challenge.expires_us:
+        raise CheckFailedError(
+            "2",
+            Code.NONCE_EXPIRED,
+            "a challenge that has expired",
+            expected=f"before {challenge.expires_us} µs",
+            actual=f"{now_us} µs",
+        )
+    return challenge
+
+
+def appraise(
+    message: bytes,
+    *,
+    challenge: Challenge,
+    record: DeploymentRecord,
+    launch: LaunchRecord,
+    broker_public: bytes,
+    now_us: int,
+) -> Appraisal:
+    """Run checks 1 and 3 to 12, in order; the caller ran check 2 and consumed the challenge.
+
+    Args:
+        message: the evidence message as it arrived.
+        challenge: the challenge that its nonce names, as stored.
+        record, launch: the records that the challenge was given for.
+        broker_public: this broker's own key.
+        now_us: the broker's clock.
+
+    Raises:
+        CheckFailedError: the first check that does not hold.
+    """
+    signed = genuine.check_1_message(message)
+    evidence, claims, policy = signed.evidence, signed.evidence.claims, record.policy
+    if claims.nonce != challenge.nonce:
+        raise CheckFailedError("2", Code.NONCE_UNKNOWN, "evidence for another challenge")
+    check_3_token(
+        claims.token,
+        record=record,
+        launch=launch,
+        deployment=challenge.deployment,
+        broker_public=broker_public,
+        now_us=now_us,
+    )
+    genuine.check_4_signatures(signed, launch_public=launch.launch_public)
+    acceptable.check_5_time(
+        claims, challenge_issued_us=challenge.issued_us, now_us=now_us, skew_us=policy.clock_skew_us
+    )
+    acceptable.check_6_manifest(claims, manifest_sha256=record.manifest_sha256, package_id=record.package_id)
+    acceptable.check_7_container(
+        claims,
+        container_id=launch.container_id,
+        container_source=launch.container_source,
+        run_id=launch.run_id,
+        deployment=record.deployment,
+    )
+    acceptable.check_8_measurement(claims, policy.reference_measurements)
+    genuine.check_9_composite(evidence)
+    acceptable.check_10_state(claims)
+    acceptable.check_11_hardening(claims.hardening, least=policy.profile)
+    acceptable.check_12_assurance(claims, least=policy.assurance)
+    genuine.check_12_hardware(evidence)
+    return Appraisal(claims=claims, evidence_sha256=signed.sha256)
+
+
+def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy) -> None:
+    """One more distinct HPKE key fits into the budget, or this one was released to before.
+
+    Args:
+        released_to: how many distinct attested HPKE keys of this deployment were given the key.
+        known: whether this HPKE key is among them: a runtime that lost its answer.
+        policy: the deployment's.
+
+    Raises:
+        CheckFailedError: `release-budget-exhausted`.
+    """
+    if not known and released_to >= policy.release_budget:
+        raise CheckFailedError(
+            "13",
+            Code.RELEASE_BUDGET,
+            "the deployment's release budget is used up",
+            expected=f"at most {policy.release_budget}",
+            actual=f"{released_to + 1}",
+        )
+
+
+def build_release(
+    appraisal: Appraisal,
+    *,
+    package_key: bytes,
+    broker_key: SigningKey,
+    challenge: Challenge,
+    record: DeploymentRecord,
+    now_us: int,
+) -> bytes:
+    """Return the release message: an EAR, and the package key sealed to the attested HPKE key.
+
+    The answer may be stored and sent again: only the attested runtime opens it.
+    """
+    if len(package_key) != PACKAGE_KEY_BYTES:
+        raise ValueError("a package key is 32 bytes")
+    claims, policy = appraisal.claims, record.policy
+    issued_s = now_us // 1_000_000
+    ear = Ear(
+        issued_s=issued_s,
+        expires_s=issued_s + policy.max_duration_s + policy.lease_s + EAR_GRACE_S,
+        nonce=challenge.nonce,
+        evidence_public=claims.evidence_public,
+        deployment=record.deployment,
+        run_id=claims.run_id,
+        manifest_sha256=record.manifest_sha256,
+        floor_sha256=record.floor.sha256,
+        policy_sha256=policy.sha256,
+        evidence_sha256=appraisal.evidence_sha256,
+        assurance=claims.assurance,
+        profile=claims.hardening.profile,
+        status=EarStatus.WARNING,
+        vector=_vector(claims.assurance),
+        lease_s=policy.lease_s,
+        max_duration_s=policy.max_duration_s,
+    ).issue(broker_key)
+    info = release_info(
+        challenge=challenge.encode(),
+        evidence_sha256=appraisal.evidence_sha256,
+        ear=ear,
+        floor_sha256=record.floor.sha256,
+        policy_sha256=policy.sha256,
+    )
+    sealed = hpke.seal(package_key, recipient=claims.hpke_public, info=info)
+    return ReleaseMessage(ear=ear, sealed_key=sealed).encode()
+
+
+def _vector(assurance: Assurance) -> dict[str, int]:
+    if assurance is not Assurance.SOFTWARE:
+        raise InternalError(Code.INTERNAL, "an appraisal at a level that no root of trust stands behind")
+    return dict(SOFTWARE_VECTOR)

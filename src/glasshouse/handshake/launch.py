@@ -1,0 +1,135 @@
+"""The launch file: what placement hands to the rented machine, by standard input or a 0600 file.
+
+It holds a secret, the launch key's seed; nothing here prints it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from glasshouse.attestation.claims import ID_BYTES, ContainerSource
+from glasshouse.errors import Code, FormatError
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.tokens import TokenClaims, issue_token, parse_token, parse_token_at_issue
+from glasshouse.wire import dsse, jwt
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.fields import IDENTIFIER, Fields, b64encode
+from glasshouse.wire.policy import Profile
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["MAX_LAUNCH_BYTES", "LaunchFile", "TokenClaims", "issue_token", "parse_token"]
+
+MAX_LAUNCH_BYTES = 64 * 1024
+_URL = re.compile(r"http://[A-Za-z0-9.\[\]:-]{1,255}:[0-9]{1,5}|unix:/[\x21-\x7e]{1,107}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchFile:
+    """Everything a runtime starts from, beside the package.
+
+    Law: ``LaunchFile.parse(f.encode()) == f``.
+
+    Attributes:
+        token: the launch token, compact.
+        launch_seed: the launch key's private half, 32 bytes.
+        broker_public: the pinned key of the only broker to believe.
+        broker_url: ``http://host:port`` or ``unix:/path``; not believed, only called.
+        delegation: the owner's delegation to that broker.
+        run_id: which run this is.
+        container_id, container_source: where it runs, and who says so.
+        profile: the hardening profile to reach and claim.
+    """
+
+    token: str = field(repr=False)
+    launch_seed: bytes = field(repr=False)
+    broker_public: bytes
+    broker_url: str
+    delegation: dsse.Envelope
+    run_id: str
+    container_id: str
+    container_source: ContainerSource
+    profile: Profile
+
+    def __post_init__(self) -> None:
+        if not _URL.fullmatch(self.broker_url):
+            raise FormatError(Code.SCHEMA, "launch.broker_url is not http://host:port or unix:/path")
+        if len(self.launch_seed) != 32 or len(self.broker_public) != 32:
+            raise FormatError(Code.SCHEMA, "a launch file with keys of the wrong length")
+        if not IDENTIFIER.fullmatch(self.container_id) or self.profile is Profile.OFF:
+            raise FormatError(Code.SCHEMA, "a launch file without a container or without hardening")
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "broker_public": b64encode(self.broker_public),
+                "broker_url": self.broker_url,
+                "container": {"id": self.container_id, "source": self.container_source.value},
+                "delegation": self.delegation.to_json(),
+                "launch_seed": b64encode(self.launch_seed),
+                "profile": self.profile.value,
+                "run_id": self.run_id,
+                "token": self.token,
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview) -> LaunchFile:
+        """Inverse of `encode`; also checks that token, keys and binding belong together.
+
+        Raises:
+            FormatError: `too-large`, `not-canonical`, `schema-invalid`, `wrong-type`,
+                `signature-invalid`, `token-key-mismatch` or `token-claim-mismatch`.
+        """
+        fields = Fields(decode(data, max_bytes=MAX_LAUNCH_BYTES), "launch")
+        container = fields.child("container")
+        launch = cls(
+            token=fields.text("token", max_chars=jwt.MAX_TOKEN_BYTES),
+            launch_seed=fields.octets("launch_seed", length=32),
+            broker_public=fields.octets("broker_public", length=32),
+            broker_url=fields.text("broker_url", max_chars=512),
+            delegation=dsse.Envelope.from_json(fields.any("delegation")),
+            run_id=fields.digest("run_id", length=ID_BYTES).hex(),
+            container_id=container.identifier("id"),
+            container_source=ContainerSource(container.choice("source", list(ContainerSource))),
+            profile=Profile(fields.choice("profile", list(Profile))),
+        )
+        container.end()
+        fields.end()
+        claims = launch.claims()
+        if claims.launch_public != launch.key().public:
+            raise FormatError(Code.TOKEN_KEY, "a launch file whose token is for another launch key")
+        if (claims.run_id, claims.container_id, claims.container_source) != (
+            launch.run_id,
+            launch.container_id,
+            launch.container_source,
+        ):
+            raise FormatError(Code.TOKEN_CLAIM, "a launch file whose token is for another run or container")
+        return launch
+
+    def key(self) -> SigningKey:
+        """Return the launch key."""
+        return SigningKey(self.launch_seed)
+
+    def claims(self) -> TokenClaims:
+        """Return the token's claims, signed by the pinned broker; expiry is the broker's to judge.
+
+        Raises:
+            FormatError: as `tokens.parse_token`.
+        """
+        return parse_token_at_issue(self.token, broker_public=self.broker_public)
+
+    def check_delegation(self, *, owner_public: bytes, now_us: int, leeway_us: int) -> None:
+        """Check that the package's owner delegated release to the pinned broker.
+
+        Args:
+            owner_public: from the owner-signed manifest.
+            now_us: the runtime's clock.
+            leeway_us: by how much that clock may be off.
+
+        Raises:
+            FormatError: as `Delegation.from_envelope`.
+            VerificationError: `delegation-invalid`.
+        """
+        delegation = Delegation.from_envelope(self.delegation, owner_public=owner_public)
+        delegation.check(Use.RELEASE, broker_public=self.broker_public, at_us=now_us, leeway_us=leeway_us)

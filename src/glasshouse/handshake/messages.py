@@ -1,0 +1,173 @@
+"""The messages of the exchange that neither side's logic owns: challenge request, challenge, release.
+
+Evidence is `attestation.evidence`; sizes and grammar are those of spec/key-release.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.attestation.claims import ID_BYTES, NONCE_BYTES
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire import dsse, hpke, jwt
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.signing import SigningKey
+
+__all__ = [
+    "MAX_CHALLENGE_LIFETIME_US",
+    "MAX_REQUEST_BYTES",
+    "PACKAGE_KEY_BYTES",
+    "REQUEST_TYPE",
+    "Challenge",
+    "ChallengeRequest",
+    "ReleaseMessage",
+    "release_info",
+]
+
+REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
+REQUEST_ID_BYTES = 16
+MAX_REQUEST_BYTES = 32 * 1024
+MAX_CHALLENGE_BYTES = 1024
+MAX_RELEASE_BYTES = 64 * 1024
+MAX_CHALLENGE_LIFETIME_US = 600 * 1_000_000
+PACKAGE_KEY_BYTES = 32
+_INFO_LABEL = b"glasshouse key release v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChallengeRequest:
+    """What a runtime asks a challenge with, signed by the launch key.
+
+    Attributes:
+        token: the launch token, compact.
+        request_id: 16 random bytes; the same request, sent again, is the same request.
+    """
+
+    token: str
+    request_id: bytes
+
+    def sign(self, launch_key: SigningKey) -> bytes:
+        """Return the signed message."""
+        payload = encode({"request_id": b64encode(self.request_id), "token": self.token})
+        return dsse.sign(REQUEST_TYPE, payload, [launch_key]).encode()
+
+    @classmethod
+    def parse(cls, message: bytes) -> tuple[ChallengeRequest, dsse.Envelope]:
+        """Return the request and its envelope, whose signature is **not** checked yet.
+
+        Raises:
+            FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
+        """
+        envelope = dsse.Envelope.parse(message, max_bytes=MAX_REQUEST_BYTES)
+        if envelope.payload_type != REQUEST_TYPE:
+            raise FormatError(Code.WRONG_TYPE, "an envelope of another type where a challenge request was expected")
+        fields = Fields(decode(envelope.payload, max_bytes=MAX_REQUEST_BYTES), "request")
+        request = cls(
+            token=fields.text("token", max_chars=jwt.MAX_TOKEN_BYTES),
+            request_id=fields.octets("request_id", length=REQUEST_ID_BYTES),
+        )
+        fields.end()
+        return request, envelope
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Challenge:
+    """A broker's challenge. Law: ``Challenge.parse(c.encode()) == c`` and the reverse, byte for byte.
+
+    It is not signed: whoever changes it on the way breaks the release, whose HPKE `info` holds its bytes.
+
+    Attributes:
+        nonce: 32 random bytes, used once.
+        deployment: for which deployment.
+        issued_us, expires_us: by the broker's clock; the end is exclusive.
+        suite: the HPKE suite of the release; there is one.
+    """
+
+    nonce: bytes
+    deployment: str
+    issued_us: int
+    expires_us: int
+    suite: str = hpke.SUITE_ID
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != NONCE_BYTES:
+            raise FormatError(Code.SCHEMA, "a challenge whose nonce is not 32 bytes")
+        if not 0 < self.expires_us - self.issued_us <= MAX_CHALLENGE_LIFETIME_US:
+            raise FormatError(Code.SCHEMA, "a challenge that lives for no time or for more than ten minutes")
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "deployment": self.deployment,
+                "expires_us": self.expires_us,
+                "issued_us": self.issued_us,
+                "nonce": b64encode(self.nonce),
+                "suite": self.suite,
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes) -> Challenge:
+        """Inverse of `encode`; raises `FormatError`."""
+        fields = Fields(decode(data, max_bytes=MAX_CHALLENGE_BYTES), "challenge")
+        challenge = cls(
+            nonce=fields.octets("nonce", length=NONCE_BYTES),
+            deployment=fields.digest("deployment", length=ID_BYTES).hex(),
+            issued_us=fields.integer("issued_us"),
+            expires_us=fields.integer("expires_us"),
+            suite=fields.choice("suite", [hpke.SUITE_ID]),
+        )
+        fields.end()
+        return challenge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseMessage:
+    """A broker's answer to acceptable evidence. Law: ``ReleaseMessage.parse(r.encode()) == r`` and the reverse.
+
+    Attributes:
+        ear: the attestation result, compact.
+        sealed_key: the package key, sealed by HPKE to the attested key.
+    """
+
+    ear: str
+    sealed_key: bytes
+
+    def encode(self) -> bytes:
+        return encode({"ear": self.ear, "sealed_key": b64encode(self.sealed_key), "suite": hpke.SUITE_ID})
+
+    @classmethod
+    def parse(cls, data: bytes) -> ReleaseMessage:
+        """Inverse of `encode`; raises `FormatError`."""
+        fields = Fields(decode(data, max_bytes=MAX_RELEASE_BYTES), "release")
+        fields.choice("suite", [hpke.SUITE_ID])
+        release = cls(
+            ear=fields.text("ear", max_chars=jwt.MAX_TOKEN_BYTES),
+            sealed_key=fields.octets("sealed_key", length=hpke.OVERHEAD_BYTES + PACKAGE_KEY_BYTES),
+        )
+        fields.end()
+        return release
+
+
+def release_info(
+    *, challenge: bytes, evidence_sha256: bytes, ear: str, floor_sha256: bytes, policy_sha256: bytes
+) -> bytes:
+    """Return the HPKE `info` of a release: everything that the exchange agreed on, unambiguously joined.
+
+    Args:
+        challenge: the challenge's bytes as they travelled.
+        evidence_sha256: SHA-256 of the evidence message as it travelled.
+        ear: the attestation result, compact; its SHA-256 goes in.
+        floor_sha256, policy_sha256: the digests of both policies.
+    """
+    return lengths_prefixed(
+        _INFO_LABEL,
+        challenge,
+        evidence_sha256,
+        sha256(ear.encode("ascii")),
+        floor_sha256,
+        policy_sha256,
+        hpke.SUITE_ID.encode("ascii"),
+    )

@@ -1,0 +1,58 @@
+"""What the owner recorded at the broker: the deployment and the launch that evidence is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.wire.policy import Floor
+
+__all__ = ["DeploymentRecord", "LaunchRecord"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentRecord:
+    """What the owner recorded of a deployment.
+
+    Law: a record whose policy loosens its floor does not exist.
+
+    Attributes:
+        deployment: its id.
+        package_id, manifest_sha256, key_commitment: the package.
+        floor: the floor that the owner signed into the manifest.
+        policy: what this deployment demands.
+        revoked: whether the package's key may no longer be released.
+    """
+
+    deployment: str
+    package_id: str
+    manifest_sha256: bytes
+    key_commitment: bytes
+    floor: Floor
+    policy: DeploymentPolicy
+    revoked: bool
+
+    def __post_init__(self) -> None:
+        self.policy.tightens(self.floor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchRecord:
+    """What the owner recorded of one launch.
+
+    Attributes:
+        jti: the token's id.
+        deployment, run_id: what was launched.
+        container_id, container_source: where.
+        launch_public: the launch key.
+        expires_us: the end of the token's validity.
+    """
+
+    jti: str
+    deployment: str
+    run_id: str
+    container_id: str
+    container_source: ContainerSource
+    launch_public: bytes
+    expires_us: int

@@ -1,0 +1,156 @@
+"""The runtime's half of the exchange: ask, answer the challenge, and check the release before using it.
+
+Every refusal here is the runtime's own: it does not believe a broker that says what it must not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.evidence import HardwareEvidence, sign_evidence
+from glasshouse.errors import Code, FormatError, PeerError
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, release_info
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.policy import Floor
+from glasshouse.wire.signing import SigningKey
+
+__all__ = [
+    "CLOCK_LEEWAY_S",
+    "CheckedRelease",
+    "challenge_request",
+    "check_release",
+    "evidence_message",
+    "read_challenge",
+]
+
+CLOCK_LEEWAY_S = 600
+"""By how much a rented machine's clock may be off before it refuses what the broker dated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedRelease:
+    """A release that may be opened.
+
+    Attributes:
+        ear, ear_text: the attestation result, parsed and as it travelled.
+        sealed_key: for `RecipientKey.open`.
+        info: the HPKE `info` to open it under.
+    """
+
+    ear: Ear
+    ear_text: str
+    sealed_key: bytes
+    info: bytes
+
+
+def challenge_request(launch: LaunchFile) -> bytes:
+    """Return the message that asks for a challenge, signed by the launch key."""
+    return ChallengeRequest(token=launch.token, request_id=os.urandom(16)).sign(launch.key())
+
+
+def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge:
+    """Parse the broker's challenge and check that it is for this launch.
+
+    Raises:
+        PeerError: `broker-protocol`.
+    """
+    try:
+        challenge = Challenge.parse(data)
+    except FormatError as error:
+        raise PeerError(Code.BROKER_PROTOCOL, f"the broker's challenge is not one: {error.message}") from None
+    if challenge.deployment != launch.claims().deployment:
+        raise PeerError(Code.BROKER_PROTOCOL, "the broker's challenge is for another deployment")
+    leeway_us = CLOCK_LEEWAY_S * 1_000_000
+    if not challenge.issued_us - leeway_us <= now_us < challenge.expires_us + leeway_us:
+        raise PeerError(
+            Code.BROKER_PROTOCOL,
+            "the broker's challenge is of another time",
+            hint="the clocks of this machine and of the broker differ by more than ten minutes",
+        )
+    return challenge
+
+
+def evidence_message(
+    claims: Claims, hardware: Sequence[HardwareEvidence], *, evidence_key: SigningKey, launch_key: SigningKey
+) -> bytes:
+    """Return the evidence message: claims, composite and hardware evidence, signed by both keys.
+
+    Its SHA-256 is the evidence digest.
+    """
+    if claims.evidence_public != evidence_key.public:
+        raise ValueError("claims that name another evidence key")
+    return sign_evidence(claims, hardware, evidence_key=evidence_key, launch_key=launch_key)
+
+
+def check_release(
+    data: bytes,
+    launch: LaunchFile,
+    challenge: Challenge,
+    *,
+    evidence: bytes,
+    evidence_public: bytes,
+    manifest_sha256: bytes,
+    floor: Floor,
+    now_us: int,
+) -> CheckedRelease:
+    """Check everything about a release that can be checked without the HPKE key.
+
+    Afterwards the custodian opens it (HPKE), checks the key commitment, and only then uses the key.
+
+    Args:
+        data: the release message as it arrived.
+        launch: the launch file; pins the broker.
+        challenge: the challenge that was answered.
+        evidence: the evidence message as it was sent.
+        evidence_public: this run's evidence key.
+        manifest_sha256, floor: of the owner-signed manifest of the package in hand.
+        now_us: this machine's clock.
+
+    Raises:
+        PeerError: `broker-untrusted` when the result is not signed by the pinned broker;
+            `release-invalid` when it is not the answer to this evidence.
+    """
+    try:
+        release = ReleaseMessage.parse(data)
+        ear = Ear.parse(
+            release.ear,
+            broker_public=launch.broker_public,
+            evidence_public=evidence_public,
+            now_us=now_us,
+            leeway_s=CLOCK_LEEWAY_S,
+        )
+    except FormatError as error:
+        code = Code.BROKER_UNTRUSTED if error.code is Code.SIGNATURE else Code.RELEASE_INVALID
+        raise PeerError(code, f"the broker's release cannot be trusted: {error.message}") from None
+    token, evidence_sha256 = launch.claims(), sha256(evidence)
+    for what, right in (
+        ("challenge", ear.nonce == challenge.nonce),
+        ("piece of evidence", ear.evidence_sha256 == evidence_sha256),
+        ("package", ear.manifest_sha256 == manifest_sha256 == token.manifest_sha256),
+        ("deployment", ear.deployment == token.deployment == challenge.deployment),
+        ("run", ear.run_id == token.run_id),
+        ("policy floor", ear.floor_sha256 == token.floor_sha256 == floor.sha256),
+        ("deployment policy", ear.policy_sha256 == token.policy_sha256),
+    ):
+        if not right:
+            raise PeerError(Code.RELEASE_INVALID, f"the broker's release is for another {what}")
+    _check_levels(ear, floor)
+    info = release_info(
+        challenge=challenge.encode(),
+        evidence_sha256=evidence_sha256,
+        ear=release.ear,
+        floor_sha256=ear.floor_sha256,
+        policy_sha256=ear.policy_sha256,
+    )
+    return CheckedRelease(ear=ear, ear_text=release.ear, sealed_key=release.sealed_key, info=info)
+
+
+def _check_levels(ear: Ear, floor: Floor) -> None:
+    """A broker that released below the owner's floor did what the owner forbade: its release is not used."""
+    if not ear.assurance.at_least(floor.assurance) or not ear.profile.at_least(floor.profile):
+        raise PeerError(Code.RELEASE_INVALID, "the broker released below the owner's policy floor")

@@ -1,0 +1,138 @@
+"""Check 3 of the gate, and the challenge request, which is judged by the same rules.
+
+Laws: a token is compared with the broker's own records and challenge, never with what evidence claims.
+"""
+
+from __future__ import annotations
+
+from glasshouse.attestation.refusal import CheckFailedError, signers
+from glasshouse.errors import Code, FormatError
+from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
+from glasshouse.handshake.tokens import TokenClaims, parse_token
+from glasshouse.wire.signing import key_id
+
+__all__ = ["check_3_token", "check_challenge_request", "check_standing"]
+
+_CODES = {
+    Code.WRONG_TYPE: Code.TOKEN_TYPE,
+    Code.TOKEN_EXPIRED: Code.TOKEN_EXPIRED,
+    Code.TOKEN_CLAIM: Code.TOKEN_CLAIM,
+}
+
+
+def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int) -> TokenClaims:
+    """Check a challenge request on its own: size, schema, token, and the launch key's signature.
+
+    The caller then looks up the records that the token names and calls `check_standing`. The same
+    request sent again has the same bytes, so that a broker may answer it with the same challenge.
+
+    Raises:
+        CheckFailedError: `message-too-large`, `message-invalid` (1), or a token code (3).
+    """
+    if len(message) > MAX_REQUEST_BYTES:
+        raise CheckFailedError(
+            "1",
+            Code.MESSAGE_TOO_LARGE,
+            "a challenge request that is too large",
+            expected=f"at most {MAX_REQUEST_BYTES} bytes",
+            actual=f"{len(message)} bytes",
+        )
+    try:
+        request, envelope = ChallengeRequest.parse(message)
+    except FormatError as error:
+        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+    token = _token(request.token, broker_public=broker_public, now_us=now_us)
+    try:
+        envelope.verify(REQUEST_TYPE, token.launch_public)
+    except FormatError:
+        raise CheckFailedError(
+            "3",
+            Code.TOKEN_KEY,
+            "a challenge request that the token's launch key did not sign",
+            expected=key_id(token.launch_public),
+            actual=signers(envelope),
+        ) from None
+    return token
+
+
+def check_standing(token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, now_us: int) -> None:
+    """The token's claims are those of the records, and the deployment may still release.
+
+    Raises:
+        CheckFailedError: `token-expired`, `token-key-mismatch`, `token-claim-mismatch`,
+            `deployment-expired` or `package-revoked`.
+    """
+    _check_records(token, record=record, launch=launch, now_us=now_us)
+    _check_deployment(record, now_us=now_us)
+
+
+def check_3_token(
+    text: str, *, record: DeploymentRecord, launch: LaunchRecord, deployment: str, broker_public: bytes, now_us: int
+) -> TokenClaims:
+    """The launch token is ours, valid, and says what launch record, deployment record and challenge say.
+
+    Args:
+        text: the compact token.
+        record, launch: the records that the challenge was given for.
+        deployment: the challenge's deployment.
+        broker_public: this broker's own key.
+        now_us: the broker's clock.
+
+    Raises:
+        CheckFailedError: `token-type-mismatch`, `token-signature-invalid`, `token-expired`,
+            `token-key-mismatch`, `token-claim-mismatch`, `deployment-expired` or `package-revoked`.
+    """
+    token = _token(text, broker_public=broker_public, now_us=now_us)
+    _check_records(token, record=record, launch=launch, now_us=now_us)
+    _same_claim("deployment", deployment, token.deployment)
+    _check_deployment(record, now_us=now_us)
+    return token
+
+
+def _token(text: str, *, broker_public: bytes, now_us: int) -> TokenClaims:
+    try:
+        return parse_token(text, broker_public=broker_public, now_us=now_us)
+    except FormatError as error:
+        # What is not a token of ours at all has no signature of ours either.
+        raise CheckFailedError("3", _CODES.get(error.code, Code.TOKEN_SIGNATURE), error.message) from None
+
+
+def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, now_us: int) -> None:
+    if now_us >= launch.expires_us:
+        raise CheckFailedError("3", Code.TOKEN_EXPIRED, "a launch that has expired")
+    if token.launch_public != launch.launch_public:
+        raise CheckFailedError(
+            "3",
+            Code.TOKEN_KEY,
+            "a token for another launch key than recorded",
+            expected=key_id(launch.launch_public),
+            actual=key_id(token.launch_public),
+        )
+    for what, expected, actual in (
+        ("id", launch.jti, token.jti),
+        ("deployment", launch.deployment, token.deployment),
+        ("deployment", record.deployment, token.deployment),
+        ("run", launch.run_id, token.run_id),
+        ("container id", launch.container_id, token.container_id),
+        ("container source", launch.container_source.value, token.container_source.value),
+        ("package", record.package_id, token.package_id),
+        ("manifest", record.manifest_sha256.hex(), token.manifest_sha256.hex()),
+        ("floor", record.floor.sha256.hex(), token.floor_sha256.hex()),
+        ("policy", record.policy.sha256.hex(), token.policy_sha256.hex()),
+    ):
+        _same_claim(what, expected, actual)
+
+
+def _check_deployment(record: DeploymentRecord, *, now_us: int) -> None:
+    if now_us >= record.policy.not_after_us:
+        raise CheckFailedError("3", Code.DEPLOYMENT_EXPIRED, "a deployment that has expired")
+    if record.revoked:
+        raise CheckFailedError("3", Code.PACKAGE_REVOKED, "a package whose key the owner revoked")
+
+
+def _same_claim(what: str, expected: str, actual: str) -> None:
+    if expected != actual:
+        raise CheckFailedError(
+            "3", Code.TOKEN_CLAIM, f"a token for another {what} than recorded", expected=expected, actual=actual
+        )

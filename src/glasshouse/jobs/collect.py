@@ -1,0 +1,182 @@
+"""Fetches a run's outputs: what the verified receipt names, and nothing else.
+
+Anyone can encrypt to the owner's public key. So a sealed file counts only when its digest stands in the
+receipt; one that the receipt does not name is refused, and so is a run whose receipt does not hold.
+Names stand in no receipt: they are sealed with the output, and come from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from glasshouse.errors import Code, PackageError, UsageError, VerificationError
+from glasshouse.evidence.receipt import Receipt
+from glasshouse.evidence.results import Output
+from glasshouse.jobs.files import private_folder, write_private
+from glasshouse.jobs.finish import Conclusion
+from glasshouse.jobs.rundir import RunFolder
+from glasshouse.package.outputs import OpenedOutput, open_output
+from glasshouse.package.paths import check_path, check_paths
+from glasshouse.wire.hpke import RecipientKey
+
+__all__ = ["Opened", "fetch", "look_inside", "require_receipt"]
+
+_FOLDER = "outputs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """An output as its owner sees it, checked against the receipt.
+
+    Attributes:
+        sequence: its number in the receipt.
+        name: as the workload called it.
+        kind: `output` or `checkpoint`.
+        plain_bytes, sha256: of the plaintext.
+        path: where it lies decrypted, once it was fetched.
+    """
+
+    sequence: int
+    name: str
+    kind: str
+    plain_bytes: int
+    sha256: bytes
+    path: Path | None = None
+
+
+def require_receipt(conclusion: Conclusion) -> Receipt:
+    """Return the verified receipt.
+
+    Raises:
+        VerificationError: there is none that holds.
+    """
+    if conclusion.receipt is None:
+        raise VerificationError(
+            conclusion.code or Code.CHAIN_INCOMPLETE,
+            f"without a receipt that holds, no output can be told from a forged one: {conclusion.problem}",
+        )
+    return conclusion.receipt
+
+
+def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -> list[Opened]:
+    """Open every output to nowhere and compare it with the receipt.
+
+    Args:
+        folder: the run's.
+        receipt: verified.
+        sealing: the owner's sealing key, or a backup recipient's.
+
+    Raises:
+        PackageError: `output-unnamed` for a sealed file that the receipt does not name, `output-tampered` for
+            one that is missing or is not what it says.
+    """
+    named = {Path(output.file_name).name for output in receipt.outputs}
+    for path in _sealed_files(folder):
+        if path.name not in named:
+            raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not named by the receipt: refused, with the rest")
+    found: list[Opened] = []
+    for output in receipt.outputs:
+        with _open_sealed(folder, output) as stream:
+            opened = _opened(stream, output, receipt, sealing)
+            with Path(os.devnull).open("wb") as nowhere:
+                digest = opened.copy_to(nowhere)
+            if digest != (output.sha256 or digest):
+                raise PackageError(
+                    Code.OUTPUT_TAMPERED, f"output {output.sequence} has another digest than the receipt says"
+                )
+            found.append(
+                Opened(
+                    sequence=output.sequence,
+                    name=check_path(opened.name),
+                    kind=output.kind,
+                    plain_bytes=opened.bytes,
+                    sha256=digest,
+                )
+            )
+    return found
+
+
+def fetch(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Path, force: bool) -> list[Opened]:
+    """Decrypt every output of a run into a folder.
+
+    Args:
+        folder: the run's.
+        receipt: verified.
+        sealing: the owner's sealing key, or a backup recipient's.
+        out: made if need be; its folders get mode 0700, its files 0600.
+        force: whether files that are there may be replaced.
+
+    Raises:
+        PackageError: as `look_inside`, also when two outputs have one name; nothing is written then.
+        UsageError: `usage` when a file is there already or cannot be written, `disk-full`.
+    """
+    found = look_inside(folder, receipt, sealing=sealing)
+    check_paths(sorted((one.name for one in found), key=str.encode))
+    targets = [out.joinpath(*one.name.split("/")) for one in found]
+    for target in targets:
+        if not force and (target.exists() or target.is_symlink()):
+            raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
+    private_folder(out)
+    for one, output, target in zip(found, receipt.outputs, targets, strict=True):
+        _make_folders(out, target)
+        _write(folder, output, receipt, sealing, target, expected=one.sha256, replace_it=force)
+    return [replace(one, path=target) for one, target in zip(found, targets, strict=True)]
+
+
+def _write(
+    folder: RunFolder,
+    output: Output,
+    receipt: Receipt,
+    sealing: RecipientKey,
+    target: Path,
+    *,
+    expected: bytes,
+    replace_it: bool,
+) -> None:
+    def content(out: BinaryIO) -> None:
+        with _open_sealed(folder, output) as stream:
+            if _opened(stream, output, receipt, sealing).copy_to(out) != expected:
+                raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} changed while it was fetched")
+
+    write_private(target, content, replace=replace_it)
+
+
+def _sealed_files(folder: RunFolder) -> Iterator[Path]:
+    outputs = folder.out / _FOLDER
+    if outputs.is_dir():
+        # A `.partial` is what a runtime that was killed had begun; it never was an output.
+        yield from sorted(path for path in outputs.iterdir() if path.suffix != ".partial")
+
+
+def _opened(stream: BinaryIO, output: Output, receipt: Receipt, sealing: RecipientKey) -> OpenedOutput:
+    opened = open_output(stream, sealing, run_id=receipt.run_id, manifest_sha256=receipt.manifest_sha256)
+    if (opened.sequence, opened.kind, opened.bytes) != (output.sequence, output.kind, output.plain_bytes):
+        raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} is not the one that the receipt names")
+    return opened
+
+
+def _open_sealed(folder: RunFolder, output: Output) -> BinaryIO:
+    path = folder.out / output.file_name
+    try:
+        stream = path.open("rb")
+    except OSError:
+        raise PackageError(
+            Code.OUTPUT_TAMPERED, f"output {output.sequence} is named by the receipt but not there"
+        ) from None
+    if hashlib.file_digest(stream, "sha256").digest() != output.sealed_sha256:
+        stream.close()
+        raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not the file that the receipt names")
+    stream.seek(0)
+    return stream
+
+
+def _make_folders(out: Path, target: Path) -> None:
+    """Make the folders between `out` and `target`, none of which may be a link."""
+    current = out
+    for part in target.relative_to(out).parts[:-1]:
+        current = private_folder(current / part)

@@ -1,0 +1,139 @@
+"""Looks at runs and stops them from another process than their supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.finish import Conclusion, conclude
+from glasshouse.jobs.follow import Seen, Tail
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import read_public
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.supervise import Ended, Watcher
+
+__all__ = ["Look", "look", "looks", "stop", "wait"]
+
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A run as it is now.
+
+    Attributes:
+        folder, record: the run.
+        seen: what its events say.
+        doing: `preparing`, `running`, `unattended` (its supervisor is gone, the runtime is not) or `ended`.
+    """
+
+    folder: RunFolder
+    record: RunRecord
+    seen: Seen
+    doing: str
+
+
+def look(folder: RunFolder, home: Home) -> Look:
+    """Look at a run; one whose processes are all gone is settled: by its receipt, or as `lost`.
+
+    Raises:
+        UsageError: a damaged record.
+    """
+    record = folder.load()
+    if record.phase is not Phase.ENDED and not record.alive:
+        # Its supervisor may have ended it between our two looks.
+        record = folder.load()
+        if record.phase is not Phase.ENDED:
+            record = _settle(folder, home)
+    doing = record.phase.value
+    if record.phase is not Phase.ENDED and not (record.supervisor and record.supervisor.alive):
+        doing = "unattended"
+    return Look(folder=folder, record=record, seen=_seen(folder), doing=doing)
+
+
+def looks(home: Home) -> list[Look]:
+    """Look at every run, the newest first; a damaged record is left out."""
+    found: list[Look] = []
+    for folder in RunFolder.all(home):
+        with contextlib.suppress(UsageError):
+            found.append(look(folder, home))
+    return sorted(found, key=lambda one: one.record.created_us, reverse=True)
+
+
+def stop(folder: RunFolder, home: Home) -> bool:
+    """Ask a run to stop, zeroize and end; return whether there was anybody to ask.
+
+    Raises:
+        UsageError: a damaged record.
+    """
+    record = look(folder, home).record
+    if record.phase is Phase.ENDED:
+        return False
+    # The supervisor passes it on and records the end; a run without one is asked itself.
+    return any(process is not None and process.send(signal.SIGTERM) for process in (record.supervisor, record.agent))
+
+
+def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended:
+    """Follow a run of another supervisor until it has ended.
+
+    Raises:
+        UsageError: a damaged record.
+        VerificationError: `log-invalid`.
+    """
+    seen, tail = Seen(), Tail(folder.events)
+    with contextlib.closing(tail):
+        while True:
+            # Asked before the log is read: what comes before the end is then read to the last line.
+            ended = look(folder, home).record if not _going(folder) else None
+            for event in tail.read():
+                seen.take(event)
+                if watcher is not None:
+                    watcher.event(event, seen)
+            if ended is not None:
+                return Ended(folder=folder, record=ended, seen=seen, conclusion=concluded(folder, home, ended))
+            time.sleep(_POLL_S)
+
+
+def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
+    """Verify an ended run's receipt anew: what the record says is for people in a hurry."""
+    owner = read_public(home.owner_public)
+    return conclude(folder, owner_signing=owner.signing, agent_exit=record.exit_code)
+
+
+def _going(folder: RunFolder) -> bool:
+    record = folder.load()
+    return record.phase is not Phase.ENDED and record.alive
+
+
+def _settle(folder: RunFolder, home: Home) -> RunRecord:
+    """Record the end of a run that nobody recorded, and give its broker back."""
+    owner = read_public(home.owner_public)
+    conclusion = conclude(folder, owner_signing=owner.signing, agent_exit=None)
+    record = folder.end(
+        outcome=conclusion.outcome.value,
+        code=None if conclusion.code is None else conclusion.code.value,
+        verdict=conclusion.verdict,
+        exit_code=int(conclusion.exit_code),
+    )
+    with contextlib.suppress(GlasshouseError, OSError):
+        Embedded(home).give_back()
+    return record
+
+
+def _seen(folder: RunFolder) -> Seen:
+    try:
+        return Seen.of(folder.events)
+    except GlasshouseError:
+        return Seen()
+
+
+def require_ended(found: Look) -> None:
+    """Refuse what only an ended run can give; raises `UsageError`."""
+    if found.doing != Phase.ENDED:
+        raise UsageError(
+            Code.USAGE, f"run {found.folder.run_id[:8]} has not ended", hint="wait for it with: glasshouse attach"
+        )

@@ -1,0 +1,28 @@
+"""Lengths of time as people write them: `90s`, `10m`, `2h`, `7d`."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["format_s", "parse_s"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_FORM = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+
+
+def parse_s(text: str) -> int | None:
+    """Return whole seconds, or None for what is not a length of time."""
+    found = _FORM.fullmatch(text.strip())
+    return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+def format_s(seconds: float) -> str:
+    """Return a length of time for people: `0.42 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,159 @@
+"""Files of the state home: written whole or not at all, readable by their owner alone.
+
+Law: whoever opens a path that `write_private` wrote sees either the old content or the new one, with mode
+0600, at every moment and after a crash; a failure leaves nothing under the final name and no temporary file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from glasshouse.errors import Code, UsageError
+
+__all__ = ["MAX_STATE_BYTES", "private_folder", "read_bounded", "read_state", "write_private", "write_state"]
+
+MAX_STATE_BYTES = 1 << 20
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder (and its parents) that only its owner may enter, and return it.
+
+    Raises:
+        UsageError: `usage` when something else stands there, or the folder belongs to somebody else.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise UsageError(Code.USAGE, f"cannot make the folder {path}: {_reason(error)}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(Code.USAGE, f"{path} is a link or no folder; it must be a folder of its own")
+    if found.st_uid != os.geteuid():
+        raise UsageError(Code.USAGE, f"{path} belongs to another user")
+    if found.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def write_private(path: Path, content: bytes | Callable[[BinaryIO], None], *, replace: bool = True) -> None:
+    """Write a file with mode 0600 in one step.
+
+    Args:
+        path: where it shall be.
+        content: the bytes, or what writes them into a seekable file.
+        replace: whether a file that is already there may be replaced.
+
+    Raises:
+        UsageError: `disk-full`, or `usage` when it cannot be written or must not be replaced.
+    """
+    temporary = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}.part")
+    try:
+        # O_EXCL: never write through a file or link that somebody else placed under this name.
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        with os.fdopen(descriptor, "w+b") as out:
+            if callable(content):
+                content(out)
+            else:
+                out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        _put(temporary, path, replace)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _put(temporary: Path, path: Path, replace: bool) -> None:
+    if replace:
+        temporary.replace(path)
+        return
+    try:
+        # A hard link fails when the name exists: no window between looking and renaming.
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise UsageError(Code.USAGE, f"{path} exists already", hint="--force replaces it") from None
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        if path.exists() or path.is_symlink():
+            raise UsageError(Code.USAGE, f"{path} exists already", hint="--force replaces it") from None
+        temporary.rename(path)
+
+
+def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "file") -> bytes:
+    """Return a regular file's bytes.
+
+    Raises:
+        UsageError: `file-missing` when it is not there, is no regular file, is unreadable or too long.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UsageError(Code.FILE_MISSING, f"cannot read the {what} {path}: {_reason(error)}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(Code.FILE_MISSING, f"the {what} {path} is not a regular file")
+    with os.fdopen(descriptor, "rb") as source:
+        data = source.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UsageError(Code.TOO_LARGE, f"the {what} {path} is longer than {max_bytes} bytes")
+    return data
+
+
+def write_state(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a plain JSON state file, for us alone."""
+    write_private(path, (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def read_state(path: Path, *, what: str) -> dict[str, Any]:
+    """Return the object that `write_state` wrote.
+
+    Raises:
+        UsageError: `file-missing` when it is not there, `usage` when it is damaged.
+    """
+    try:
+        value = json.loads(read_bounded(path, what=what))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(Code.USAGE, f"the {what} {path} is damaged")
+    return value
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UsageError(
+            Code.DISK_FULL, f"no room to write {path}; nothing was left under that name", hint="free some space"
+        )
+    return UsageError(Code.USAGE, f"cannot write {path}: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name survive a power cut, where the file system can."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

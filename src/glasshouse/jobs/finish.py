@@ -1,0 +1,108 @@
+"""The end of a run on the owner's side: is there a receipt, does it hold, and what does it say?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, ExitCode, GlasshouseError
+from glasshouse.evidence.receipt import Receipt
+from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.verify import Status, Verdict, verify_file
+from glasshouse.wire.states import Outcome
+
+__all__ = ["NO_RECEIPT", "Conclusion", "conclude"]
+
+NO_RECEIPT = "no-receipt"
+INVALID = "invalid"
+
+_EXITS = {
+    Outcome.COMPLETED: ExitCode.DONE,
+    Outcome.REFUSED: ExitCode.REFUSED,
+    Outcome.FAILED: ExitCode.RUN_FAILED,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+    Outcome.RESIDUE: ExitCode.RESIDUE,
+    Outcome.LOST: ExitCode.RUN_FAILED,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conclusion:
+    """How a run ended, as far as its owner can know.
+
+    Attributes:
+        outcome: from the verified receipt; without one, `lost` or what the runtime's exit code says.
+        code: why it did not complete.
+        verdict: `good`, `incomplete`, `not-completed`, `invalid` or `no-receipt`.
+        receipt: the verified receipt.
+        verified: what verification said.
+        problem: why there is no verified receipt, for people.
+    """
+
+    outcome: Outcome
+    code: Code | None
+    verdict: str
+    receipt: Receipt | None = None
+    verified: Verdict | None = None
+    problem: str = ""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a command that waited for this run exits with; only a whole, verified, completed run is 0."""
+        if self.verdict == INVALID:
+            return ExitCode.VERIFICATION_FAILED
+        if self.outcome is Outcome.COMPLETED and self.verdict != Status.GOOD:
+            return ExitCode.VERIFICATION_FAILED
+        return _EXITS[self.outcome]
+
+
+def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None) -> Conclusion:
+    """Look at what a run left and verify it.
+
+    Args:
+        folder: the run's.
+        owner_signing: the owner's public signing key.
+        agent_exit: the runtime's exit code, negative for a signal; None when nobody saw it end.
+    """
+    if not folder.receipt.exists():
+        return _without_receipt(agent_exit)
+    try:
+        verdict = verify_file(folder.receipt, owner=owner_signing)
+    except GlasshouseError as error:
+        return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
+    if not isinstance(verdict, Verdict):
+        return Conclusion(
+            outcome=Outcome.LOST, code=Code.CHAIN_RECEIPT, verdict=INVALID, problem="the receipt is another document"
+        )
+    receipt = verdict.chain.receipt
+    if receipt.run_id != folder.run_id:
+        # A good receipt of another run says nothing about this one.
+        return Conclusion(
+            outcome=Outcome.LOST, code=Code.CHAIN_RECEIPT, verdict=INVALID, problem="the receipt is of another run"
+        )
+    return Conclusion(
+        outcome=receipt.outcome,
+        code=receipt.code,
+        verdict=verdict.status.value,
+        receipt=receipt,
+        verified=verdict,
+    )
+
+
+def _without_receipt(agent_exit: int | None) -> Conclusion:
+    if agent_exit is None or agent_exit <= 0:
+        how = "" if agent_exit is None else f" (signal {-agent_exit})" if agent_exit else " as if it were done"
+        return Conclusion(
+            outcome=Outcome.LOST,
+            code=None,
+            verdict=NO_RECEIPT,
+            problem=f"the runtime ended{how} without a receipt: nobody can say what stayed behind",
+        )
+    outcome = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.INTERRUPTED: Outcome.INTERRUPTED}.get(
+        ExitCode(agent_exit) if agent_exit in set(ExitCode) else ExitCode.RUN_FAILED, Outcome.FAILED
+    )
+    return Conclusion(
+        outcome=outcome,
+        code=None,
+        verdict=NO_RECEIPT,
+        problem=f"the runtime ended with code {agent_exit} and left no receipt",
+    )

@@ -1,0 +1,157 @@
+"""The owner's files on their way into a package: found, checked, opened without following a link.
+
+Laws: every file is reached from the job file's folder component by component, with O_NOFOLLOW, so nothing
+outside it and nothing that is not a regular file can enter a package, also when the folder changes while
+it is sealed; a file that changed since it was listed is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.package.write import Source
+
+__all__ = ["gather"]
+
+_MAX_FILES = 65536
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """A file as it was when the inputs were listed."""
+
+    folder: Path
+    parts: tuple[str, ...]
+    identity: tuple[int, int, int, int]
+
+    def open(self) -> BinaryIO:
+        stream = _open_file(self.folder, self.parts)
+        if _identity(os.fstat(stream.fileno())) != self.identity:
+            stream.close()
+            raise UsageError(
+                Code.SOURCE_CHANGED, f"{self.folder.joinpath(*self.parts)} changed while it was being sealed"
+            )
+        return stream
+
+
+def gather(folder: Path, inputs: Mapping[str, str]) -> list[Source]:
+    """List every file of a job's inputs.
+
+    Args:
+        folder: the job file's folder.
+        inputs: name in the package → file or folder below `folder`; a folder's files keep their names below it.
+
+    Raises:
+        UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an
+            empty folder, or two inputs that would have one name.
+    """
+    sources: dict[str, Source] = {}
+    for name, path in inputs.items():
+        parts = _parts(name, path)
+        for package_name, found in _files(folder, name, parts):
+            if package_name in sources:
+                raise UsageError(Code.JOB_INVALID, f"two inputs would both be {package_name!r} in the package")
+            if len(sources) >= _MAX_FILES:
+                raise UsageError(Code.JOB_INVALID, f"the inputs are more than {_MAX_FILES} files")
+            sources[package_name] = Source(path=package_name, bytes=found.identity[2], open=found.open)
+    return [sources[name] for name in sorted(sources, key=str.encode)]  # the order of spec/sealed-package.md 5
+
+
+def _parts(name: str, path: str) -> tuple[str, ...]:
+    parts = PurePosixPath(path).parts
+    if path.startswith(("/", "~")) or ".." in parts or "\x00" in path:
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"inputs.{name!r} = {path!r} leaves the job file's folder",
+            hint="inputs lie beside the job file or below it; copy or bind-mount what lies elsewhere",
+        )
+    return parts
+
+
+def _files(folder: Path, name: str, parts: tuple[str, ...]) -> Iterator[tuple[str, _Found]]:
+    """Yield what one input names: itself, or each file below it in order."""
+    where = folder.joinpath(*parts)
+    found = _look(folder, parts, name)
+    if stat.S_ISREG(found.st_mode):
+        yield name, _Found(folder=folder, parts=parts, identity=_identity(found))
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(Code.JOB_INVALID, f"inputs.{name!r}: {where} is a link or a device; only files and folders")
+    empty = True
+    for below in sorted(_walk(where)):
+        inner = parts + below
+        entry = _look(folder, inner, name)
+        if not stat.S_ISREG(entry.st_mode):
+            raise UsageError(
+                Code.JOB_INVALID, f"inputs.{name!r}: {folder.joinpath(*inner)} is a link or a device; only files"
+            )
+        empty = False
+        yield "/".join((name, *below)), _Found(folder=folder, parts=inner, identity=_identity(entry))
+    if empty:
+        raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the folder {where} has no files")
+
+
+def _walk(root: Path, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield everything under a folder that is not a folder itself; links are not followed."""
+    with os.scandir(root.joinpath(*below)) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(root, (*below, entry.name))
+            else:
+                yield (*below, entry.name)
+
+
+def _look(folder: Path, parts: tuple[str, ...], name: str) -> os.stat_result:
+    where = folder.joinpath(*parts)
+    try:
+        parent = _descend(folder, parts[:-1])
+        try:
+            if not parts:
+                return os.fstat(parent)
+            return os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(parent)
+    except FileNotFoundError:
+        raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: {where} does not exist") from None
+    except OSError as error:
+        raise UsageError(
+            Code.JOB_INVALID, f"inputs.{name!r}: {where} cannot be reached without following a link ({error.strerror})"
+        ) from None
+
+
+def _descend(folder: Path, parts: tuple[str, ...]) -> int:
+    """Open a folder component by component; the caller closes it."""
+    # The job file's own folder may be reached through links: the owner named it.
+    current = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            below = os.open(part, _FOLDER, dir_fd=current)
+        finally:
+            os.close(current)
+        current = below
+    return current
+
+
+def _open_file(folder: Path, parts: tuple[str, ...]) -> BinaryIO:
+    where = folder.joinpath(*parts)
+    try:
+        parent = _descend(folder, parts[:-1])
+        try:
+            descriptor = os.open(parts[-1], _FILE, dir_fd=parent)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        raise UsageError(Code.SOURCE_CHANGED, f"{where} can no longer be read: {error.strerror}") from None
+    return os.fdopen(descriptor, "rb")
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

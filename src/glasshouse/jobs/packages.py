@@ -1,0 +1,70 @@
+"""What the owner's side remembers of a package beside its key: a label, and how to deploy it.
+
+Nothing here is signed or secret. A record that is missing means the defaults of `jobfile.Deployment`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.files import private_folder, read_state, write_state
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.jobfile import Deployment
+
+__all__ = ["PackageRecord"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageRecord:
+    """A package as its owner knows it.
+
+    Attributes:
+        package_id: 32 hex characters.
+        name: label for people.
+        workload: `mlp`, `lora` or `script`.
+        deployment: how to deploy it.
+        revoked: whether its owner has revoked its key.
+    """
+
+    package_id: str
+    name: str
+    workload: str
+    deployment: Deployment
+    revoked: bool = False
+
+    def save(self, home: Home) -> None:
+        """Write the record; raises `UsageError`."""
+        value: dict[str, Any] = {
+            "deployment": self.deployment.to_json(),
+            "name": self.name,
+            "package_id": self.package_id,
+            "revoked": self.revoked,
+            "saved_us": time.time_ns() // 1000,
+            "workload": self.workload,
+        }
+        write_state(private_folder(home.packages) / f"{self.package_id}.json", value)
+
+    @classmethod
+    def load(cls, home: Home, package_id: str, *, workload: str) -> PackageRecord:
+        """Return the record, or the defaults for a package that came from elsewhere.
+
+        Raises:
+            UsageError: `usage` when the record is damaged.
+        """
+        path = home.packages / f"{package_id}.json"
+        if not path.exists():
+            return cls(package_id=package_id, name=package_id[:8], workload=workload, deployment=Deployment())
+        value = read_state(path, what="package record")
+        try:
+            return cls(
+                package_id=package_id,
+                name=str(value["name"]),
+                workload=str(value["workload"]),
+                deployment=Deployment(**{key: int(number) for key, number in value["deployment"].items()}),
+                revoked=bool(value["revoked"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None

@@ -1,0 +1,72 @@
+"""Names a process so that a later one with the same number is not taken for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ProcessName"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessName:
+    """A process id and when that process began.
+
+    Attributes:
+        pid: process id.
+        started: start time in clock ticks since boot; 0 where the system does not say.
+    """
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int | None = None) -> ProcessName:
+        """Name a running process, ourselves by default."""
+        number = os.getpid() if pid is None else pid
+        return cls(pid=number, started=_started(number) or 0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        now = _started(self.pid)
+        return now == self.started if now is not None else not self.started
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal if it still runs; return whether it was sent."""
+        if not self.alive:
+            return False
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def to_json(self) -> dict[str, int]:
+        return {"pid": self.pid, "started": self.started}
+
+    @classmethod
+    def from_json(cls, value: Any) -> ProcessName | None:
+        """Inverse of `to_json`; None for anything else."""
+        if not isinstance(value, dict) or not isinstance(value.get("pid"), int) or value["pid"] <= 1:
+            return None
+        return cls(pid=value["pid"], started=int(value.get("started") or 0))
+
+
+def _started(pid: int) -> int | None:
+    """Return field 22 of /proc/PID/stat; None for a process that is gone, a zombie, or without /proc."""
+    try:
+        # The command in parentheses may hold spaces and parentheses of its own.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])

@@ -1,0 +1,236 @@
+"""The raw leg: the same worker and workload on the plain inputs, with no protection at all, for comparison.
+
+The inputs lie in the clear in a private folder while it runs, and the outputs stay in the clear.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from glasshouse.errors import Code, ExitCode, RunError, UsageError
+from glasshouse.jobs.content import content_of
+from glasshouse.jobs.files import private_folder, write_private
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.jobfile import Job
+from glasshouse.jobs.keystore import KeyStore
+from glasshouse.package.read import Package
+from glasshouse.wire.canonical import Json
+
+__all__ = ["Plain", "RawEnded", "of_job", "of_package", "run_raw"]
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plain:
+    """A job in the clear.
+
+    Attributes:
+        workload: `mlp`, `lora` or `script`.
+        params: the workload's own.
+        lay: writes the inputs into a folder.
+    """
+
+    workload: str
+    params: Mapping[str, Json]
+    lay: Callable[[Path], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawEnded:
+    """A raw run that has ended.
+
+    Attributes:
+        run_id: a name for its folder.
+        folder: where its outputs lie, in the clear.
+        outcome: `completed`, `failed` or `interrupted`.
+        code: why it failed.
+        work, loss, trainable: what the workload reported.
+        outputs: name, digest and length of each.
+        imports_s: the worker's own import of its frameworks.
+        total_s: from the start of the worker to its end.
+    """
+
+    run_id: str
+    folder: Path
+    outcome: str
+    code: str | None
+    work: Mapping[str, Any] | None
+    loss: Mapping[str, Any] | None
+    trainable: int | None
+    outputs: tuple[Mapping[str, Any], ...]
+    imports_s: float | None
+    total_s: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return {"completed": ExitCode.DONE, "interrupted": ExitCode.INTERRUPTED}.get(self.outcome, ExitCode.RUN_FAILED)
+
+
+def of_job(job: Job) -> Plain:
+    """Return a job file's job in the clear; raises `UsageError` as `content_of` does."""
+    content = content_of(job)
+
+    def lay(folder: Path) -> None:
+        for source in content.sources:
+            with source.open() as stream:
+                _put(folder, source.path, partial(shutil.copyfileobj, stream))
+
+    return Plain(workload=job.workload, params=content.params, lay=lay)
+
+
+def of_package(path: Path, *, home: Home, identity: Identity) -> Plain:
+    """Return a sealed job in the clear, opened with its owner's keys.
+
+    Raises:
+        UsageError: `file-missing` or `identity`.
+        PackageError, FormatError: as `Package.open` and `unlock`.
+    """
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise UsageError(Code.FILE_MISSING, f"cannot read the package {path}: {error.strerror}") from None
+    package = Package.open(stream, owner_signing=identity.signing.public)
+    manifest = package.manifest
+    key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
+    index = package.unlock(key)
+
+    def lay(folder: Path) -> None:
+        with stream:
+            for entry in index.assets:
+                _put(folder, entry.path, package.asset(entry, key).copy_to)
+
+    return Plain(workload=manifest.workload, params=index.job, lay=lay)
+
+
+def run_raw(plain: Plain, *, home: Home, event: Callable[[Mapping[str, Any]], None], log: BinaryIO) -> RawEnded:
+    """Run a job in the clear.
+
+    Args:
+        plain: the job.
+        home: its `raw/` gets the folder.
+        event: told of every message of the worker's.
+        log: a real file; gets what the training prints, in the clear.
+
+    Raises:
+        RunError: `worker-failed` when the worker cannot be started.
+    """
+    run_id = secrets.token_hex(16)
+    folder = private_folder(home.path / "raw" / run_id)
+    inputs, outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
+    params, events = folder / "params.json", folder / "events.jsonl"
+    try:
+        plain.lay(inputs)
+        write_private(params, json.dumps(plain.params).encode())
+        command = [
+            sys.executable,
+            *("-I", "-B", "-m", "glasshouse.workloads.worker", "--raw", "--workload", plain.workload),
+            *("--params", str(params), "--inputs", str(inputs), "--outputs", str(outputs), "--events", str(events)),
+        ]
+        started = time.monotonic()
+        said, stopped = _follow(command, folder, events, event, log)
+        return _ended(run_id, outputs, said, stopped=stopped, total_s=time.monotonic() - started)
+    finally:
+        shutil.rmtree(inputs, ignore_errors=True)
+
+
+def _follow(
+    command: list[str], folder: Path, events: Path, event: Callable[[Mapping[str, Any]], None], log: BinaryIO
+) -> tuple[list[dict[str, Any]], bool]:
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True, umask=0o077
+        )
+    except OSError as error:
+        raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
+    said: list[dict[str, Any]] = []
+    reader, stopped = _Lines(events), False
+    try:
+        while True:
+            try:
+                ended = process.poll() is not None
+                for message in reader.read():
+                    said.append(message)
+                    event(message)
+                if ended:
+                    return said, stopped
+                time.sleep(_POLL_S)
+            except KeyboardInterrupt:
+                stopped = True
+                process.send_signal(signal.SIGTERM)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+class _Lines:
+    """Reads whole lines of JSON from a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as source:
+            source.seek(self._offset)
+            for line in source:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
+
+
+def _ended(run_id: str, outputs: Path, said: list[dict[str, Any]], *, stopped: bool, total_s: float) -> RawEnded:
+    last = {str(message.get("type")): message for message in said}
+    finished, failed, imported = last.get("finished"), last.get("failed"), last.get("imported")
+    outcome = "completed" if finished and not stopped else "interrupted" if stopped else "failed"
+    return RawEnded(
+        run_id=run_id,
+        folder=outputs,
+        outcome=outcome,
+        code=str(failed["code"]) if failed else None if finished else Code.WORKER_KILLED.value,
+        work=finished["work"] if finished else None,
+        loss=finished["loss"] if finished else None,
+        trainable=finished["trainable"] if finished else None,
+        outputs=tuple(_outputs(said)),
+        imports_s=imported["us"] / 1e6 if imported else None,
+        total_s=total_s,
+    )
+
+
+def _outputs(said: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    begun: dict[str, Any] | None = None
+    for message in said:
+        if message.get("type") == "output":
+            begun = message
+        elif message.get("type") == "output-end" and begun is not None:
+            yield {
+                "name": begun["name"],
+                "kind": begun["kind"],
+                "sha256": message["sha256"],
+                "bytes": begun["bytes"],
+            }
+            begun = None
+
+
+def _put(folder: Path, name: str, write: Callable[[BinaryIO], object]) -> None:
+    target = folder.joinpath(*name.split("/"))
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with target.open("xb") as out:
+        write(out)

@@ -1,0 +1,76 @@
+"""Revokes a package's key: the broker releases it to no further runtime. What runs already keeps its key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.packages import PackageRecord
+from glasshouse.jobs.run import public_part
+from glasshouse.jobs.rundir import RunFolder
+
+__all__ = ["Revoked", "resolve", "revoke"]
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revoked:
+    """A package whose key is no longer released.
+
+    Attributes:
+        package_id: which.
+        running: ids of runs that already had the key.
+    """
+
+    package_id: str
+    running: tuple[str, ...]
+
+
+def resolve(name: str, home: Home) -> str:
+    """Return the package id that a path, package id or run names.
+
+    Raises:
+        UsageError: `run-unknown` when it names none of them.
+        PackageError, FormatError: a file that is no package.
+    """
+    path = Path(name)
+    if path.is_file():
+        return public_part(path)[0].package_id
+    if _ID.fullmatch(name) and ((home.packages / f"{name}.json").exists() or (home.keys / f"{name}.json").exists()):
+        return name
+    try:
+        return RunFolder.find(home, name).load().package_id
+    except UsageError:
+        raise UsageError(
+            Code.RUN_UNKNOWN, f"{name[:80]!r} is no sealed package, package id or run of {home.path}"
+        ) from None
+
+
+def revoke(package_id: str, home: Home) -> Revoked:
+    """Revoke at the broker, which is started if need be, and remember it here.
+
+    Raises:
+        PeerError: `broker-unreachable`; nothing was remembered then.
+    """
+    broker = Embedded(home)
+    try:
+        broker.ensure().client().revoke(package_id)
+    except UsageError as error:
+        # A package that was never deployed has no key there; from here on it is not deployed either.
+        if error.code is not Code.DEPLOYMENT_UNKNOWN:
+            raise
+    finally:
+        broker.give_back()
+    record = PackageRecord.load(home, package_id, workload="unknown")
+    replace(record, revoked=True).save(home)
+    running: list[str] = []
+    for folder in RunFolder.all(home):
+        run = folder.load()
+        if run.package_id == package_id and run.active:
+            running.append(run.run_id)
+    return Revoked(package_id=package_id, running=tuple(sorted(running)))

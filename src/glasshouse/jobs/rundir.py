@@ -1,0 +1,198 @@
+"""Run folders: one per run, with what the owner's side knows of it.
+
+```
+runs/ID/            0700
+  run.json          this module's record; written by the run's supervisor alone
+  package.sealed    when the run sealed a job file itself
+  out/              what came from the machine: events.log, outputs/, log/, receipt.json
+  runtime.log       the agent's own words; nothing of the job's
+  supervisor.log    a detached run's
+```
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.files import private_folder, read_state, write_state
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.processes import ProcessName
+
+__all__ = ["Phase", "RunFolder", "RunRecord"]
+
+_ID_CHARS = 32
+
+
+class Phase(StrEnum):
+    """Where a run is from the owner's side."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What `run.json` says.
+
+    Attributes:
+        run_id: 32 hex characters.
+        name: label for people.
+        workload: `mlp`, `lora` or `script`.
+        package: path of the sealed package.
+        package_id, manifest_sha256: which package, hex.
+        assurance, profile: what its owner demands.
+        created_us: when it was started.
+        max_duration_s: a longer run is wiped.
+        phase: where it is.
+        deployment: the broker's id for it, once there is one.
+        broker: the owner socket of its broker, once there is one.
+        supervisor, agent: the processes that run it.
+        ended_us: when it ended.
+        outcome, code: how it ended; `lost` when nobody can say.
+        verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
+        exit_code: what its supervisor ended with.
+    """
+
+    run_id: str
+    name: str
+    workload: str
+    package: Path
+    package_id: str
+    manifest_sha256: str
+    assurance: str
+    profile: str
+    created_us: int
+    max_duration_s: int
+    phase: Phase = Phase.PREPARING
+    deployment: str | None = None
+    broker: Path | None = None
+    supervisor: ProcessName | None = None
+    agent: ProcessName | None = None
+    ended_us: int | None = None
+    outcome: str | None = None
+    code: str | None = None
+    verdict: str | None = None
+    exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of this run still exists."""
+        return any(process is not None and process.alive for process in (self.supervisor, self.agent))
+
+    @property
+    def active(self) -> bool:
+        """Whether the run has not ended and something still works on it."""
+        return self.phase is not Phase.ENDED and self.alive
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        value["package"] = str(self.package)
+        value["broker"] = None if self.broker is None else str(self.broker)
+        value["phase"] = self.phase.value
+        for name in ("supervisor", "agent"):
+            value[name] = None if value[name] is None else value[name].to_json()
+        return value
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RunRecord:
+        """Inverse of `to_json`; raises KeyError, TypeError or ValueError."""
+        known = {field.name: value[field.name] for field in fields(cls)}
+        known["package"] = Path(known["package"])
+        known["broker"] = None if known["broker"] is None else Path(known["broker"])
+        known["phase"] = Phase(known["phase"])
+        for name in ("supervisor", "agent"):
+            known[name] = ProcessName.from_json(known[name])
+        return cls(**known)
+
+
+class RunFolder:
+    """One run's folder.
+
+    Args:
+        path: the folder; its name is the run id.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id = path.name
+        self.out = path / "out"
+        self.events = self.out / "events.log"
+        self.receipt = self.out / "receipt.json"
+        self.package = path / "package.sealed"
+        self.scratch = path / "empty"
+        self.runtime_log = path / "runtime.log"
+        self.supervisor_log = path / "supervisor.log"
+        self._record = path / "run.json"
+
+    @classmethod
+    def create(cls, home: Home) -> RunFolder:
+        """Make the folder of a new run; raises `UsageError`."""
+        folder = cls(private_folder(home.runs) / secrets.token_hex(16))
+        private_folder(folder.path)
+        private_folder(folder.scratch)
+        return folder
+
+    @classmethod
+    def find(cls, home: Home, name: str) -> RunFolder:
+        """Return the run with this id, with this unique beginning of an id, or the `latest`.
+
+        Raises:
+            UsageError: `run-unknown`.
+        """
+        runs = list(cls.all(home))
+        if name == "latest":
+            if not runs:
+                raise UsageError(Code.RUN_UNKNOWN, f"no run in {home.runs}", hint="start one with: glasshouse run")
+            return max(runs, key=lambda folder: folder.load().created_us)
+        matching = [folder for folder in runs if name and folder.run_id.startswith(name.lower())]
+        if len(matching) == 1:
+            return matching[0]
+        why = "no run" if not matching else f"{len(matching)} runs"
+        raise UsageError(
+            Code.RUN_UNKNOWN,
+            f"{why} in {home.runs} with an id that begins with {name[:40]!r}",
+            hint="see: glasshouse status",
+        )
+
+    @classmethod
+    def all(cls, home: Home) -> Iterator[RunFolder]:
+        """Yield every run folder that has a record, in no order."""
+        if not home.runs.is_dir():
+            return
+        for path in home.runs.iterdir():
+            if len(path.name) == _ID_CHARS and (path / "run.json").is_file():
+                yield cls(path)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the run has a record yet."""
+        return self._record.is_file()
+
+    def load(self) -> RunRecord:
+        """Return the record; raises `UsageError`."""
+        value = read_state(self._record, what="run record")
+        try:
+            return RunRecord.from_json(value)
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(Code.USAGE, f"the run record {self._record} is damaged") from None
+
+    def save(self, record: RunRecord) -> RunRecord:
+        """Write the record and return it; raises `UsageError`."""
+        write_state(self._record, record.to_json())
+        return record
+
+    def update(self, **changes: Any) -> RunRecord:
+        """Change fields of the record; for the run's supervisor alone."""
+        return self.save(replace(self.load(), **changes))
+
+    def end(self, **changes: Any) -> RunRecord:
+        """Record the end of the run."""
+        return self.update(phase=Phase.ENDED, ended_us=time.time_ns() // 1000, **changes)

@@ -1,0 +1,119 @@
+"""Runs a prepared job in this process, or hands it to a supervisor of its own.
+
+Law: however a run ends, its record says so and the embedded broker is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from glasshouse.errors import Code, GlasshouseError, PlatformError
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
+from glasshouse.providers.local import LocalProvider
+from glasshouse.wire.states import Outcome
+
+__all__ = ["detach", "run_here", "settled"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def settled(folder: RunFolder, broker: Embedded) -> Iterator[None]:
+    """See to it that a run which fails in this block is recorded as ended and gives its broker back."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(GlasshouseError, OSError):
+            if folder.load().phase is not Phase.ENDED:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                code = error.code.value if isinstance(error, GlasshouseError) else None
+                folder.end(
+                    outcome=(Outcome.INTERRUPTED if interrupted else Outcome.FAILED).value,
+                    code=Code.INTERRUPTED.value if interrupted else code,
+                )
+        with contextlib.suppress(GlasshouseError, OSError):
+            broker.give_back()
+        raise
+
+
+def run_here(folder: RunFolder, launch: bytes, *, home: Home, broker: Embedded, watcher: Watcher) -> Ended:
+    """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
+
+    Raises:
+        PlatformError: it could not be placed.
+        GlasshouseError: as `supervise`.
+    """
+    interrupts = Interrupts()
+    with settled(folder, broker), _handled(interrupts):
+        ended = supervise(
+            folder,
+            launch,
+            home=home,
+            provider=LocalProvider(),
+            broker=broker,
+            watcher=watcher,
+            interrupts=interrupts,
+        )
+        broker.give_back()
+        return ended
+
+
+def detach(folder: RunFolder, launch: bytes, *, home: Home) -> ProcessName:
+    """Start a supervisor that outlives this process and its terminal, and return its name.
+
+    It is a fresh process: what this one decrypted is not in its memory.
+
+    Raises:
+        PlatformError: it cannot be started.
+    """
+    command = [sys.executable, "-I", "-m", "glasshouse.jobs.supervisor", str(home.path), folder.run_id]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(folder.supervisor_log, flags, 0o600)
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+            umask=0o077,
+        )
+    except OSError as error:
+        raise PlatformError(Code.PLATFORM, f"the supervisor cannot be started: {error.strerror}") from None
+    finally:
+        os.close(log)
+    supervisor = ProcessName.of(child.pid)
+    # The record is the supervisor's from the moment that it has the launch file, and not before.
+    folder.update(supervisor=supervisor)
+    assert child.stdin is not None  # noqa: S101 - asked for above
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(launch)
+    # It is meant to outlive us: nobody here waits for it.
+    child.returncode = 0
+    return supervisor
+
+
+@contextlib.contextmanager
+def _handled(interrupts: Interrupts) -> Iterator[None]:
+    """Count signals instead of dying of them."""
+
+    def count(_number: int, _frame: FrameType | None) -> None:
+        interrupts()
+
+    before = {number: signal.signal(number, count) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

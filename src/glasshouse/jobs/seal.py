@@ -1,0 +1,120 @@
+"""Seals a job: the owner's files under a fresh package key, the manifest under the owner's signature.
+
+Order matters: the package is written under a temporary name, its key is stored durably, and only then does
+the package get its final name. A package without a key never appears; a failure leaves neither.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.content import content_of
+from glasshouse.jobs.files import write_private
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import Identity, OwnerPublic, read_public
+from glasshouse.jobs.jobfile import Job
+from glasshouse.jobs.keystore import KeyStore
+from glasshouse.jobs.packages import PackageRecord
+from glasshouse.package.manifest import Manifest
+from glasshouse.package.write import write
+from glasshouse.wire.aead import KEY_BYTES
+
+__all__ = ["Sealed", "seal"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sealed:
+    """A sealed job.
+
+    Attributes:
+        path: of the package.
+        manifest: its public manifest.
+        files, plain_bytes: how much went in.
+        package_bytes: how long the package is.
+    """
+
+    path: Path
+    manifest: Manifest
+    files: int
+    plain_bytes: int
+    package_bytes: int
+
+
+def seal(
+    job: Job,
+    *,
+    out: Path,
+    home: Home,
+    identity: Identity,
+    replace: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sealed:
+    """Seal a job into one file and keep its key in the key store.
+
+    Args:
+        job: the checked job file.
+        out: the package's path.
+        home: whose key store gets the key.
+        identity: the owner; signs the manifest.
+        replace: whether a file at `out` may be replaced.
+        progress: called with the plaintext bytes sealed so far, and in all.
+
+    Raises:
+        UsageError: `file-missing`, `job-invalid`, `model-not-found`, `source-changed`, `disk-full` or `usage`.
+        PackageError: `package-path` or `package-limit` for what a package cannot hold.
+    """
+    packed = content_of(job)
+    backups = [read_public(path) for path in job.backups]
+    recipients = _recipients(identity.public, backups)
+    package_id, package_key = secrets.token_hex(16), secrets.token_bytes(KEY_BYTES)
+    store, written = KeyStore(home.keys), list[Manifest]()
+
+    def content(stream: BinaryIO) -> None:
+        sealed = write(
+            stream,
+            sources=packed.sources,
+            job=dict(packed.params),
+            workload=job.workload,
+            floor=job.floor,
+            owner=identity.signing,
+            owner_sealing=identity.sealing.public,
+            recipients=recipients,
+            package_key=package_key,
+            package_id=package_id,
+            suite=job.suite,
+            chunk_bytes=job.chunk_bytes,
+            progress=progress,
+        )
+        written.append(sealed.manifest)
+        store.put(
+            package_key,
+            package_id=package_id,
+            manifest_sha256=sealed.manifest.sha256,
+            recipients=recipients,
+        )
+
+    if out.exists() and not replace:
+        raise UsageError(Code.USAGE, f"{out} exists already", hint="--force replaces it")
+    try:
+        write_private(out, content, replace=replace)
+        PackageRecord(package_id=package_id, name=job.name, workload=job.workload, deployment=job.deployment).save(home)
+    except BaseException:
+        store.remove(package_id)
+        raise
+    return Sealed(
+        path=out,
+        manifest=written[0],
+        files=len(packed.sources),
+        plain_bytes=sum(source.bytes for source in packed.sources),
+        package_bytes=out.stat().st_size,
+    )
+
+
+def _recipients(owner: OwnerPublic, backups: Iterable[OwnerPublic]) -> tuple[bytes, ...]:
+    """The owner first, then each backup once."""
+    return tuple(dict.fromkeys([owner.sealing, *(backup.sealing for backup in backups)]))

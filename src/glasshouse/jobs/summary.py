@@ -1,0 +1,133 @@
+"""What a run came to, as the one object that `run`, `attach` and `status` print with `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from glasshouse.evidence.receipt import LIFECYCLE, Receipt
+from glasshouse.evidence.results import Loss
+from glasshouse.evidence.results import Work as Done
+from glasshouse.jobs.collect import Opened
+from glasshouse.jobs.finish import Conclusion
+from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.wire.states import State
+
+__all__ = ["summary"]
+
+
+def summary(
+    folder: RunFolder, record: RunRecord, seen: Seen, conclusion: Conclusion | None, opened: Sequence[Opened] = ()
+) -> dict[str, Any]:
+    """Return a run's facts; everything below `outcome` comes from the verified receipt or is null.
+
+    Args:
+        folder, record: the run.
+        seen: what its events said.
+        conclusion: how it ended, or None while it has not.
+        opened: the outputs as their owner sees them; without them names stay sealed, and are null.
+    """
+    receipt = None if conclusion is None else conclusion.receipt
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "state": (seen.state or State.CREATED).value,
+        "outcome": None if conclusion is None else conclusion.outcome.value,
+        "code": None if conclusion is None or conclusion.code is None else conclusion.code.value,
+        "attestation": _attestation(conclusion),
+        "assurance": None if receipt is None or receipt.assurance is None else receipt.assurance.value,
+        "hardening": _hardening(receipt),
+        "package": {"id": record.package_id, "manifest_sha256": record.manifest_sha256},
+        "workload": record.workload,
+        "work": _work(receipt.work if receipt else None),
+        "loss": _loss(receipt.loss if receipt else None),
+        "trainable": receipt.trainable if receipt else None,
+        "outputs": _outputs(receipt, opened),
+        "lifecycle_s": {step: _seconds(receipt.lifecycle_us[step] if receipt else None) for step in LIFECYCLE},
+        "training_imports_s": _seconds(receipt.training_imports_us if receipt else None),
+        "zeroization": _zeroization(receipt),
+        "receipt": _receipt(folder, conclusion),
+        "files": str(folder.path),
+    }
+
+
+def _attestation(conclusion: Conclusion | None) -> dict[str, Any] | None:
+    if conclusion is None or conclusion.verified is None:
+        return None
+    receipt, ear = conclusion.verified.chain.receipt, conclusion.verified.chain.ear
+    return {
+        "key_released": ear is not None,
+        "ear_status": None if ear is None else ear.status.value,
+        "evidence_sha256": receipt.evidence_sha256.hex() if receipt.evidence_sha256 else None,
+    }
+
+
+def _hardening(receipt: Receipt | None) -> dict[str, Any] | None:
+    if receipt is None:
+        return None
+    return {
+        "profile": receipt.profile.value,
+        "workspace": receipt.workspace,
+        "secret_memory": receipt.secret_memory,
+    }
+
+
+def _work(work: Done | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {
+        "unit": work.unit,
+        "done": work.done,
+        "elapsed_s": _seconds(work.elapsed_us),
+        "rate_per_s": round(work.done * 1e6 / work.elapsed_us, 4) if work.elapsed_us else None,
+        "stop_reason": work.stop_reason,
+    }
+
+
+def _loss(loss: Loss | None) -> dict[str, Any] | None:
+    return None if loss is None else {"first": float(loss.first), "final": float(loss.final)}
+
+
+def _outputs(receipt: Receipt | None, opened: Sequence[Opened]) -> list[dict[str, Any]]:
+    if receipt is None:
+        return []
+    inside = {one.sequence: one for one in opened}
+    found: list[dict[str, Any]] = []
+    for output in receipt.outputs:
+        one = inside.get(output.sequence)
+        digest = one.sha256 if one else output.sha256
+        found.append(
+            {
+                "name": one.name if one else None,
+                "kind": output.kind,
+                "sha256": digest.hex() if digest else None,
+                "bytes": output.plain_bytes,
+                "sealed": str(PurePosixPath(output.file_name)),
+                "sealed_sha256": output.sealed_sha256.hex(),
+            }
+        )
+    return found
+
+
+def _zeroization(receipt: Receipt | None) -> list[dict[str, Any]]:
+    if receipt is None:
+        return []
+    return [
+        {"probe": probe.probe, "result": probe.result.value, "detail": probe.detail} for probe in receipt.zeroization
+    ]
+
+
+def _receipt(folder: RunFolder, conclusion: Conclusion | None) -> dict[str, Any] | None:
+    if conclusion is None:
+        return None
+    return {
+        "path": str(folder.receipt) if folder.receipt.exists() else None,
+        "verdict": conclusion.verdict,
+        "problem": conclusion.problem or None,
+    }
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / 1e6

@@ -1,0 +1,151 @@
+"""Supervises a placed run until it has ended: follows its events, keeps its broker alive, verifies its receipt.
+
+Laws: an interrupt is passed to the runtime, which zeroizes; the supervisor waits for that, however often it
+is interrupted. Nothing here needs, or has, a private key of the owner's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from glasshouse.errors import GlasshouseError
+from glasshouse.evidence.events import Event
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.finish import Conclusion, conclude
+from glasshouse.jobs.follow import Seen, Tail
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import read_public
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.providers.base import Placement, Provider, Request
+from glasshouse.wire.states import State
+
+__all__ = ["Ended", "Interrupts", "Watcher", "supervise"]
+
+# A runtime that was asked to stop has a worker that may take seconds to end and memory to search.
+STOP_PATIENCE_S = 120.0
+_QUICK_S, _SLOW_S = 0.05, 0.5
+_BROKER_CHECK_S = 2.0
+
+
+class Watcher(Protocol):
+    """Whoever shows a run to a person."""
+
+    def event(self, event: Event, seen: Seen) -> None:
+        """Something happened."""
+
+    def stopping(self, times: int) -> None:
+        """The run was asked to stop, for the n-th time."""
+
+
+class Interrupts:
+    """Counts how often the run was asked to stop; a signal handler calls it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_signal: object) -> None:
+        self.count += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A run that has ended.
+
+    Attributes:
+        folder, record: the run.
+        seen: what its events said.
+        conclusion: how it ended.
+    """
+
+    folder: RunFolder
+    record: RunRecord
+    seen: Seen
+    conclusion: Conclusion
+
+
+def supervise(
+    folder: RunFolder,
+    launch: bytes,
+    *,
+    home: Home,
+    provider: Provider,
+    broker: Embedded,
+    watcher: Watcher,
+    interrupts: Interrupts,
+) -> Ended:
+    """Place a prepared run and stay with it until it has ended.
+
+    Args:
+        folder: the run's; its record is prepared.
+        launch: the launch file.
+        home: the state home.
+        provider: where to place it.
+        broker: looked after while the run lasts; belongs to the caller, who gives it back.
+        watcher: told of every event.
+        interrupts: asked now and then whether to stop.
+
+    Raises:
+        PlatformError: it could not be placed.
+    """
+    record = folder.load()
+    owner = read_public(home.owner_public)
+    placement = provider.place(
+        Request(
+            launch=launch,
+            package=record.package,
+            out=folder.out,
+            scratch=folder.scratch,
+            log=folder.runtime_log,
+            max_seconds=record.max_duration_s,
+        )
+    )
+    folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))
+    seen, exit_code = _follow(folder, placement, broker, watcher, interrupts)
+    conclusion = conclude(folder, owner_signing=owner.signing, agent_exit=exit_code)
+    record = folder.end(
+        outcome=conclusion.outcome.value,
+        code=None if conclusion.code is None else conclusion.code.value,
+        verdict=conclusion.verdict,
+        exit_code=int(conclusion.exit_code),
+    )
+    return Ended(folder=folder, record=record, seen=seen, conclusion=conclusion)
+
+
+def _follow(
+    folder: RunFolder, placement: Placement, broker: Embedded, watcher: Watcher, interrupts: Interrupts
+) -> tuple[Seen, int]:
+    """Follow the events until the runtime's process has ended; return its exit code too."""
+    seen, tail = Seen(), Tail(folder.events)
+    passed_on, deadline, next_check = 0, float("inf"), time.monotonic() + _BROKER_CHECK_S
+    while True:
+        exit_code = placement.wait(_QUICK_S if seen.state is not State.RUNNING else _SLOW_S)
+        for event in tail.read():
+            seen.take(event)
+            watcher.event(event, seen)
+        if exit_code is not None:
+            tail.close()
+            return seen, exit_code
+        now = time.monotonic()
+        if interrupts.count > passed_on:
+            passed_on = interrupts.count
+            deadline = min(deadline, now + STOP_PATIENCE_S)
+            placement.interrupt()
+            watcher.stopping(passed_on)
+        if now > deadline:
+            # It did not end by itself: the kernel wipes what a killed process held, and nobody vouches for it.
+            placement.kill()
+        if now > next_check:
+            next_check = now + _BROKER_CHECK_S
+            _keep(broker)
+
+
+def _keep(broker: Embedded) -> None:
+    """Start the broker again if it died; the runtime retries meanwhile, and its lease bounds how long."""
+    if broker.serving is None:
+        try:
+            broker.ensure()
+        except GlasshouseError:
+            return  # tried again at the next look

@@ -1,0 +1,226 @@
+"""What `verify` found, in words for people and for machines; never without the assurance level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from glasshouse.errors import ExitCode
+from glasshouse.evidence.artifact import Artifact
+from glasshouse.evidence.log import VerifiedLog
+from glasshouse.evidence.results import Output
+from glasshouse.jobs.chain import Chain
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.signing import key_id
+from glasshouse.wire.states import Outcome
+
+__all__ = ["AnyVerdict", "ArtifactVerdict", "PackageVerdict", "Status", "Verdict"]
+
+
+class Status(StrEnum):
+    """What a verified bundle is worth."""
+
+    GOOD = "good"
+    NOT_COMPLETED = "not-completed"
+    INCOMPLETE = "incomplete"
+
+
+_EXIT = {
+    Outcome.REFUSED: ExitCode.REFUSED,
+    Outcome.FAILED: ExitCode.RUN_FAILED,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+    Outcome.RESIDUE: ExitCode.RESIDUE,
+}
+
+_PARTS = {
+    "manifest": "the package's manifest",
+    "evidence": "evidence",
+    "ear": "an attestation result",
+    "head_countersignature": "the broker's countersignature on the final head",
+    "countersignature": "the broker's countersignature on the receipt",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A bundle all of whose links hold.
+
+    Attributes:
+        chain: the links.
+        log: the log beside the bundle, if it was there and agrees.
+    """
+
+    chain: Chain
+    log: VerifiedLog | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.chain.missing:
+            return Status.INCOMPLETE
+        return Status.GOOD if self.outcome is Outcome.COMPLETED else Status.NOT_COMPLETED
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.chain.receipt.outcome
+
+    @property
+    def assurance(self) -> str:
+        """The level, or `unattested` for a run that no attestation result stands behind."""
+        return self.chain.ear.assurance.value if self.chain.ear else "unattested"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.status is Status.INCOMPLETE:
+            return ExitCode.VERIFICATION_FAILED
+        return ExitCode.DONE if self.status is Status.GOOD else _EXIT[self.outcome]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level."""
+        level = f"assurance {self.assurance}"
+        if self.status is Status.GOOD:
+            return f"Authentic and complete ({level}): the run completed."
+        if self.status is Status.NOT_COMPLETED:
+            return f"Authentic and complete ({level}): the run did not complete; outcome {self._how}."
+        missing = ", ".join(_PARTS[part] for part in self.chain.missing)
+        return f"Incomplete ({level}): nothing contradicts it, but it lacks {missing}; its own word: {self._how}."
+
+    @property
+    def _how(self) -> str:
+        code = self.chain.receipt.code
+        return self.outcome.value if code is None else f"{self.outcome.value} ({code.value})"
+
+    @property
+    def links(self) -> tuple[tuple[str, str | None], ...]:
+        """The chain from the owner to the run's end: each link, and what it says; None for one that is missing."""
+        chain, receipt, by_broker = self.chain, self.chain.receipt, "by the broker"
+        manifest = evidence = ear = None
+        if chain.manifest:
+            manifest = f"package {receipt.package_id[:8]}, demands at least {chain.manifest.floor.assurance}"
+        if chain.claims:
+            evidence = f"runtime {chain.claims.measurement.hex()[:8]}, hardening {chain.claims.hardening.profile}"
+        if chain.ear:
+            ear = f"{chain.ear.status}, assurance {chain.ear.assurance}"
+        broker = key_id(chain.delegation.broker_public)[:8]
+        return (
+            ("delegation", f"the owner lets broker {broker} release and countersign"),
+            ("manifest", manifest),
+            ("launch token", f"run {receipt.run_id[:8]} of deployment {receipt.deployment[:8]}"),
+            ("evidence", evidence),
+            ("attestation result", ear),
+            ("final head", f"{chain.head.size} events" + (", all of them seen here" if self.log else "")),
+            ("head's countersignature", by_broker if chain.countersigned_head else None),
+            ("receipt", self._how),
+            ("receipt's countersignature", by_broker if chain.countersignature else None),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        chain, receipt = self.chain, self.chain.receipt
+        return {
+            "assurance": self.assurance,
+            "attestation": chain.ear.status.value if chain.ear else None,
+            "code": None if receipt.code is None else receipt.code.value,
+            "countersigned_us": chain.countersignature.time_us if chain.countersignature else None,
+            "hardening": receipt.profile.value,
+            "kind": "bundle",
+            "links": [{"link": name, "says": says} for name, says in self.links],
+            "log_events": receipt.log_size if self.log else None,
+            "missing": list(chain.missing),
+            "outcome": self.outcome.value,
+            "outputs": [_output(output) for output in receipt.outputs],
+            "package": {"id": receipt.package_id, "manifest_sha256": receipt.manifest_sha256.hex()},
+            "run_id": receipt.run_id,
+            "status": self.status.value,
+            "verdict": self.sentence,
+            "work": None if receipt.work is None else receipt.work.to_json(),
+            "workload": receipt.workload,
+            "zeroization": [{"probe": probe.probe, "result": probe.result.value} for probe in receipt.zeroization],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactVerdict:
+    """An artifact that the owner signed, unaltered."""
+
+    artifact: Artifact
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level and with whose word it is."""
+        return (
+            f"Authentic artifact (assurance {self.artifact.assurance}): the owner says this of a run that completed, "
+            f"whose bundle has the SHA-256 {self.artifact.bundle_sha256.hex()}."
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "artifact": self.artifact.to_json(),
+            "assurance": self.artifact.assurance.value,
+            "kind": "artifact",
+            "status": "authentic",
+            "verdict": self.sentence,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageVerdict:
+    """A package that the owner signed.
+
+    Attributes:
+        package_id, manifest_sha256: which.
+        assurance, profile: the floor that every run of it must meet.
+        assets, content_bytes: what was opened and compared with its digests; None when only the public part was.
+    """
+
+    package_id: str
+    manifest_sha256: bytes
+    assurance: str
+    profile: str
+    assets: int | None
+    content_bytes: int | None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level that the package demands."""
+        demand = f"demands at least assurance {self.assurance}, hardening {self.profile}"
+        if self.assets is None:
+            return f"Signed by its owner ({demand}); its content was not opened."
+        return f"Signed by its owner ({demand}); all {self.assets} assets opened and match their digests."
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "assets": self.assets,
+            "assurance": self.assurance,
+            "content_bytes": self.content_bytes,
+            "hardening": self.profile,
+            "kind": "package",
+            "package": {"id": self.package_id, "manifest_sha256": self.manifest_sha256.hex()},
+            "status": "authentic",
+            "verdict": self.sentence,
+        }
+
+
+AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | PackageVerdict
+
+
+def _output(output: Output) -> dict[str, Json]:
+    return {
+        "bytes": output.plain_bytes,
+        "class": output.of,
+        "file": output.file_name,
+        "kind": output.kind,
+        "sealed_sha256": output.sealed_sha256.hex(),
+        "sha256": None if output.sha256 is None else output.sha256.hex(),
+    }

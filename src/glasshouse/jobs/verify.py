@@ -1,0 +1,243 @@
+"""`verify`: is this document genuine, by this owner, and what does it say? Offline, from the file and `owner.pub`.
+
+Composed here from the rooms below, none of which knows the whole chain. A verdict never stands without
+its assurance level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from glasshouse.errors import Code, FormatError, UsageError, VerificationError
+from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.events import EventType
+from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
+from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
+from glasshouse.evidence.results import Output
+from glasshouse.jobs.chain import Chain, walk
+from glasshouse.jobs.identity import OwnerPublic
+from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, PackageVerdict, Status, Verdict
+from glasshouse.package.read import Package
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.signing import key_id
+
+__all__ = [
+    "AnyVerdict",
+    "ArtifactVerdict",
+    "PackageVerdict",
+    "Status",
+    "Verdict",
+    "verify_artifact",
+    "verify_bundle",
+    "verify_file",
+    "verify_log_beside",
+    "verify_package",
+]
+
+LOG_NAME = "events.log"
+HEADS_NAME = "heads.log"
+BUNDLE_NAME = "receipt.json"
+_PACKAGE_MAGIC = b"\x89GHS"
+# Canonical JSON: an envelope's first key, which a bundle does not have.
+_ENVELOPE = b'{"payload":'
+
+
+def verify_bundle(data: bytes, *, owner: OwnerPublic | bytes) -> Verdict:
+    """Walk a receipt bundle from the owner's key to what happened.
+
+    Args:
+        data: the bundle's bytes.
+        owner: the owner, or their signing key, known from elsewhere than the bundle.
+
+    Raises:
+        FormatError: it is not a bundle.
+        VerificationError: with the code of the link that does not hold.
+    """
+    return Verdict(chain=walk(data, owner=_signing(owner)))
+
+
+def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] = ()) -> Verdict:
+    """Check the event log that lies beside a bundle, and that both tell the same story.
+
+    Args:
+        verdict: of the bundle.
+        lines: of `events.log`, as `read_lines` yields them.
+        heads: lines of `heads.log`.
+
+    Raises:
+        VerificationError: `log-invalid` or `state-illegal`.
+    """
+    chain, receipt = verdict.chain, verdict.chain.receipt
+    log = verify_log(lines, chain.head)
+    probes = [(e.body["probe"], e.body["result"], e.body["detail"]) for e in log.of(EventType.PROBE)]
+    outputs = [
+        (e.body["kind"], e.body["class"], e.body["bytes"], e.body["sealed_bytes"], e.body["sealed_sha256"])
+        for e in log.of(EventType.OUTPUT)
+    ]
+    digests = {
+        "ear": receipt.ear_sha256,
+        "environment": receipt.environment_sha256,
+        "evidence": receipt.evidence_sha256,
+        "manifest": receipt.manifest_sha256,
+        "measurement": receipt.measurement,
+        "token": chain.token_sha256,
+    }
+    for what, holds in (
+        ("outcome", (log.outcome, log.code) == (receipt.outcome, receipt.code)),
+        ("probes", probes == [(p.probe, p.result.value, p.detail) for p in receipt.zeroization]),
+        ("outputs", outputs == [_as_event(output) for output in receipt.outputs]),
+        ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
+        ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
+    ):
+        if not holds:
+            raise VerificationError(Code.LOG_INVALID, f"log and receipt tell different {what}")
+    _verify_heads(chain, heads, log)
+    return Verdict(chain=chain, log=log)
+
+
+def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes) -> ArtifactVerdict:
+    """Check an artifact.
+
+    Raises:
+        VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration.
+    """
+    public = _signing(owner)
+    try:
+        envelope = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES)
+        if [name for name, _ in envelope.signatures] != [key_id(public)]:
+            raise VerificationError(Code.OWNER_UNKNOWN, "an artifact by another owner than expected")
+        return ArtifactVerdict(artifact=Artifact.parse_signed(data, owner=public))
+    except FormatError as error:
+        raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
+
+
+def verify_package(
+    stream: BinaryIO, *, owner: OwnerPublic | bytes, content: bool = False, package_key: bytes | None = None
+) -> PackageVerdict:
+    """Check a sealed package's public part, and with `content` every byte of its assets.
+
+    Raises:
+        PackageError, FormatError: as `Package.open`, `Package.unlock` and `AssetReader.verify`.
+        UsageError: `usage` for `content` without the package's key.
+    """
+    package = Package.open(stream, owner_signing=_signing(owner))
+    manifest = package.manifest
+    assets: int | None = None
+    content_bytes: int | None = None
+    if content:
+        if package_key is None:
+            raise UsageError(
+                Code.USAGE,
+                "the content of a package can only be checked with its key",
+                hint="verify it where it was sealed: the key is in that key store",
+            )
+        index = package.unlock(package_key)
+        for entry in index.assets:
+            package.asset(entry, package_key).verify()
+        assets, content_bytes = len(index.assets), sum(entry.bytes for entry in index.assets)
+    return PackageVerdict(
+        package_id=manifest.package_id,
+        manifest_sha256=manifest.sha256,
+        assurance=manifest.floor.assurance.value,
+        profile=manifest.floor.profile.value,
+        assets=assets,
+        content_bytes=content_bytes,
+    )
+
+
+def verify_file(
+    path: Path, *, owner: OwnerPublic | bytes, content: bool = False, package_key: bytes | None = None
+) -> AnyVerdict:
+    """Find out what a file is and verify it.
+
+    A bundle is verified with the `events.log` and `heads.log` that lie beside it, if they do; for an event log,
+    the bundle beside it is needed.
+
+    Args:
+        path: a receipt bundle, an artifact, a sealed package or an event log.
+        owner: the owner, or their signing key.
+        content: whether to open a package's content too.
+        package_key: for `content`.
+
+    Raises:
+        UsageError: `file-missing`, or `usage` for a file that is none of these.
+        GlasshouseError: as the verifier of its kind.
+    """
+    if path.name in (LOG_NAME, HEADS_NAME):
+        if not path.with_name(BUNDLE_NAME).is_file():
+            raise VerificationError(
+                Code.CHAIN_INCOMPLETE, f"a log proves nothing without the {BUNDLE_NAME} that vouches for it"
+            )
+        path = path.with_name(BUNDLE_NAME)
+    if not path.is_file():
+        raise UsageError(Code.FILE_MISSING, f"there is no file {path}")
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(len(_PACKAGE_MAGIC))
+            stream.seek(0)
+            if start == _PACKAGE_MAGIC:
+                return verify_package(stream, owner=owner, content=content, package_key=package_key)
+            data = stream.read(MAX_BUNDLE_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(Code.FILE_MISSING, f"cannot read {path}: {reason}") from None
+    if data.startswith(_ENVELOPE):
+        return verify_artifact(data, owner=owner)
+    verdict = verify_bundle(data, owner=owner)
+    return _with_log(verdict, path.parent)
+
+
+def _with_log(verdict: Verdict, folder: Path) -> Verdict:
+    log, heads = folder / LOG_NAME, folder / HEADS_NAME
+    if not log.is_file():
+        return verdict
+    try:
+        with log.open("rb") as lines:
+            if not heads.is_file():
+                return verify_log_beside(verdict, read_lines(lines))
+            with heads.open("rb") as kept:
+                return verify_log_beside(verdict, read_lines(lines), _head_lines(kept))
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(Code.FILE_MISSING, f"cannot read the log in {folder}: {reason}") from None
+
+
+def _head_lines(stream: BinaryIO) -> Iterable[bytes]:
+    while line := stream.readline(MAX_COUNTERSIGNED_HEAD_BYTES + 2):
+        yield line
+
+
+def _verify_heads(chain: Chain, lines: Iterable[bytes], log: VerifiedLog) -> None:
+    if not chain.claims:
+        for _ in lines:
+            raise VerificationError(Code.LOG_INVALID, "countersigned heads of a run whose key was never attested")
+        return
+    heads = []
+    for line in lines:
+        try:
+            found = CountersignedHead.parse(
+                line.rstrip(b"\n"),
+                broker_public=chain.delegation.broker_public,
+                evidence_public=chain.claims.evidence_public,
+            )
+        except FormatError as error:
+            raise VerificationError(Code.LOG_INVALID, f"a line of heads that is none: {error.message}") from None
+        heads.append(found.head)
+    verify_heads(heads, log)
+
+
+def _signing(owner: OwnerPublic | bytes) -> bytes:
+    return owner if isinstance(owner, bytes) else owner.signing
+
+
+def _agrees(subject: Json, digest: Json, expected: dict[str, bytes | None]) -> bool:
+    known = expected.get(str(subject))
+    return known is not None and known.hex() == digest
+
+
+def _as_event(output: Output) -> tuple[Json, ...]:
+    return output.kind, output.of, output.plain_bytes, output.sealed_bytes, output.sealed_sha256.hex()

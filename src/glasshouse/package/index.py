@@ -1,0 +1,140 @@
+"""The sealed index: the job's parameters and every asset's name, size and digest (spec/sealed-package.md 5).
+
+What follows from the order and the sizes, ids and offsets, is not written, so it cannot be written
+wrong: assets lie one behind another in the order of their paths, numbered from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from glasshouse.errors import Code, FormatError, PackageError
+from glasshouse.package.layout import MAX_INDEX_BYTES, sealed_size
+from glasshouse.package.paths import check_paths
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.fields import Fields
+
+__all__ = ["INDEX_ID", "MAX_ASSETS", "Entry", "Index", "find"]
+
+INDEX_ID = 0
+MAX_ASSETS = 1 << 14
+FORMAT = "glasshouse-index/1"
+
+Digest: TypeAlias = bytes  # within Entry, `bytes` is a length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One asset.
+
+    Attributes:
+        id: its number in the package, from 1.
+        path: relative, with `/` between components.
+        bytes: plaintext length.
+        sha256: digest of the plaintext.
+        offset: where its first sealed chunk begins in the file.
+    """
+
+    id: int
+    path: str
+    bytes: int
+    sha256: Digest
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """What is inside a package.
+
+    Law: ``Index.parse(i.encode(), …) == i`` with the same chunk size and asset offset, and the reverse.
+
+    Attributes:
+        job: the workload's parameters, canonical JSON (no floats).
+        assets: in ascending order of their paths' UTF-8 bytes.
+    """
+
+    job: dict[str, Json]
+    assets: tuple[Entry, ...]
+
+    @classmethod
+    def of(
+        cls, *, job: dict[str, Json], files: Iterable[tuple[str, int, bytes]], chunk_bytes: int, assets_offset: int
+    ) -> Index:
+        """Number and place the assets.
+
+        Args:
+            job: the workload's parameters.
+            files: (path, plaintext bytes, SHA-256), in order.
+            chunk_bytes: the package's chunk size.
+            assets_offset: where the asset area begins in the file.
+
+        Raises:
+            PackageError: `package-path` or `package-limit`.
+        """
+        entries: list[Entry] = []
+        offset = assets_offset
+        for number, (path, size, digest) in enumerate(files, start=1):
+            if number > MAX_ASSETS:
+                raise PackageError(Code.PACKAGE_LIMIT, f"more than {MAX_ASSETS} assets; pack small files together")
+            entries.append(Entry(id=number, path=path, bytes=size, sha256=digest, offset=offset))
+            offset += sealed_size(size, chunk_bytes)
+        check_paths(entry.path for entry in entries)
+        return cls(job=job, assets=tuple(entries))
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes that are sealed."""
+        files: list[Json] = [
+            {"bytes": entry.bytes, "path": entry.path, "sha256": entry.sha256.hex()} for entry in self.assets
+        ]
+        return encode({"assets": files, "format": FORMAT, "job": self.job})
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview, *, chunk_bytes: int, assets_offset: int) -> Index:
+        """Inverse of `encode`.
+
+        Raises:
+            FormatError: `too-large`, `not-canonical` or `schema-invalid`.
+            PackageError: `package-path` or `package-limit`.
+        """
+        fields = Fields(decode(data, max_bytes=MAX_INDEX_BYTES), "index")
+        fields.choice("format", [FORMAT])
+        job = fields.any("job")
+        files: list[tuple[str, int, bytes]] = []
+        for item in fields.items("assets", max_items=MAX_ASSETS):
+            one = Fields(item, "index.assets")
+            files.append((path_field(one), one.integer("bytes"), one.digest("sha256")))
+            one.end()
+        fields.end()
+        return cls.of(job=check_job(job), files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset)
+
+    def find(self, path: str) -> Entry:
+        """Return the asset called `path`; raises `PackageError` (`asset-unknown`)."""
+        return find(self.assets, path)
+
+
+def path_field(fields: Fields) -> str:
+    """Take a path as it is: `check_paths` judges it, with the code that paths have."""
+    path = fields.any("path")
+    if not isinstance(path, str):
+        raise FormatError(Code.SCHEMA, "a path that is not text")
+    return path
+
+
+def check_job(job: Json) -> dict[str, Json]:
+    """Return the job if it is an object; raises `FormatError`."""
+    Fields(job, "index.job")
+    return dict(job)  # type: ignore[arg-type]  # Fields has refused everything that is not an object
+
+
+def find(assets: Iterable[Entry], path: str) -> Entry:
+    """Return the asset called `path`.
+
+    Raises:
+        PackageError: `asset-unknown`.
+    """
+    for entry in assets:
+        if entry.path == path:
+            return entry
+    raise PackageError(Code.ASSET_UNKNOWN, f"no input is called {path[:64]!a} here")

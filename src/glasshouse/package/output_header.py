@@ -1,0 +1,243 @@
+"""The header of a sealed output, and the 288 bytes that only its recipients read (spec/sealed-package.md 8)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from glasshouse.errors import Code, FormatError, PackageError
+from glasshouse.package.layout import check_chunk_bytes
+from glasshouse.package.manifest import MAX_RECIPIENTS
+from glasshouse.package.paths import check_path
+from glasshouse.package.streams import Positioned
+from glasshouse.wire import hpke
+from glasshouse.wire.aead import KEY_BYTES, PREFIX_BYTES, ChunkCipher, Suite, zero
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
+
+__all__ = ["MAX_NAME_BYTES", "PRIVATE_BYTES", "OutputHeader", "OutputKind", "commitment", "read_private", "wrap"]
+
+MAGIC = b"\x89GHO\r\n\x1a\n"
+LENGTH_BYTES = 4
+MAX_HEADER_BYTES = 1 << 15
+MAX_NAME_BYTES = 255
+# Key, name's length, name, zeros: of one size, so that the name's length does not show either.
+PRIVATE_BYTES = KEY_BYTES + 1 + MAX_NAME_BYTES
+FORMAT = "glasshouse-output/1"
+
+_INFO_LABEL = b"glasshouse output v1 key"
+_COMMITMENT_LABEL = b"glasshouse output v1 key commitment"
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
+
+
+class OutputKind(StrEnum):
+    """What a sealed file is: a result, a checkpoint, or a segment of the log."""
+
+    OUTPUT = "output"
+    CHECKPOINT = "checkpoint"
+    LOG = "log"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputHeader:
+    """What stands in the clear before an output's chunks; its digest is bound to every chunk.
+
+    Law: ``OutputHeader.parse(h.encode()) == h`` and the reverse, byte for byte.
+
+    Attributes:
+        run_id: 32 hex characters.
+        manifest_sha256: the package's manifest hash.
+        kind: what it is.
+        sequence: its number.
+        suite: bulk cipher.
+        chunk_bytes: plaintext bytes of a full chunk.
+        key_commitment: `commitment` of the key.
+        recipients: (key id, HPKE message) for each recipient, in order of key id.
+    """
+
+    run_id: str
+    manifest_sha256: bytes
+    kind: OutputKind
+    sequence: int
+    suite: Suite
+    chunk_bytes: int
+    key_commitment: bytes
+    recipients: tuple[tuple[str, bytes], ...]
+
+    def __post_init__(self) -> None:
+        if not _IDENTITY.fullmatch(self.run_id):
+            raise FormatError(Code.SCHEMA, f"a run id that is not 32 hex characters: {self.run_id[:40]!r}")
+        check_chunk_bytes(self.chunk_bytes)
+        names = [name for name, _ in self.recipients]
+        if not 0 < len(names) <= MAX_RECIPIENTS or names != sorted(set(names)):
+            raise FormatError(Code.SCHEMA, "recipients that are missing, too many, repeated or out of order")
+
+    def encode(self) -> bytes:
+        recipients: list[Json] = [{"id": name, "sealed": b64encode(sealed)} for name, sealed in self.recipients]
+        body = encode(
+            {
+                "chunk_bytes": self.chunk_bytes,
+                "format": FORMAT,
+                "key_commitment": self.key_commitment.hex(),
+                "kind": self.kind.value,
+                "manifest_sha256": self.manifest_sha256.hex(),
+                "recipients": recipients,
+                "run_id": self.run_id,
+                "sequence": self.sequence,
+                "suite": self.suite.value,
+            }
+        )
+        return MAGIC + len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview) -> OutputHeader:
+        """Inverse of `encode`.
+
+        Raises:
+            PackageError: `package-not-recognised`, `output-tampered` or `package-limit`.
+            FormatError: `not-canonical` or `schema-invalid`.
+        """
+        begin = cls.front(data)
+        body = memoryview(data)[begin:]
+        if int.from_bytes(data[len(MAGIC) : begin], "big") != len(body):
+            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output whose header has another length than it says")
+        fields = Fields(decode(body, max_bytes=MAX_HEADER_BYTES), "output")
+        fields.choice("format", [FORMAT])
+        recipients: list[tuple[str, bytes]] = []
+        for item in fields.items("recipients", max_items=MAX_RECIPIENTS):
+            one = Fields(item, "output.recipients")
+            name = one.text("id", max_chars=32, pattern=_IDENTITY)
+            recipients.append((name, one.octets("sealed", length=PRIVATE_BYTES + hpke.OVERHEAD_BYTES)))
+            one.end()
+        found = cls(
+            run_id=fields.text("run_id", max_chars=32),
+            manifest_sha256=fields.digest("manifest_sha256"),
+            kind=OutputKind(fields.choice("kind", list(OutputKind))),
+            sequence=fields.integer("sequence"),
+            suite=Suite(fields.choice("suite", list(Suite))),
+            chunk_bytes=fields.integer("chunk_bytes"),
+            key_commitment=fields.digest("key_commitment"),
+            recipients=tuple(recipients),
+        )
+        fields.end()
+        return found
+
+    @classmethod
+    def read(cls, source: Positioned, total: int) -> OutputHeader:
+        """Read the header of a stream of `total` bytes; raises as `parse` does."""
+        front = bytearray(min(total, len(MAGIC) + LENGTH_BYTES))
+        source.read_exactly(0, memoryview(front))
+        begin = cls.front(front)
+        length = int.from_bytes(front[len(MAGIC) :], "big")
+        if length > MAX_HEADER_BYTES:
+            raise PackageError(Code.PACKAGE_LIMIT, f"a header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+        if begin + length > total:
+            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output that ends within its header")
+        data = bytearray(begin + length)
+        source.read_exactly(0, memoryview(data))
+        return cls.parse(data)
+
+    @staticmethod
+    def front(data: bytes | bytearray | memoryview) -> int:
+        """Check magic and length field; return where the JSON begins."""
+        if bytes(data[: len(MAGIC)]) != MAGIC:
+            raise PackageError(Code.PACKAGE_MAGIC, "not a sealed output")
+        if len(data) < len(MAGIC) + LENGTH_BYTES:
+            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output that ends within its header")
+        return len(MAGIC) + LENGTH_BYTES
+
+    @property
+    def length(self) -> int:
+        """Where the first chunk begins."""
+        return len(self.encode())
+
+    @property
+    def info(self) -> bytes:
+        """What the HPKE messages are bound to; the name is inside them."""
+        return _info(self.run_id, self.manifest_sha256, self.kind, self.sequence, self.key_commitment)
+
+    def cipher(self, key: bytes | bytearray | memoryview) -> ChunkCipher:
+        """Return the cipher of this output's chunks."""
+        return ChunkCipher(suite=self.suite, key=key, prefix=bytes(PREFIX_BYTES), associated_data=sha256(self.encode()))
+
+
+def wrap(
+    key: bytes | bytearray | memoryview,
+    *,
+    recipients: Sequence[bytes],
+    run_id: str,
+    manifest_sha256: bytes,
+    name: str,
+    sequence: int,
+    kind: OutputKind,
+    suite: Suite,
+    chunk_bytes: int,
+) -> OutputHeader:
+    """Seal an output's key and name to every recipient.
+
+    Raises:
+        PackageError: `package-path` or `package-limit`.
+        FormatError: `schema-invalid`.
+    """
+    commit = commitment(key, run_id=run_id, manifest_sha256=manifest_sha256)
+    info = _info(run_id, manifest_sha256, kind, sequence, commit)
+    private = private_block(key, name)
+    try:
+        sealed = {hpke.recipient_id(each): hpke.seal(private, recipient=each, info=info) for each in recipients}
+    finally:
+        zero(private)
+    return OutputHeader(
+        run_id=run_id,
+        manifest_sha256=manifest_sha256,
+        kind=kind,
+        sequence=sequence,
+        suite=suite,
+        chunk_bytes=chunk_bytes,
+        key_commitment=commit,
+        recipients=tuple(sorted(sealed.items())),
+    )
+
+
+def commitment(key: bytes | bytearray | memoryview, *, run_id: str, manifest_sha256: bytes) -> bytes:
+    """Return the 32 bytes that commit an output to its key."""
+    return derive(key, _COMMITMENT_LABEL, bytes.fromhex(run_id), manifest_sha256)
+
+
+def private_block(key: bytes | bytearray | memoryview, name: str) -> bytearray:
+    """Return what is sealed to the recipients: key ‖ length of the name ‖ name ‖ zeros; 288 bytes."""
+    text = check_path(name, max_bytes=MAX_NAME_BYTES).encode("utf-8")
+    block = bytearray(PRIVATE_BYTES)
+    block[:KEY_BYTES] = key
+    block[KEY_BYTES] = len(text)
+    block[KEY_BYTES + 1 : KEY_BYTES + 1 + len(text)] = text
+    return block
+
+
+def read_private(block: bytes | bytearray | memoryview) -> str:
+    """Return the name in a private block.
+
+    Raises:
+        PackageError: `output-tampered` or `package-path`.
+    """
+    end = KEY_BYTES + 1 + block[KEY_BYTES]
+    if any(block[end:]):
+        raise PackageError(Code.OUTPUT_TAMPERED, "an output's name with something behind it")
+    try:
+        name = bytes(block[KEY_BYTES + 1 : end]).decode("utf-8")
+    except UnicodeDecodeError:
+        raise PackageError(Code.PACKAGE_PATH, "an output's name that is not Unicode text") from None
+    return check_path(name, max_bytes=MAX_NAME_BYTES)
+
+
+def _info(run_id: str, manifest_sha256: bytes, kind: OutputKind, sequence: int, key_commitment: bytes) -> bytes:
+    return lengths_prefixed(
+        _INFO_LABEL,
+        bytes.fromhex(run_id),
+        manifest_sha256,
+        kind.value.encode(),
+        sequence.to_bytes(8, "big"),
+        key_commitment,
+    )

@@ -1,0 +1,270 @@
+"""Sealed outputs and log segments: they leave the machine only to the manifest's recipients (spec/sealed-package.md 8).
+
+Each is sealed under a fresh key, wrapped by HPKE once per recipient; whoever finds the file without a
+recipient's private key opens nothing, and the host reads kind, number and size of it, but no name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, TypeAlias
+
+from glasshouse.errors import Code, FormatError, InternalError, PackageError
+from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_ASSETS_BYTES, chunk_count, sealed_size
+from glasshouse.package.output_header import PRIVATE_BYTES, OutputHeader, OutputKind, commitment, read_private, wrap
+from glasshouse.package.streams import Positioned, size_of, write_all
+from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
+from glasshouse.wire.hpke import RecipientKey, recipient_id
+
+__all__ = ["OpenedOutput", "OutputKind", "OutputSealer", "SealedOutput", "open_output"]
+
+Size: TypeAlias = int
+Digest: TypeAlias = bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SealedOutput:
+    """What a finished output is, for the log and the receipt.
+
+    Attributes:
+        name: as the worker called it; not for the public artifact.
+        kind: what it is.
+        sequence: its number among the run's outputs, or among its log segments.
+        bytes: plaintext length.
+        sha256: digest of the plaintext.
+        sealed_sha256: digest of the sealed file.
+        sealed_bytes: length of the sealed file.
+    """
+
+    name: str
+    kind: OutputKind
+    sequence: int
+    bytes: Size
+    sha256: Digest
+    sealed_sha256: Digest
+    sealed_bytes: Size
+
+
+class OutputSealer:
+    """Seals one output as its bytes arrive, through one reused buffer of plaintext, which it wipes.
+
+    Args:
+        out: receives the sealed file.
+        recipients: HPKE public keys, from the owner-signed manifest alone.
+        run_id: 32 hex characters.
+        manifest_sha256: the package's manifest hash.
+        name: a relative path of at most 255 bytes.
+        sequence: number among the run's outputs (or log segments).
+        kind: what it is.
+        suite: bulk cipher.
+        chunk_bytes: plaintext bytes of a full chunk, and of the buffer.
+
+    Raises:
+        PackageError: `package-path` or `package-limit`.
+        FormatError: `schema-invalid`.
+    """
+
+    def __init__(
+        self,
+        out: BinaryIO,
+        *,
+        recipients: Sequence[bytes],
+        run_id: str,
+        manifest_sha256: bytes,
+        name: str,
+        sequence: int,
+        kind: OutputKind | str,
+        suite: Suite = Suite.AES_256_GCM,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    ) -> None:
+        self._out, self._name, self._kind, self._sequence = out, name, OutputKind(kind), sequence
+        self._digest, self._sealed_digest = hashlib.sha256(), hashlib.sha256()
+        self._bytes = self._sealed_bytes = self._index = self._filled = 0
+        key = _fresh_key()
+        try:
+            header = wrap(
+                key,
+                recipients=recipients,
+                run_id=run_id,
+                manifest_sha256=manifest_sha256,
+                name=name,
+                sequence=sequence,
+                kind=self._kind,
+                suite=suite,
+                chunk_bytes=chunk_bytes,
+            )
+            self._cipher = header.cipher(key)
+        finally:
+            zero(key)
+        self._plain = memoryview(bytearray(chunk_bytes))
+        self._sealed = memoryview(bytearray(chunk_bytes + TAG_BYTES))
+        self._open = True
+        self._write(memoryview(header.encode()))
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of plaintext; the caller wipes its own buffer.
+
+        Raises:
+            OSError: from the output.
+        """
+        self._check_open()
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        self._bytes += len(view)
+        done = 0
+        while done < len(view):
+            # A full chunk waits until more comes: only then it is known not to be the last.
+            if self._filled == len(self._plain):
+                self._emit(self._plain, last=False)
+                self._filled = 0
+            count = min(len(self._plain) - self._filled, len(view) - done)
+            self._plain[self._filled : self._filled + count] = view[done : done + count]
+            self._filled += count
+            done += count
+
+    def finish(self) -> SealedOutput:
+        """Seal the last chunk and wipe.
+
+        Raises:
+            OSError: from the output.
+        """
+        self._check_open()
+        try:
+            self._emit(self._plain[: self._filled], last=True)
+            self._out.flush()
+        finally:
+            self.wipe()
+        return SealedOutput(
+            name=self._name,
+            kind=self._kind,
+            sequence=self._sequence,
+            bytes=self._bytes,
+            sha256=self._digest.digest(),
+            sealed_sha256=self._sealed_digest.digest(),
+            sealed_bytes=self._sealed_bytes,
+        )
+
+    def wipe(self) -> None:
+        """Forget plaintext and key; may be called at any time and again."""
+        zero(self._plain)
+        if self._open:
+            self._open = False
+            del self._cipher  # OpenSSL cleanses its copy when the object goes
+
+    def _emit(self, plain: memoryview, *, last: bool) -> None:
+        part = self._sealed[: len(plain) + TAG_BYTES]
+        self._cipher.seal_into(self._index, last=last, plaintext=plain, out=part)
+        self._index += 1
+        self._write(part)
+
+    def _write(self, data: memoryview) -> None:
+        write_all(self._out, data)
+        self._sealed_digest.update(data)
+        self._sealed_bytes += len(data)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise InternalError(Code.INTERNAL, "an output that was finished or wiped takes no more bytes")
+
+
+class OpenedOutput:
+    """A sealed output whose header has been checked and whose key is known.
+
+    Attributes:
+        name: as the worker called it; a checked relative path.
+        kind: what it is.
+        sequence: its number.
+        bytes: plaintext length.
+    """
+
+    def __init__(self, source: Positioned, header: OutputHeader, private: bytearray, sealed_bytes: int) -> None:
+        self.name = read_private(private)
+        self.kind, self.sequence = header.kind, header.sequence
+        self._source, self._offset, self._chunk_bytes = source, header.length, header.chunk_bytes
+        chunks = -(-sealed_bytes // (header.chunk_bytes + TAG_BYTES))
+        self.bytes: Size = sealed_bytes - chunks * TAG_BYTES
+        if self.bytes < 0 or sealed_size(self.bytes, header.chunk_bytes) != sealed_bytes:
+            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output of an impossible length")
+        self._cipher = header.cipher(private[:KEY_BYTES])
+
+    def copy_to(self, out: BinaryIO) -> Digest:
+        """Write the plaintext, chunk by authentic chunk, and return its SHA-256.
+
+        Raises:
+            PackageError: `output-tampered`; what was written by then is to be thrown away.
+            OSError: from `out`.
+        """
+        digest = hashlib.sha256()
+        chunks = chunk_count(self.bytes, self._chunk_bytes)
+        largest = min(self.bytes, self._chunk_bytes)
+        plain, sealed = memoryview(bytearray(largest)), memoryview(bytearray(largest + TAG_BYTES))
+        try:
+            for index in range(chunks):
+                length = min(self._chunk_bytes, self.bytes - index * self._chunk_bytes)
+                part, piece = sealed[: length + TAG_BYTES], plain[:length]
+                self._source.read_exactly(self._offset + index * (self._chunk_bytes + TAG_BYTES), part)
+                self._cipher.open_into(index, last=index == chunks - 1, sealed=part, out=piece)
+                digest.update(piece)
+                write_all(out, piece)
+        except PackageError as error:
+            raise PackageError(Code.OUTPUT_TAMPERED, f"a sealed output that does not open: {error.message}") from None
+        finally:
+            zero(plain)
+        return digest.digest()
+
+
+def open_output(stream: BinaryIO, key: RecipientKey, *, run_id: str, manifest_sha256: bytes) -> OpenedOutput:
+    """Check a sealed output's header and unwrap its key.
+
+    Anyone can seal to a public key: whether the output is the run's is said by the receipt, which names
+    the sealed file's digest.
+
+    Args:
+        stream: a seekable binary stream over the sealed file.
+        key: one of the recipients.
+        run_id: the run that it must come from.
+        manifest_sha256: the package that it must come from.
+
+    Raises:
+        PackageError: `package-not-recognised`, `output-tampered`, `package-owner-mismatch`,
+            `key-commitment-mismatch`, `package-path` or `package-limit`.
+        FormatError: `too-large`, `not-canonical` or `schema-invalid`.
+    """
+    source, total = Positioned(stream), size_of(stream)
+    if total > MAX_ASSETS_BYTES:
+        raise PackageError(Code.PACKAGE_LIMIT, f"a sealed output of {total} bytes; the limit is {MAX_ASSETS_BYTES}")
+    header = OutputHeader.read(source, total)
+    if header.run_id != run_id or header.manifest_sha256 != manifest_sha256:
+        raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output of another run or package")
+    sealed = dict(header.recipients).get(recipient_id(key.public))
+    if sealed is None:
+        raise PackageError(Code.PACKAGE_OWNER, "a sealed output that is not sealed to this key")
+    try:
+        private = bytearray(key.open(sealed, info=header.info))
+    except FormatError:
+        raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output whose key does not open") from None
+    try:
+        if len(private) != PRIVATE_BYTES:
+            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output whose key has another form")
+        found = commitment(private[:KEY_BYTES], run_id=run_id, manifest_sha256=manifest_sha256)
+        if not hmac.compare_digest(found, header.key_commitment):
+            raise PackageError(Code.KEY_COMMITMENT, "a sealed output under another key than it commits to")
+        return OpenedOutput(source, header, private, total - header.length)
+    finally:
+        zero(private)
+
+
+def _fresh_key() -> bytearray:
+    """Draw a key into memory that can be wiped: `os.urandom` would leave it in an immutable object."""
+    key = bytearray(KEY_BYTES)
+    source = os.open("/dev/urandom", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.readv(source, [key]) != KEY_BYTES:
+            raise InternalError(Code.INTERNAL, "the system gave no randomness")
+    finally:
+        os.close(source)
+    return key

@@ -1,0 +1,135 @@
+"""Opens a sealed package: header, signature, key commitment, index; in that order (spec/sealed-package.md 6)."""
+
+from __future__ import annotations
+
+import hmac
+from typing import BinaryIO
+
+from glasshouse.errors import Code, PackageError
+from glasshouse.package.assets import AssetReader
+from glasshouse.package.index import INDEX_ID, Entry, Index
+from glasshouse.package.layout import (
+    HEADER_BYTES,
+    Header,
+    asset_key,
+    check_commitment,
+    chunk_count,
+    sealed_size,
+    stream_cipher,
+)
+from glasshouse.package.manifest import Manifest, parse_signed
+from glasshouse.package.streams import Positioned, size_of
+from glasshouse.wire.aead import TAG_BYTES
+from glasshouse.wire.kdf import sha256
+
+__all__ = ["AssetReader", "Entry", "Index", "Package", "asset_key"]
+
+
+class Package:
+    """A package whose public part has been checked; the stream must stay open while it is used.
+
+    Attributes:
+        manifest: what the owner signed.
+        envelope: the bytes that were checked, for evidence and for the broker.
+        header: the fixed header; it agrees with the manifest.
+        header_sha256: what every chunk is bound to.
+    """
+
+    def __init__(self, *, source: Positioned, header: Header, envelope: bytes, manifest: Manifest) -> None:
+        self.header = header
+        self.header_sha256 = header.sha256
+        self.envelope = envelope
+        self.manifest = manifest
+        self.source = source
+
+    @classmethod
+    def open(cls, stream: BinaryIO, *, owner_signing: bytes | None = None) -> Package:
+        """Read and check what can be checked without a key.
+
+        Args:
+            stream: a seekable binary stream over the whole package.
+            owner_signing: the owner that is expected, when the caller knows one.
+
+        Raises:
+            PackageError: `package-not-recognised`, `unsupported`, `package-limit`, `package-truncated`,
+                `package-tampered` or `package-owner-mismatch`.
+            FormatError: `too-large`, `not-canonical`, `schema-invalid`, `wrong-type` or `signature-invalid`.
+        """
+        source, total = Positioned(stream), size_of(stream)
+        header = Header.parse(_read(source, 0, min(total, HEADER_BYTES)))
+        if total < header.total_bytes:
+            raise PackageError(
+                Code.PACKAGE_TRUNCATED, f"a package of {total} bytes whose header says {header.total_bytes}"
+            )
+        if total > header.total_bytes:
+            raise PackageError(Code.PACKAGE_TAMPERED, f"{total - header.total_bytes} bytes behind a package's end")
+        envelope = bytes(_read(source, HEADER_BYTES, header.envelope_bytes))
+        manifest = parse_signed(envelope, owner_signing)
+        if manifest.header(header.envelope_bytes) != header:
+            raise PackageError(Code.PACKAGE_TAMPERED, "a package whose header is not that of its signed manifest")
+        return cls(source=source, header=header, envelope=envelope, manifest=manifest)
+
+    def unlock(self, package_key: bytes | bytearray | memoryview) -> Index:
+        """Open the index; the key's commitment is checked before any cipher sees the key.
+
+        Raises:
+            PackageError: `key-commitment-mismatch`, `package-tampered`, `package-truncated`, `package-path` or
+                `package-limit`.
+            FormatError: `not-canonical` or `schema-invalid`.
+        """
+        manifest = self.manifest
+        check_commitment(package_key, manifest.package_id, manifest.key_commitment)
+        sealed = memoryview(_read(self.source, self.header.index_offset, manifest.index_bytes))
+        if not hmac.compare_digest(sha256(sealed), manifest.index_sha256):
+            raise PackageError(Code.PACKAGE_TAMPERED, "a sealed index that is not the one that the owner signed")
+        index = Index.parse(
+            self._open_index(package_key, sealed),
+            chunk_bytes=manifest.chunk_bytes,
+            assets_offset=self.header.assets_offset,
+        )
+        if sum(sealed_size(entry.bytes, manifest.chunk_bytes) for entry in index.assets) != manifest.assets_bytes:
+            raise PackageError(Code.PACKAGE_TAMPERED, "an index whose assets do not fill the package")
+        return index
+
+    def asset(self, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:
+        """Return a reader of one asset of `unlock`'s index, for whoever holds the package key: the owner."""
+        suite = self.manifest.suite
+        return AssetReader(
+            self.source,
+            entry,
+            suite=suite,
+            chunk_bytes=self.manifest.chunk_bytes,
+            header_sha256=self.header_sha256,
+            asset_key=asset_key(package_key, entry.id, suite, self.header_sha256),
+        )
+
+    def _open_index(self, package_key: bytes | bytearray | memoryview, sealed: memoryview) -> bytearray:
+        chunk_bytes, suite = self.manifest.chunk_bytes, self.manifest.suite
+        # The chunks' overhead follows from the plaintext's length, which is what is looked for.
+        chunks = -(-len(sealed) // (chunk_bytes + TAG_BYTES))
+        plain = bytearray(max(0, len(sealed) - chunks * TAG_BYTES))
+        if sealed_size(len(plain), chunk_bytes) != len(sealed):
+            raise PackageError(Code.PACKAGE_TAMPERED, "a sealed index of an impossible length")
+        cipher = stream_cipher(
+            suite=suite,
+            key=asset_key(package_key, INDEX_ID, suite, self.header_sha256),
+            header_sha256=self.header_sha256,
+            asset_id=INDEX_ID,
+        )
+        out = memoryview(plain)
+        for number in range(chunk_count(len(plain), chunk_bytes)):
+            at = number * chunk_bytes
+            sealed_at = number * (chunk_bytes + TAG_BYTES)
+            cipher.open_into(
+                number,
+                last=number == chunks - 1,
+                sealed=sealed[sealed_at : sealed_at + chunk_bytes + TAG_BYTES],
+                out=out[at : at + chunk_bytes],
+            )
+        return plain
+
+
+def _read(source: Positioned, offset: int, length: int) -> bytearray:
+    data = bytearray(length)
+    source.read_exactly(offset, memoryview(data))
+    return data

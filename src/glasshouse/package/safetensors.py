@@ -1,0 +1,198 @@
+"""Where the tensors lie in a safetensors file, so that each is read straight into its own storage.
+
+Source: the safetensors format (8 bytes of little-endian length ‖ JSON ‖ data). Stricter than the
+reference where it leaves a choice: the tensors fill the data without hole or overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, TypeAlias
+
+from glasshouse.errors import Code, FormatError
+
+__all__ = ["DTYPE_BYTES", "MAX_HEADER_BYTES", "MAX_TENSORS", "Layout", "Readable", "TensorSpan"]
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 1 << 22
+MAX_TENSORS = 1 << 15
+MAX_DIMENSIONS = 16
+MAX_NAME_CHARS = 1024
+MAX_ELEMENTS = 1 << 50
+
+# Element types of a whole number of bytes; the packed 4- and 6-bit ones are refused by name.
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+Size: TypeAlias = int
+
+
+class Readable(Protocol):
+    """What tensors are read from: an `AssetReader`, or a plain file behind the same two names."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_into(self, offset: int, destination: object, /) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpan:
+    """One tensor of a file.
+
+    Attributes:
+        name: its name in the model.
+        dtype: a key of `DTYPE_BYTES`.
+        shape: its dimensions; empty for a scalar.
+        offset: its first byte, from the beginning of the file.
+        bytes: its length.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The tensors of one file, in the order of their bytes, and the free-form metadata.
+
+    Attributes:
+        tensors: without hole or overlap up to the end of the file.
+        metadata: text to text, as the file says; whoever wrote the file chose it.
+    """
+
+    tensors: tuple[TensorSpan, ...]
+    metadata: dict[str, str]
+
+    @classmethod
+    def parse(cls, reader: Readable) -> Layout:
+        """Read a file's header.
+
+        Raises:
+            FormatError: `too-large`, `schema-invalid` or `unsupported`.
+            PackageError: from the reader.
+        """
+        prefix = bytearray(LENGTH_BYTES)
+        if reader.read_into(0, prefix) != LENGTH_BYTES:
+            raise _invalid("it ends within its first eight bytes")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER_BYTES:
+            raise FormatError(
+                Code.TOO_LARGE, f"a safetensors header of {length} bytes; the limit is {MAX_HEADER_BYTES}"
+            )
+        if LENGTH_BYTES + length > reader.size:
+            raise _invalid("it ends within its header")
+        text = bytearray(length)
+        reader.read_into(LENGTH_BYTES, text)
+        return cls._of(_json(text), begin=LENGTH_BYTES + length, end=reader.size)
+
+    def load(self, reader: Readable, allocate: Callable[[TensorSpan], object]) -> None:
+        """Read every tensor straight into its storage.
+
+        Args:
+            reader: what `parse` was given.
+            allocate: returns the writable buffer of a tensor, `span.bytes` long: its own storage.
+
+        Raises:
+            PackageError: from the reader; that tensor's storage is zero then.
+        """
+        for span in self.tensors:
+            destination = allocate(span)
+            size = memoryview(destination).nbytes  # type: ignore[arg-type]  # PEP 688
+            if size != span.bytes:
+                raise ValueError(f"{size} bytes of storage for a tensor of {span.bytes}")
+            if reader.read_into(span.offset, destination) != span.bytes:
+                raise _invalid("it is shorter than when its header was read")
+
+    @classmethod
+    def _of(cls, document: dict[str, object], *, begin: int, end: int) -> Layout:
+        metadata = document.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise _invalid("its metadata is not text")
+        if len(document) > MAX_TENSORS:
+            raise FormatError(Code.TOO_LARGE, f"{len(document)} tensors; the limit is {MAX_TENSORS}")
+        spans = sorted((_span(name, value, begin) for name, value in document.items()), key=_place)
+        at = begin
+        for span in spans:
+            if span.offset != at:
+                raise _invalid("its tensors overlap or leave a hole")
+            at += span.bytes
+        if at != end:
+            raise _invalid("its tensors do not end where the file does")
+        return cls(tensors=tuple(spans), metadata=metadata)
+
+
+def _place(span: TensorSpan) -> tuple[int, int, str]:
+    return (span.offset, span.bytes, span.name)  # an empty tensor comes before the one at the same place
+
+
+def _span(name: str, value: object, begin: int) -> TensorSpan:
+    if len(name) > MAX_NAME_CHARS or not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _invalid("an entry is not a tensor")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise FormatError(Code.UNSUPPORTED, f"a tensor of type {str(dtype)[:16]!a}")
+    if not _naturals(shape, MAX_DIMENSIONS) or not _naturals(offsets, 2) or len(offsets) != 2:
+        raise _invalid("a shape or an offset is not a list of natural numbers")
+    elements = 1
+    for dimension in shape:
+        elements *= dimension
+        if elements > MAX_ELEMENTS:
+            raise _invalid("a tensor has more elements than any file")
+    first, last = offsets
+    if last - first != elements * DTYPE_BYTES[dtype]:
+        raise _invalid("a tensor is not as long as its shape and type say")
+    return TensorSpan(name=name, dtype=dtype, shape=tuple(shape), offset=begin + first, bytes=last - first)
+
+
+def _naturals(value: object, most: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= most
+        and all(type(item) is int and 0 <= item <= MAX_ELEMENTS for item in value)
+    )
+
+
+def _json(text: bytearray) -> dict[str, object]:
+    try:
+        document = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_closed, parse_float=_no_number, parse_constant=_no_number,
+            parse_int=_natural,
+        )  # fmt: skip
+    except FormatError:
+        raise
+    except (ValueError, RecursionError):
+        raise _invalid("its header is not JSON") from None
+    if not isinstance(document, dict):
+        raise _invalid("its header is not an object")
+    return document
+
+
+def _closed(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _invalid("a name is repeated")
+    return found
+
+
+def _natural(digits: str) -> int:
+    if len(digits) > 16:
+        raise _invalid("a number is larger than any file")
+    return int(digits)
+
+
+def _no_number(_text: str) -> NoReturn:
+    raise _invalid("a number is not an integer")
+
+
+def _invalid(why: str) -> FormatError:
+    return FormatError(Code.SCHEMA, f"not a valid safetensors file: {why}")

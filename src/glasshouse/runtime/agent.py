@@ -1,0 +1,58 @@
+"""The agent: one protected run on a rented machine, from start to wiped.
+
+harden → sentinel → custodian → launch file → sandboxed worker → measure → observe → attest → release →
+open → run → seal → finish. Laws: nothing secret is in the arguments or the environment; no thread exists
+before the last fork; standard error gets fixed words and codes, never the text of an error; whatever
+happens from the first line on goes through `finish`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, BinaryIO
+
+from glasshouse.errors import Code, GlasshouseError
+from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.options import parse
+from glasshouse.runtime.outdir import OutDir
+from glasshouse.runtime.start import begin
+from glasshouse.wire.canonical import encode
+
+if TYPE_CHECKING:
+    from glasshouse.wire.hpke import RecipientKey
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], RecipientKey] | None = None) -> int:
+    """Run one job; returns the exit code.
+
+    Args:
+        argv: arguments without the program's name.
+        stdin: the launch file, up to its end.
+        make_key: makes the run's HPKE key, in the custodian. For tests that must know it.
+    """
+    try:
+        options = parse(argv)
+        out = OutDir(options.out)
+    except GlasshouseError as error:
+        _say(error.code, error.hint)
+        return error.exit_code
+    loop = Loop()
+    begun = begin(options, loop, make_key)
+    # The worker is on its way: what is imported from here on costs no time of its own.
+    from glasshouse.runtime.live import live
+
+    ending = live(options, loop, out, begun, stdin)
+    if ending.code is not None:
+        _say(ending.code, "")
+    sys.stdout.write(
+        encode({"code": ending.code and ending.code.value, "outcome": ending.outcome.value}).decode() + "\n"
+    )
+    sys.stdout.flush()
+    return ending.exit_code
+
+
+def _say(code: Code, hint: str) -> None:
+    sys.stderr.write(f"glasshouse runtime: {code.value}\n{hint}\n" if hint else f"glasshouse runtime: {code.value}\n")

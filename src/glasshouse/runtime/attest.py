@@ -1,0 +1,110 @@
+"""Challenge, evidence, release: asked for again, with the same keys, while answers are lost on the way.
+
+Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, for as
+long as the deadline allows, each time with a new challenge. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glasshouse.attestation.claims import Claims
+from glasshouse.errors import Code, PeerError
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.runtime_side import (
+    CheckedRelease,
+    challenge_request,
+    check_release,
+    evidence_message,
+    read_challenge,
+)
+from glasshouse.package.manifest import Manifest
+from glasshouse.runtime.gate import Gate
+from glasshouse.runtime.loop import Loop
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Attested", "attest", "now_us"]
+
+DEADLINE_S = 60.0
+
+_FIRST_RETRY_S = 0.2
+_LONGEST_RETRY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attested:
+    """The evidence that was accepted, and the release for it."""
+
+    evidence: bytes
+    release: CheckedRelease
+
+
+def now_us() -> int:
+    """Return this machine's idea of the time, in microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+def attest(
+    *,
+    loop: Loop,
+    gate: Gate,
+    launch: LaunchFile,
+    manifest: Manifest,
+    evidence_key: SigningKey,
+    claims: Callable[[Challenge, int], Claims],
+    sent: Callable[[bytes], None],
+    deadline_s: float = DEADLINE_S,
+) -> Attested:
+    """Obtain a release.
+
+    Args:
+        loop: goes on meanwhile: a debugger, a signal or the worker's end is noticed.
+        gate: the broker.
+        launch: the launch file.
+        manifest: of the package in hand.
+        evidence_key: signs the evidence, with the launch key.
+        claims: makes the claims for a challenge, at a time.
+        sent: called with each evidence message before it leaves.
+        deadline_s: for how long silence is put up with.
+
+    Raises:
+        RefusedError: the gate refused.
+        PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
+            `release-invalid` when its answer cannot be believed.
+    """
+    give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
+    while True:
+        try:
+            return _once(gate, launch, manifest, evidence_key, claims, sent)
+        except PeerError as error:
+            if error.code is not Code.BROKER_UNREACHABLE or loop.now_s() + wait_s > give_up_s:
+                raise
+        loop.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+
+
+def _once(
+    gate: Gate,
+    launch: LaunchFile,
+    manifest: Manifest,
+    evidence_key: SigningKey,
+    claims: Callable[[Challenge, int], Claims],
+    sent: Callable[[bytes], None],
+) -> Attested:
+    challenge = read_challenge(gate.post("/v1/challenge", challenge_request(launch)), launch, now_us=now_us())
+    evidence = evidence_message(claims(challenge, now_us()), (), evidence_key=evidence_key, launch_key=launch.key())
+    sent(evidence)
+    release = check_release(
+        gate.post("/v1/evidence", evidence),
+        launch,
+        challenge,
+        evidence=evidence,
+        evidence_public=evidence_key.public,
+        manifest_sha256=manifest.sha256,
+        floor=manifest.floor,
+        now_us=now_us(),
+    )
+    return Attested(evidence=evidence, release=release)

@@ -1,0 +1,300 @@
+"""The one process that ever holds the private HPKE key and the package key, and then is gone.
+
+Forked by the agent before it has a thread, it makes the HPKE key and tells its public half. When the
+release has been checked, it opens it, checks the key commitment, opens the index, leaves the asset keys
+for the worker in one region of secret memory and the needles for the probes in another, and exits.
+
+Laws: nothing secret crosses the socket; the agent learns a count or a code; whatever happens, the process
+ends with the question that it was asked, or with the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
+
+from glasshouse.errors import Code, FormatError, GlasshouseError, InternalError, PackageError, PeerError
+from glasshouse.package.grant import Grant, grant
+from glasshouse.package.manifest import Manifest
+from glasshouse.package.read import Index, Package, asset_key
+from glasshouse.runtime.checks import lock_memory
+from glasshouse.runtime.kernel import PR_SET_PDEATHSIG, REAL
+from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.needles import NEEDLE_BYTES, NeedleKind, Needles, is_distinctive, region_bytes
+from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.wire import frames
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.hpke import PUBLIC_BYTES, RecipientKey
+
+__all__ = ["Custodian", "Opened", "Regions"]
+
+PATIENCE_S = 120.0
+
+# An entry of the index takes at least this many bytes, and grows by at most as many in the grant.
+_ENTRY_BYTES = 92
+_KEY_NEEDLES = 1 + 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """What the agent learns of an opened release."""
+
+    assets: int
+    needles: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regions:
+    """The secret memory of a run, mapped before the fork so that custodian and agent share it.
+
+    Attributes:
+        grant: the asset keys, for the worker.
+        needles: for the probes.
+    """
+
+    grant: SecretMemory
+    needles: SecretMemory
+
+    @classmethod
+    def for_package(cls, manifest: Manifest) -> Regions:
+        """Return regions that are large enough whatever the sealed index holds; raises `PlatformError`."""
+        entries = manifest.index_bytes // _ENTRY_BYTES + 1
+        needles = SecretMemory(region_bytes(4 * entries + _KEY_NEEDLES))
+        try:
+            return cls(grant=SecretMemory(4096 + 2 * manifest.index_bytes + entries * 40), needles=needles)
+        except GlasshouseError:
+            needles.close()
+            raise
+
+    def wipe(self) -> None:
+        """Zero both; they stay mapped, so that this can be looked at."""
+        self.grant.wipe()
+        self.needles.wipe()
+
+    def close(self) -> None:
+        self.grant.close()
+        self.needles.close()
+
+
+class Custodian:
+    """The agent's handle on its custodian.
+
+    Attributes:
+        pid: the process; 0 when it is gone.
+    """
+
+    def __init__(self, pid: int, connection: socket.socket, loop: Loop) -> None:
+        self.pid = pid
+        self._socket = connection
+        self._loop = loop
+        self._decoder = frames.Decoder()
+        self._answers: list[Fields] = []
+        self._ended = False
+        loop.watch(connection.fileno(), self._receive)
+
+    @classmethod
+    def start(
+        cls,
+        loop: Loop,
+        stream: BinaryIO,
+        regions: Regions,
+        make_key: Callable[[], RecipientKey] | None = None,
+    ) -> Custodian:
+        """Fork; call this before the process has any thread.
+
+        Args:
+            loop: where its answers are waited for.
+            stream: the package, opened once, by the agent.
+            regions: what the custodian fills.
+            make_key: makes the run's HPKE key, in the custodian; None for a fresh one.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pid = os.fork()
+        if pid == 0:
+            _live(theirs, stream, regions, make_key or RecipientKey.generate)
+        theirs.close()
+        return cls(pid, ours, loop)
+
+    def public(self) -> bytes:
+        """Return the public HPKE key.
+
+        Raises:
+            InternalError: the custodian did not make one.
+        """
+        return self._answer().octets("public", length=PUBLIC_BYTES)
+
+    def open(self, *, sealed_key: bytes, info: bytes, manifest_sha256: bytes) -> Opened:
+        """Have the release opened, and wait until the custodian is gone.
+
+        Args:
+            sealed_key, info: from the checked release.
+            manifest_sha256: of the package that the release is for.
+
+        Raises:
+            PeerError: `release-invalid`: what was released does not open, or is not this package's key.
+            PackageError: the package is not what its owner sealed.
+            InternalError: the custodian died.
+        """
+        request = {"info": info.hex(), "manifest_sha256": manifest_sha256.hex(), "sealed_key": sealed_key.hex()}
+        try:
+            self._socket.sendall(frames.control(request))
+        except OSError:
+            raise _gone() from None
+        answer = self._answer()
+        if not self._loop.run_until(lambda: self._ended, within_s=PATIENCE_S):
+            raise _gone()
+        self.dismiss()
+        if answer.has("code"):
+            raise _explained(Code(answer.choice("code", list(Code))))
+        return Opened(assets=answer.integer("assets"), needles=answer.integer("needles"))
+
+    def dismiss(self) -> None:
+        """End the process if it lives, and reap it; doing this twice is allowed."""
+        if self.pid:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def _answer(self) -> Fields:
+        self._loop.run_until(lambda: bool(self._answers) or self._ended, within_s=PATIENCE_S)
+        if not self._answers:
+            raise _gone()
+        return self._answers.pop(0)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.unwatch(self._socket.fileno())
+            self._ended = True
+        for _, value in self._decoder.feed(data):
+            if not isinstance(value, bytearray):
+                self._answers.append(Fields(value, "custodian"))
+
+
+def _gone() -> InternalError:
+    return InternalError(Code.INTERNAL, "the custodian ended before its time")
+
+
+def _explained(code: Code) -> GlasshouseError:
+    if code in (Code.SIGNATURE, Code.KEY_COMMITMENT):
+        # The seal or the key inside it is wrong: the broker's doing, not the package's.
+        return PeerError(Code.RELEASE_INVALID, "what the broker released is not the key of this package")
+    if code is Code.INTERNAL:
+        return InternalError(code, "the custodian failed")
+    return PackageError(code, "the package does not open as its owner sealed it")
+
+
+def _live(
+    connection: socket.socket, stream: BinaryIO, regions: Regions, make_key: Callable[[], RecipientKey]
+) -> NoReturn:
+    """The custodian's whole life."""
+    status = 1
+    try:
+        _withdraw(keep={connection.fileno(), stream.fileno(), regions.grant.fd, regions.needles.fd})
+        key = make_key()
+        _add_private(Needles(regions.needles.view), key)
+        connection.sendall(frames.control({"public": b64encode(key.public)}))
+        request = _receive(connection)
+        if request is not None:
+            connection.sendall(frames.control(_answer(request, key, stream, regions)))
+        status = 0
+    finally:
+        # Without unwinding: no handler, buffer or exit hook of the agent's runs here.
+        os._exit(status)
+
+
+def _withdraw(keep: set[int]) -> None:
+    """Die with the agent, keep no descriptor of its and write nowhere."""
+    REAL.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Sent to the whole group by a terminal; the agent decides when this process ends.
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - pathlib would be imported for this
+        if descriptor > 2 and descriptor not in keep:
+            try:
+                os.close(descriptor)
+            except OSError:
+                continue
+    try:
+        lock_memory()
+    except OSError:
+        return  # `memory-locked` and `no-swap` say so of the agent, whose limits these are too
+
+
+def _receive(connection: socket.socket) -> Fields | None:
+    decoder = frames.Decoder()
+    while data := connection.recv(65536):
+        for kind, value in decoder.feed(data):
+            return None if kind != frames.CONTROL or isinstance(value, bytearray) else Fields(value, "request")
+    return None
+
+
+def _answer(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions) -> dict[str, Json]:
+    try:
+        opened = _open(request, key, stream, regions)
+    except (FormatError, PackageError) as error:
+        regions.grant.wipe()
+        return {"code": error.code.value}
+    except BaseException:
+        regions.grant.wipe()
+        return {"code": Code.INTERNAL.value}
+    return {"assets": opened.assets, "needles": opened.needles}
+
+
+def _open(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions) -> Opened:
+    info = bytes.fromhex(request.text("info", max_chars=frames.MAX_CONTROL_BYTES))
+    sealed_key = bytes.fromhex(request.text("sealed_key", max_chars=frames.MAX_CONTROL_BYTES))
+    manifest_sha256 = request.digest("manifest_sha256")
+    package_key = key.open(sealed_key, info=info)
+    package = Package.open(stream)
+    if package.manifest.sha256 != manifest_sha256:
+        raise PackageError(Code.PACKAGE_TAMPERED, "the package was changed while the runtime attested itself")
+    index = package.unlock(package_key)
+    encoded = _write_grant(grant(package, package_key, index), regions.grant)
+    needles = Needles(regions.needles.view)
+    needles.add(NeedleKind.PACKAGE_KEY, package_key)
+    _add_assets(needles, package, package_key, index)
+    return Opened(assets=encoded, needles=len(needles))
+
+
+def _add_private(needles: Needles, key: RecipientKey) -> None:
+    """At once, so that the probes of a refused run have something to look for too."""
+    private = key.private()
+    for start in range(0, len(private), NEEDLE_BYTES):
+        needles.add(NeedleKind.HPKE_PRIVATE, private[start : start + NEEDLE_BYTES])
+
+
+def _write_grant(granted: Grant, region: SecretMemory) -> int:
+    encoded = granted.encode()
+    if len(encoded) > region.size:
+        raise PackageError(Code.PACKAGE_LIMIT, "an index that expands beyond its secret memory")
+    region.view[: len(encoded)] = encoded
+    return len(granted.assets)
+
+
+def _add_assets(needles: Needles, package: Package, package_key: bytes, index: Index) -> None:
+    window = bytearray(NEEDLE_BYTES)
+    for entry in index.assets:
+        key = asset_key(package_key, entry.id, package.manifest.suite, package.header_sha256)
+        needles.add(NeedleKind.ASSET_KEY, key)
+        last = entry.bytes - NEEDLE_BYTES
+        if last < 0:
+            continue
+        with package.asset(entry, package_key) as reader:
+            for offset in sorted({0, last // 2, last}):
+                reader.read_into(offset, window)
+                if is_distinctive(window):
+                    needles.add(NeedleKind.ASSET_WINDOW, window)

@@ -1,0 +1,291 @@
+"""What this machine offers a protected run, tried and not guessed, and what its host could still see.
+
+Law: a finding says what was tried or read and what follows for a run; nothing here changes this process
+or the machine: whatever cannot be undone is tried in a child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from glasshouse.attestation.hardening import SecretMemoryKind
+from glasshouse.runtime import kernel as linux
+from glasshouse.runtime import landlock, seccomp
+from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.policy import Assurance, Profile
+
+__all__ = ["Finding", "Standing", "examine"]
+
+_LEAST_LOCKED_BYTES = 1 << 30
+_NVML = "libnvidia-ml.so.1"
+
+_ROOTS = (
+    ("tpm", ("tpmrm0", "tpm0"), Assurance.TPM),
+    ("sev-snp", ("sev-guest",), Assurance.CPU_TEE),
+    ("tdx", ("tdx_guest",), Assurance.CPU_TEE),
+)
+_EXPOSED = (
+    ("memory", "the host reads the run's memory, keys and plaintext among it, and leaves no trace"),
+    ("measurements", "the host runs a changed runtime that says it is ours: nothing but software vouches for it"),
+    ("gpu", "what is on the GPU and on its bus is in the clear for the host"),
+    ("traffic", "sizes, times and the hardening report; not names, keys or content"),
+)
+
+
+class Standing(StrEnum):
+    """What a finding means for a protected run."""
+
+    GOOD = "good"
+    WEAKER = "weaker"
+    MISSING = "missing"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing about this machine.
+
+    Attributes:
+        feature: what was looked at; a fixed word.
+        standing: what it means.
+        value: what was found.
+        consequence: one sentence for a person.
+    """
+
+    feature: str
+    standing: Standing
+    value: str
+    consequence: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "consequence": self.consequence,
+            "feature": self.feature,
+            "standing": self.standing.value,
+            "value": self.value,
+        }
+
+
+def examine(kernel: Kernel = REAL, *, devices: Path = Path("/dev")) -> list[Finding]:
+    """Look at this machine; takes some milliseconds.
+
+    Args:
+        kernel: the kernel.
+        devices: where device nodes are.
+    """
+    offered = [
+        _system(kernel),
+        _seccomp(kernel),
+        _landlock(kernel),
+        _secret_memory(kernel),
+        *_namespaces(kernel),
+        _workspace(kernel),
+        _locked_memory(kernel),
+        _swap(kernel),
+        _tracing(kernel),
+    ]
+    return [*offered, _profile(offered), *_hardware(devices), *_assurance()]
+
+
+def _finding(feature: str, standing: Standing, value: str, consequence: str) -> Finding:
+    return Finding(feature=feature, standing=standing, value=value, consequence=consequence)
+
+
+def _system(kernel: Kernel) -> Finding:
+    known = seccomp.supports(kernel.machine)
+    consequence = "this architecture is supported" if known else "no system call filter exists for this architecture"
+    value = f"{os.uname().sysname} {os.uname().release} {kernel.machine}"
+    return _finding("system", Standing.GOOD if known else Standing.MISSING, value, consequence)
+
+
+def _seccomp(kernel: Kernel) -> Finding:
+    def filtered() -> None:
+        kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install(kernel, seccomp.worker(kernel.machine, named_sockets=False, own_session=False))
+
+    if seccomp.supports(kernel.machine) and _works(filtered):
+        return _finding("seccomp", Standing.GOOD, "filters", "the worker's network and debugging calls can be refused")
+    return _finding("seccomp", Standing.MISSING, "none", "neither profile can be reached: no run is possible here")
+
+
+def _landlock(kernel: Kernel) -> Finding:
+    abi = kernel.landlock_abi()
+    works = abi > 0 and _works(lambda: _restricted(kernel))
+    if works:
+        return _finding("landlock", Standing.GOOD, f"abi {abi}", "the worker's files can be limited by the kernel")
+    consequence = "strict is out of reach; the worker's files are limited by its private root alone"
+    return _finding("landlock", Standing.WEAKER, "none", consequence)
+
+
+def _restricted(kernel: Kernel) -> None:
+    kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    landlock.restrict(kernel, read=["/usr"], write=[], devices=[], names=[])
+
+
+def _secret_memory(kernel: Kernel) -> Finding:
+    try:
+        with SecretMemory(1, kernel=kernel) as memory:
+            kind, refused = memory.kind, memory.is_refused_to_readers()
+    except OSError:
+        kind, refused = SecretMemoryKind.UNLOCKED, False
+    if kind is SecretMemoryKind.MEMFD_SECRET and refused:
+        consequence = "keys lie where neither other processes nor root read them through the kernel"
+        return _finding("secret-memory", Standing.GOOD, kind.value, consequence)
+    consequence = "strict is out of reach; keys lie in ordinary memory"
+    return _finding("secret-memory", Standing.WEAKER, kind.value, consequence)
+
+
+def _namespaces(kernel: Kernel) -> list[Finding]:
+    user = 0 if os.geteuid() == 0 else linux.CLONE_NEWUSER
+    found = []
+    for name, flag, without in (
+        ("mount-namespace", linux.CLONE_NEWNS, "no private root: the workspace is a named directory, strict is out"),
+        ("pid-namespace", linux.CLONE_NEWPID, "the worker sees other processes; its own are ended by their group"),
+        ("network-namespace", linux.CLONE_NEWNET, "the network is closed by the system call filter alone"),
+    ):
+
+        def entered(flag: int = flag) -> None:
+            kernel.unshare(user | flag)
+
+        works = _works(entered)
+        value = "none" if not works else "in a user namespace" if user else "as root"
+        consequence = "the worker can have its own" if works else without
+        found.append(_finding(name, Standing.GOOD if works else Standing.WEAKER, value, consequence))
+    return found
+
+
+def _workspace(kernel: Kernel) -> Finding:
+    def mounted(options: str) -> Callable[[], None]:
+        def step() -> None:
+            kernel.unshare(linux.CLONE_NEWNS | (0 if os.geteuid() == 0 else linux.CLONE_NEWUSER))
+            kernel.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+            kernel.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)  # noqa: S108
+
+        return step
+
+    if _works(mounted("size=1m,noswap")):
+        return _finding("workspace", Standing.GOOD, "tmpfs-noswap", "the worker's files stay in memory, out of swap")
+    if _works(mounted("size=1m")):
+        return _finding(
+            "workspace", Standing.GOOD, "tmpfs", "the worker's files stay in memory, or in swap if there is"
+        )
+    consequence = "the worker's files get a name on this machine and are removed afterwards: unverifiable"
+    return _finding("workspace", Standing.WEAKER, "directory", consequence)
+
+
+def _locked_memory(kernel: Kernel) -> Finding:
+    def locked() -> None:
+        kernel.mlockall(linux.MCL_CURRENT | linux.MCL_FUTURE | linux.MCL_ONFAULT)
+
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    value = "unlimited" if limit == resource.RLIM_INFINITY else f"limit {limit >> 10} KiB"
+    enough = os.geteuid() == 0 or limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKED_BYTES
+    if enough and _works(locked):
+        return _finding("locked-memory", Standing.GOOD, value, "the agent's memory can be kept out of swap")
+    consequence = "strict is out of reach: raise the limit on locked memory (ulimit -l)"
+    return _finding("locked-memory", Standing.WEAKER, value, consequence)
+
+
+def _swap(kernel: Kernel) -> Finding:
+    try:
+        devices = len(kernel.read("/proc/swaps").splitlines()) - 1
+    except OSError:
+        devices = 0
+    if devices <= 0:
+        return _finding("swap", Standing.GOOD, "none", "nothing reaches a swap device of this system")
+    consequence = "plaintext may reach swap: strict needs a control group with memory.swap.max 0"
+    return _finding("swap", Standing.WEAKER, f"{devices} devices", consequence)
+
+
+def _tracing(kernel: Kernel) -> Finding:
+    try:
+        scope = kernel.read("/proc/sys/kernel/yama/ptrace_scope").strip().decode()
+    except OSError:
+        scope = ""
+    consequence = {
+        "": "attaching is limited by `dumpable` alone, and watched",
+        "0": "attaching is limited by `dumpable` alone, and watched",
+        "1": "only parents may attach, and they are watched",
+        "2": "only administrators may attach, and they are watched",
+        "3": "nobody may attach",
+    }.get(scope, "unknown to this version")
+    return _finding("ptrace-scope", Standing.NOTE, scope or "not offered", consequence)
+
+
+def _profile(offered: list[Finding]) -> Finding:
+    standings = {finding.standing for finding in offered}
+    if Standing.MISSING in standings:
+        return _finding("profile", Standing.MISSING, Profile.OFF.value, "a protected run is refused here")
+    # Without these three strict still holds: other means answer the same check.
+    spare = {"network-namespace", "pid-namespace"}
+    weaker = sorted(
+        found.feature for found in offered if found.standing is Standing.WEAKER and found.feature not in spare
+    )
+    if weaker:
+        consequence = "strict is out of reach for want of: " + ", ".join(weaker)
+        return _finding("profile", Standing.WEAKER, Profile.STANDARD.value, consequence)
+    return _finding("profile", Standing.GOOD, Profile.STRICT.value, "both profiles should hold; each run observes anew")
+
+
+def _hardware(devices: Path) -> list[Finding]:
+    found = []
+    for name, nodes, level in _ROOTS:
+        present = [node for node in nodes if (devices / node).exists()]
+        if present:
+            consequence = f"could stand behind {level.value} once this version supports it; it does not yet"
+            found.append(_finding(f"root-{name}", Standing.NOTE, str(devices / present[0]), consequence))
+    gpus = sorted(node.name for node in devices.glob("nvidia[0-9]*"))
+    if gpus:
+        state = _confidential_gpu()
+        consequence = "could stand behind gpu-tee once this version supports it; it does not yet"
+        if state != "on":
+            consequence = "the GPU's memory is open to the host"
+        found.append(_finding("root-nvidia-cc", Standing.NOTE, state, consequence))
+    found.append(
+        _finding("gpus", Standing.NOTE, str(len(gpus)), "training can use them" if gpus else "training uses the CPU")
+    )
+    return found
+
+
+def _assurance() -> list[Finding]:
+    level = Assurance.SOFTWARE.value
+    reach = _finding("assurance", Standing.NOTE, level, "the most that this version can attest on any machine")
+    return [reach, *(_finding(f"host-sees-{name}", Standing.NOTE, level, text) for name, text in _EXPOSED)]
+
+
+def _confidential_gpu() -> str:
+    """Ask the driver for its confidential-computing state."""
+    try:
+        nvml = ctypes.CDLL(_NVML)
+        if nvml.nvmlInit_v2() != 0:
+            return "unknown"
+        try:
+            state = (ctypes.c_uint * 3)()  # environment, feature, developer tools
+            return ("on" if state[1] else "off") if nvml.nvmlSystemGetConfComputeState(state) == 0 else "off"
+        finally:
+            nvml.nvmlShutdown()
+    except (OSError, AttributeError):
+        return "unknown"
+
+
+def _works(step: Callable[[], None]) -> bool:
+    """Try something that cannot be undone, in a child."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            step()
+            code = 0
+        except (KernelError, OSError):
+            code = 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,261 @@
+"""Linux, behind one object: every system call that Python does not offer, and the reading of /proc.
+
+Laws: a call either does what it says or raises `KernelError` with the errno; nothing here decides what a
+missing feature means. Tests stand in for a kernel that lacks something by subclassing `Kernel`.
+Imports are few on purpose: the launcher starts without compiled bytecode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+
+from glasshouse.runtime import syscalls
+
+__all__ = ["REAL", "Kernel", "KernelError"]
+
+PR_SET_PDEATHSIG = 1
+PR_GET_DUMPABLE = 3
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_GET_NO_NEW_PRIVS = 39
+PR_CAP_AMBIENT = 47
+
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
+MADV_DONTDUMP = 16
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_SECCOMP_SET_MODE_FILTER = 1
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+# Root's uid gives no capability on exec, and this cannot be taken back: NOROOT and its lock.
+_SECUREBITS = 0b11
+
+
+class KernelError(OSError):
+    """The kernel refused a call: `errno` says how, `operation` says what.
+
+    Attributes:
+        absent: whether this kernel does not have the call at all.
+    """
+
+    def __init__(self, operation: str, number: int) -> None:
+        super().__init__(number, os.strerror(number))
+        self.operation = operation
+
+    @property
+    def absent(self) -> bool:
+        return self.errno in (errno.ENOSYS, errno.EOPNOTSUPP)
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.strerror}"
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+class Kernel:
+    """The kernel that this process runs on."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._memmem = self._libc.memmem
+        self._memmem.restype = ctypes.c_void_p
+        self._memmem.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+        self.machine = os.uname().machine
+
+    def call(self, name: str, *arguments: int | bytes | None) -> int:
+        """Make a raw system call.
+
+        Args:
+            name: a name of `syscalls`.
+            arguments: integers, pointers as integers, byte strings as pointers to them.
+
+        Raises:
+            KernelError: the call failed, or this architecture has no such call.
+        """
+        number = syscalls.number(name, self.machine)
+        if number is None:
+            raise KernelError(name, errno.ENOSYS)
+        return self.call_number(name, number, *arguments)
+
+    def call_number(self, name: str, number: int, *arguments: int | bytes | None) -> int:
+        """Make a system call by its number; `name` is for errors only."""
+        words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+        return self._checked(name, self._libc.syscall(ctypes.c_long(number), *words))
+
+    def prctl(self, option: int, value: int = 0, third: int = 0) -> int:
+        words = [ctypes.c_ulong(word) for word in (value, third, 0, 0)]
+        return self._checked("prctl", self._libc.prctl(option, *words))
+
+    # memory
+
+    def memfd_secret(self) -> int:
+        """Return a descriptor for memory that the kernel itself does not map; closed on exec."""
+        return self.call("memfd_secret", os.O_CLOEXEC)
+
+    def mlockall(self, flags: int) -> None:
+        self._checked("mlockall", self._libc.mlockall(flags))
+
+    def mlock(self, address: int, length: int) -> None:
+        self._checked("mlock", self._libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(length)))
+
+    def madvise(self, address: int, length: int, advice: int) -> None:
+        self._checked("madvise", self._libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice))
+
+    def mincore(self, address: int, length: int) -> bytes:
+        """Return a byte for each page, 1 when it is in memory and else 0, as also for a page in swap."""
+        pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+        self._checked("mincore", self._libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages))
+        return pages.raw
+
+    def process_vm_readv(self, pid: int, remote: int, length: int, destination: int) -> int:
+        """Copy memory of a process to the address `destination` here, and return how many bytes came."""
+        there, here = _Iovec(remote, length), _Iovec(destination, length)
+        words = (ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
+        return self.call("process_vm_readv", pid, *words)
+
+    def memmem(self, haystack: int, length: int, needle: int, needle_length: int) -> int | None:
+        """Return the address of the first occurrence, or None. Not a system call; libc's search copies nothing."""
+        found: int | None = self._memmem(haystack, length, needle, needle_length)
+        return found
+
+    # restrictions
+
+    def seccomp(self, program: bytes, flags: int) -> None:
+        """Install a BPF filter (8 bytes an instruction) for this process and all its children, for good."""
+        description = _FilterProgram(len(program) // 8, program)
+        self.call("seccomp", _SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(description))
+
+    def landlock_abi(self) -> int:
+        """Return the version of Landlock that this kernel offers; 0 for none."""
+        try:
+            return self.call("landlock_create_ruleset", 0, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+        except KernelError:
+            return 0
+
+    def landlock_create(self, attributes: bytes) -> int:
+        return self.call("landlock_create_ruleset", attributes, len(attributes), 0)
+
+    def landlock_add(self, ruleset: int, kind: int, attributes: bytes) -> None:
+        self.call("landlock_add_rule", ruleset, kind, attributes, 0)
+
+    def landlock_restrict(self, ruleset: int) -> None:
+        self.call("landlock_restrict_self", ruleset, 0)
+
+    def drop_capabilities(self, keep: tuple[int, ...] = ()) -> None:
+        """Give up every capability but those of `keep`, also those that an exec as root would bring back.
+
+        Raises:
+            KernelError: the kernel refuses.
+        """
+        held = 0
+        for word in (line for line in self.read("/proc/self/status").splitlines() if line.startswith(b"CapPrm:")):
+            held = int(word.split()[1], 16)
+        kept = held & sum(1 << capability for capability in keep)
+        for capability in range(_LAST_CAPABILITY + 1):
+            try:
+                if self.prctl(PR_CAPBSET_READ, capability):
+                    self.prctl(PR_CAPBSET_DROP, capability)
+            except KernelError as error:
+                if error.errno == errno.EINVAL:
+                    break  # past the last capability that this kernel knows
+                if error.errno != errno.EPERM:
+                    raise
+                break  # without CAP_SETPCAP the bounding set stays: no_new_privs keeps it from mattering
+        for step in ((PR_SET_SECUREBITS, _SECUREBITS), (PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)):
+            try:
+                self.prctl(*step)
+            except KernelError as error:
+                if error.errno not in (errno.EPERM, errno.EINVAL):
+                    raise
+        header = _CAPABILITY_VERSION_3.to_bytes(4, "little") + bytes(4)
+        low, high = (kept & 0xFFFFFFFF).to_bytes(4, "little"), (kept >> 32).to_bytes(4, "little")
+        self.call("capset", header, low + low + bytes(4) + high + high + bytes(4))
+
+    # namespaces and mounts
+
+    def unshare(self, flags: int) -> None:
+        self.call("unshare", flags)
+
+    def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        words = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+        result = self._libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+        self._checked(f"mount {target}", result)
+
+    def mount_read_only(self, target: str, *, devices: bool = False) -> None:
+        """Make a mount and all beneath it read-only and without set-uid files."""
+        add = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | (0 if devices else MOUNT_ATTR_NODEV)
+        attributes = add.to_bytes(8, "little") + bytes(24)
+        self.call("mount_setattr", _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes))
+
+    def umount(self, target: str) -> None:
+        self._checked(f"umount {target}", self._libc.umount2(os.fsencode(target), MNT_DETACH))
+
+    def pivot_root(self, new: str, old: str) -> None:
+        self.call("pivot_root", os.fsencode(new), os.fsencode(old))
+
+    # reading back
+
+    def read(self, path: str) -> bytes:
+        """Return the whole of a file that the kernel makes up (/proc, /sys).
+
+        Raises:
+            OSError: as `open` and `read` do.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pieces = []
+            while piece := os.read(descriptor, 1 << 16):
+                pieces.append(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(descriptor)
+
+    def status(self, pid: int | str, thread: int | None = None) -> dict[str, str]:
+        """Return /proc/PID/status, or that of one of its threads, as name → text.
+
+        Raises:
+            OSError: there is no such process.
+        """
+        path = f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"
+        lines = self.read(path).decode("utf-8", "replace").splitlines()
+        return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+
+    def threads(self, pid: int | str) -> list[int]:
+        """Return the thread ids of a process; raises `OSError` when it is gone."""
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - pathlib is slow to import
+
+    def _checked(self, operation: str, result: int) -> int:
+        if result < 0:
+            raise KernelError(operation, ctypes.get_errno())
+        return int(result)
+
+
+REAL = Kernel()

@@ -1,0 +1,269 @@
+"""Between agent and worker: builds the sandbox around itself, tries to break it, and becomes the worker.
+
+```
+python -I -B -X pycache_prefix=D -c 'from glasshouse.runtime.launcher import main; main()' LINK SPEC PID
+```
+(`-m` would import 45 ms of the import system.) LINK is the descriptor of the socket to the agent, SPEC
+that of a pipe with the specification, which holds no secret (`sandbox.SandboxSpec`), PID that of a pipe on
+which the agent is told the worker's pid. In order:
+
+1. die with the agent;
+2. namespaces, each by itself: user (when not root), processes, mounts, network, IPC, host name;
+3. a child in them goes on; this process is gone before it does, so that the agent is the worker's parent;
+4. private root in memory; where that cannot be, a named directory;
+5. no capability, no_new_privs, limits, Landlock, system call filter last;
+6. trials of all that is forbidden; one `sandbox` frame says what happened;
+7. exec of the worker with an environment of its own.
+
+Nothing here decides whether the result suffices: the agent reads it back and does. What a step could not
+do is a note. Imports are few: nothing is compiled beforehand, and this stands in the run's way.
+"""
+
+from __future__ import annotations
+
+# The C module beneath `signal`, which costs 40 ms to import without compiled bytecode.
+import _signal  # type: ignore[import-not-found]
+import marshal
+import os
+import resource
+import select
+import sys
+
+from glasshouse.runtime import kernel as linux
+from glasshouse.runtime import landlock, private_root, seccomp, trials
+from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+
+__all__ = ["main", "run"]
+
+LINK_FD = 3
+_CONTROL = 1
+_EXIT_FAILED = 70
+_NAMESPACES = (
+    ("pid", linux.CLONE_NEWPID),
+    ("mount", linux.CLONE_NEWNS),
+    ("network", linux.CLONE_NEWNET),
+    ("ipc", linux.CLONE_NEWIPC),
+    ("uts", linux.CLONE_NEWUTS),
+)
+_RELEASED_LIMIT = (0, 0)
+
+
+def main() -> None:
+    link, pipe, answer = (int(argument) for argument in sys.argv[1:4])
+    with os.fdopen(pipe, "rb") as stream:
+        spec = marshal.loads(stream.read())  # noqa: S302 - written by the agent, our parent; json costs 80 ms
+    try:
+        run(REAL, spec, link, answer)
+    except Exception as error:
+        os.write(2, f"launcher: {type(error).__name__}: {error}\n".encode())
+        os.write(link, frame('{"code":"platform-unsupported","type":"failed"}'))
+    os._exit(_EXIT_FAILED)
+
+
+def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None:
+    """Do all of it; returns only by raising.
+
+    Args:
+        kernel: the kernel.
+        spec: as `sandbox.SandboxSpec.to_spec` made it.
+        link: descriptor of the worker's end of the socket to the agent.
+        answer: descriptor on which the agent is told the worker's pid, 4 bytes big endian.
+    """
+    agent_pid = _integer(spec, "agent_pid")
+    agent = os.pidfd_open(agent_pid)
+    kernel.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
+    if os.getppid() != agent_pid:
+        raise OSError("the agent is gone")
+    os.umask(0o077)
+    notes = _separate(kernel)
+    _hand_over(kernel, agent, answer)
+    os.setsid()
+    base = _house(kernel, spec, notes)
+    abi = _confine(kernel, spec, base, notes)
+    observed = _observe(kernel, spec, base, abi, notes)
+    in_memory, no_swap = private_root.is_memory(kernel, base)
+    workspace = "directory" if not in_memory else "tmpfs-noswap" if no_swap else "tmpfs"
+    os.write(link, report(observed, workspace, base, notes))
+    _become_worker(spec, link, base + "/" + private_root.WORK)
+
+
+def frame(payload: str) -> bytes:
+    """Return a control frame (`wire.frames`) around canonical JSON."""
+    data = payload.encode()
+    return len(data).to_bytes(4, "big") + bytes([_CONTROL]) + data
+
+
+def report(observed: dict[str, bool | None], workspace: str, base: str, notes: list[str]) -> bytes:
+    """Return the `sandbox` frame.
+
+    Args:
+        observed: check → passed, failed (False) or unavailable (None).
+        workspace: its kind.
+        base: the directory that holds it.
+        notes: small words.
+    """
+    words = {True: "passed", False: "failed", None: "unavailable"}
+    checks = ",".join(f'"{name}":"{words[observed[name]]}"' for name in sorted(observed))
+    listed = ",".join(f'"{note}"' for note in sorted(set(notes)))
+    for text in (base, workspace, *notes, *observed):
+        if not text.isascii() or not text.isprintable() or '"' in text or "\\" in text:
+            raise ValueError("a word that would need escaping")
+    return frame(
+        f'{{"base":"{base}","notes":[{listed}],"observed":{{{checks}}},"type":"sandbox","workspace":"{workspace}"}}'
+    )
+
+
+def _separate(kernel: Kernel) -> list[str]:
+    """Enter the namespaces that the kernel gives; return notes about those it does not."""
+    notes = []
+    uid, gid = os.geteuid(), os.getegid()
+    if uid != 0:
+        try:
+            kernel.unshare(linux.CLONE_NEWUSER)
+            # Mapped to itself: uid 0 would be root over the worker's files, and is not needed.
+            for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+                _write(f"/proc/self/{name}", text)
+            notes.append("user-namespace")
+        except OSError:
+            notes.append("no-user-namespace")
+    for name, flag in _NAMESPACES:
+        try:
+            kernel.unshare(flag)
+        except KernelError:
+            notes.append(f"no-{name}-namespace")
+    return notes
+
+
+def _hand_over(kernel: Kernel, agent: int, answer: int) -> None:
+    """Continue in a child whose parent is the agent, which is told its pid."""
+    launcher = os.pidfd_open(os.getpid())
+    pid = os.fork()
+    if pid:
+        os.write(answer, pid.to_bytes(4, "big"))
+        os._exit(0)
+    os.close(answer)
+    # Only now: the signal would come at the launcher's own end, and getppid says nothing across namespaces.
+    select.select([launcher], [], [])
+    kernel.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
+    if select.select([agent], [], [], 0)[0]:
+        raise OSError("the agent is gone")
+    os.close(launcher)
+    os.close(agent)
+
+
+def _house(kernel: Kernel, spec: dict[str, object], notes: list[str]) -> str:
+    """Give the worker its file system; return the directory that holds its workspace."""
+    size = _integer(spec, "workspace_bytes")
+    if "no-mount-namespace" not in notes:
+        try:
+            private_root.build(kernel, read=_texts(spec, "read"), devices=_texts(spec, "devices"), workspace_bytes=size)
+            return private_root.BASE
+        except OSError as error:
+            notes.append("no-private-root")
+            os.write(2, f"launcher: no private root: {error}\n".encode())
+    named = str(spec["named_workspace"])
+    private_root.lay_out(named)
+    notes.append("named-workspace")
+    return named
+
+
+def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str]) -> int | None:
+    """Take away what the worker does not need; return Landlock's version, None where it refused."""
+    private = base == private_root.BASE
+    os.chdir(base + "/" + private_root.WORK)
+    resource.setrlimit(resource.RLIMIT_CORE, _RELEASED_LIMIT)
+    kernel.drop_capabilities()
+    kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    read = [path for path in _texts(spec, "read") if _exists(path)] + ["/proc"]
+    if private:
+        read += ["/dev", "/etc"]
+    abi: int | None
+    try:
+        abi = landlock.restrict(
+            kernel,
+            read=read,
+            write=[f"{base}/{name}" for name in (private_root.WORK, private_root.TEMPORARY, private_root.SHARED)],
+            devices=[path for path in _texts(spec, "devices") if _exists(path)],
+            names=["/"] if private else [],
+        )
+        notes.append(f"landlock-abi-{abi}")
+    except OSError as error:
+        abi = None
+        os.write(2, f"launcher: no Landlock: {error}\n".encode())
+    if not seccomp.supports(kernel.machine):
+        notes.append("no-seccomp-filter")
+        return abi
+    try:
+        seccomp.install(
+            kernel,
+            seccomp.worker(kernel.machine, named_sockets=private, own_session="no-pid-namespace" not in notes),
+        )
+    except KernelError:
+        notes.append("no-seccomp-filter")
+    return abi
+
+
+def _observe(
+    kernel: Kernel, spec: dict[str, object], base: str, abi: int | None, notes: list[str]
+) -> dict[str, bool | None]:
+    """Try everything that is forbidden; failed trials become notes."""
+    names = list(_environment(spec, base))
+    targets = spec["targets"]
+    if not isinstance(targets, dict):
+        raise TypeError("targets")
+    tried = {
+        "debug-env-clean": trials.environment(names),
+        "egress-closed": trials.egress(kernel, targets),
+        "landlock": trials.files(base, [str(targets["file"])]),
+        "preload-clean": trials.libraries(kernel, names),
+        "seccomp-filter": trials.system_calls(kernel),
+    }
+    observed: dict[str, bool | None] = {name: not found for name, found in tried.items()}
+    notes += [f"open-{name}" for found in tried.values() for name in found]
+    if not abi:
+        observed["landlock"] = None if abi == 0 else False
+    if kernel.status("self").get("Seccomp") != "2":
+        observed["seccomp-filter"] = None if "no-seccomp-filter" in notes else False
+    return observed
+
+
+def _become_worker(spec: dict[str, object], link: int, workspace: str) -> None:
+    python, argv = str(spec["python"]), [text.replace("{workspace}", workspace) for text in _texts(spec, "argv")]
+    os.dup2(link, LINK_FD, inheritable=True)
+    os.closerange(LINK_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    _signal.set_wakeup_fd(-1)
+    os.execve(python, argv, _environment(spec, os.path.dirname(workspace)))  # noqa: PTH120, S606
+
+
+def _environment(spec: dict[str, object], base: str) -> dict[str, str]:
+    given = spec["environment"]
+    if not isinstance(given, dict):
+        raise TypeError("environment")
+    work = f"{base}/{private_root.WORK}"
+    return {**given, "HOME": work, "TMPDIR": f"{base}/{private_root.TEMPORARY}"}
+
+
+def _exists(path: str) -> bool:
+    return os.access(path, os.F_OK)
+
+
+def _integer(spec: dict[str, object], name: str) -> int:
+    value = spec[name]
+    if not isinstance(value, int):
+        raise TypeError(name)
+    return value
+
+
+def _texts(spec: dict[str, object], name: str) -> list[str]:
+    value = spec[name]
+    if not isinstance(value, list):
+        raise TypeError(name)
+    return [str(item) for item in value]
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""The agent's one place to wait: a `poll` over file descriptors and a few timers.
+
+Laws: nothing else in the agent blocks for longer than a local system call takes. A handler that raises
+ends the wait, so an alarm, a signal or a dead worker surfaces as an exception wherever the story
+happens to stand. With nothing to do the process sleeps in the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+__all__ = ["READ", "WRITE", "Handler", "Loop", "Timer"]
+
+READ = select.POLLIN
+WRITE = select.POLLOUT
+
+Handler: TypeAlias = Callable[[], object]
+
+_FOREVER_S = 3600.0
+
+
+class Timer:
+    """One call at one moment; `cancel` forgets it."""
+
+    __slots__ = ("handler", "when_s")
+
+    def __init__(self, when_s: float, handler: Handler) -> None:
+        self.when_s = when_s
+        self.handler: Handler | None = handler
+
+    def cancel(self) -> None:
+        self.handler = None
+
+
+class Loop:
+    """Waits for file descriptors and timers; single-threaded, first come first served."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Handler] = {}
+        self._timers: list[Timer] = []
+
+    @staticmethod
+    def now_s() -> float:
+        """Return the monotonic clock that every deadline here is told in."""
+        return time.monotonic()
+
+    def watch(self, descriptor: int, handler: Handler, events: int = READ) -> None:
+        """Call `handler` whenever `descriptor` is ready, closed by its peer or broken."""
+        self._handlers[descriptor] = handler
+        self._poll.register(descriptor, events)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Forget a descriptor; one that is not watched is fine."""
+        if self._handlers.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def after(self, delay_s: float, handler: Handler) -> Timer:
+        """Call `handler` once, `delay_s` from now."""
+        timer = Timer(self.now_s() + delay_s, handler)
+        self._timers.append(timer)
+        return timer
+
+    def step(self, longest_s: float = _FOREVER_S) -> None:
+        """Wait for the next thing to happen, at most `longest_s`, and handle it."""
+        self._timers = [timer for timer in self._timers if timer.handler is not None]
+        wait_s = min([longest_s, *(timer.when_s - self.now_s() for timer in self._timers)])
+        # Rounded up: a wait that is a fraction short would spin until the timer is due.
+        ready = self._poll.poll(max(0, -int(-wait_s * 1000 // 1)))
+        for descriptor, _ in ready:
+            handler = self._handlers.get(descriptor)
+            if handler is not None:
+                handler()
+        now_s = self.now_s()
+        for timer in self._timers:
+            if timer.handler is not None and timer.when_s <= now_s:
+                due, timer.handler = timer.handler, None
+                due()
+
+    def run_until(self, done: Callable[[], bool], *, within_s: float | None = None) -> bool:
+        """Handle what happens until `done()`; return whether it became true in time."""
+        deadline_s = None if within_s is None else self.now_s() + within_s
+        while not done():
+            left_s = _FOREVER_S if deadline_s is None else deadline_s - self.now_s()
+            if left_s <= 0:
+                return False
+            self.step(left_s)
+        return True
+
+    def sleep(self, delay_s: float) -> None:
+        """Handle what happens for `delay_s`."""
+        self.run_until(lambda: False, within_s=delay_s)
+
+
+def close_quietly(*descriptors: int) -> None:
+    """Close descriptors, of which some may be closed already."""
+    for descriptor in descriptors:
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue

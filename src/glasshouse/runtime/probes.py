@@ -1,0 +1,252 @@
+"""What may have stayed behind on the machine, looked for after everything was wiped.
+
+Each probe answers `clean`, `found` or `unverifiable`, and never better than it knows. Details are short
+words; they go into the event log and hold nothing of the owner's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.evidence.events import ProbeResult
+from glasshouse.runtime import private_root
+from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.runtime.memory import Finder, search_self
+from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.secretmem import SecretMemory
+
+__all__ = ["Probe", "probe_gpu", "probe_memory", "probe_shared_memory", "probe_swap", "probe_workspace", "scan_self"]
+
+_SHARED_FOLDER = "/dev/shm"  # noqa: S108
+_MAX_SEARCHED_BYTES = 64 << 20
+_NVML = "libnvidia-ml.so.1"
+_NVML_PROCESSES = 64
+_NVML_PROCESS_BYTES = 24  # struct nvmlProcessInfo_v2: pid, used memory, two instance ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """One answer.
+
+    Attributes:
+        name: which probe.
+        result: what it says.
+        detail: why, in a few words.
+    """
+
+    name: str
+    result: ProbeResult
+    detail: str
+
+
+def scan_self(needles: Iterable[memoryview], *, own: Sequence[SecretMemory], kernel: Kernel = REAL) -> list[int]:
+    """Return the indices of the needles that are in this process's memory now.
+
+    Before anything was released this finds needles that are no secret: text that the runtime itself holds.
+    """
+    return sorted(search_self(needles, own=own, kernel=kernel).found)
+
+
+def probe_memory(
+    needles: Iterable[memoryview], *, wiped: Sequence[SecretMemory], needle_memory: SecretMemory,
+    kernel: Kernel = REAL,
+) -> Probe:  # fmt: skip
+    """Search this process for needles.
+
+    Args:
+        needles: what to search for; none at all is `unverifiable`, not clean.
+        wiped: secret memory that must be zero by now.
+        needle_memory: where the needles are; wiped by the caller afterwards.
+        kernel: the kernel.
+    """
+    name, views = "agent-memory", list(needles)
+    if not all(secret.is_zero() for secret in wiped):
+        return Probe(name=name, result=ProbeResult.FOUND, detail="secret-memory-not-wiped")
+    try:
+        search = search_self(views, own=[*wiped, needle_memory], kernel=kernel)
+    except OSError:
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="memory-not-readable")
+    if search.found:
+        return Probe(name=name, result=ProbeResult.FOUND, detail=f"needles-{len(search.found)}-of-{len(views)}")
+    if search.unreadable:
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=f"regions-unreadable-{search.unreadable}")
+    if not views or not search.searched_bytes:
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="nothing-to-search-for")
+    detail = f"needles-{len(views)}-in-{search.searched_bytes >> 10}-KiB"
+    return Probe(name=name, result=ProbeResult.CLEAN, detail=detail)
+
+
+def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
+    """Look whether anything is left of the worker's files and processes; call it after `Worker.end`."""
+    name = "workspace"
+    if worker is None or worker.report is None or worker.pid is None:
+        return Probe(name=name, result=ProbeResult.CLEAN, detail="never-made")
+    if worker.poll() is None:
+        return Probe(name=name, result=ProbeResult.FOUND, detail="worker-still-there")
+    if not worker.own_process_namespace and _session_members(kernel, worker.pid):
+        return Probe(name=name, result=ProbeResult.FOUND, detail="processes-left")
+    if os.path.lexists(worker.named_path):
+        return Probe(name=name, result=ProbeResult.FOUND, detail="files-left")
+    if worker.report.workspace is WorkspaceKind.DIRECTORY:
+        # It is gone by name; what a disk or a file system keeps of it cannot be seen from here.
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="was-a-directory")
+    if private_root.is_memory(kernel, worker.report.base) != (False, False):
+        return Probe(name=name, result=ProbeResult.FOUND, detail="mount-left")
+    if not worker.own_process_namespace:
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="no-process-namespace")
+    # The kernel reports the end of a namespace's first process only after it has ended all others.
+    return Probe(name=name, result=ProbeResult.CLEAN, detail=f"{worker.report.workspace.value}-gone")
+
+
+def probe_shared_memory(needles: Iterable[memoryview], *, folder: str = _SHARED_FOLDER, kernel: Kernel = REAL) -> Probe:
+    """Search this user's files in the machine's shared memory, which the worker's own hides from it, for needles."""
+    name, unsearched = "shared-memory", 0
+    with Finder(needles, kernel=kernel) as finder:
+        try:
+            for path in _own_files(folder):
+                try:
+                    complete = _search_file(path, finder)
+                except OSError:
+                    complete = False
+                if finder.found:
+                    return Probe(name=name, result=ProbeResult.FOUND, detail="needle-in-file")
+                unsearched += not complete
+        except FileNotFoundError:
+            return Probe(name=name, result=ProbeResult.CLEAN, detail="no-shared-memory")
+        except OSError:
+            unsearched += 1
+        if unsearched or not finder.needles:
+            return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=f"files-not-searched-{unsearched}")
+        return Probe(name=name, result=ProbeResult.CLEAN, detail=f"searched-{finder.searched_bytes >> 10}-KiB")
+
+
+def probe_swap(*, agent: CheckResult, worker: CheckResult, kernel: Kernel = REAL) -> Probe:
+    """Say whether anything can have reached a swap device.
+
+    Args:
+        agent, worker: their `no-swap` checks, as they were while the run lasted.
+        kernel: the kernel.
+    """
+    name = "swap"
+    try:
+        devices = len(kernel.read("/proc/swaps").splitlines()) - 1
+    except FileNotFoundError:
+        devices = 0
+    except OSError:
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="not-readable")
+    if devices <= 0:
+        return Probe(name=name, result=ProbeResult.CLEAN, detail="no-swap")
+    if agent is CheckResult.PASSED and worker is CheckResult.PASSED:
+        return Probe(name=name, result=ProbeResult.CLEAN, detail="kept-out-of-swap")
+    return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=f"swap-devices-{devices}")
+
+
+def probe_gpu(
+    worker_pid: int | None, *, devices: Sequence[str] | None = None, library: str = "libnvidia-ml.so.1"
+) -> Probe:
+    """Say whether the worker still holds memory of a GPU, as the driver sees it.
+
+    What the memory held is cleared by the driver before another process gets it; that is not observable.
+    """
+    name = "gpu-memory"
+    present = _gpu_nodes() if devices is None else devices
+    if not present:
+        return Probe(name=name, result=ProbeResult.CLEAN, detail="no-gpu")
+    try:
+        holders = _nvml_processes(library)
+    except (OSError, AttributeError, ValueError):
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="driver-not-asked")
+    if worker_pid is not None and worker_pid in holders:
+        return Probe(name=name, result=ProbeResult.FOUND, detail="worker-holds-memory")
+    if holders:
+        # In a container the driver's process numbers are the machine's: they cannot be told apart.
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=f"other-processes-{len(holders)}")
+    return Probe(name=name, result=ProbeResult.CLEAN, detail="no-process-holds-memory")
+
+
+def _session_members(kernel: Kernel, session: int) -> list[int]:
+    """Return the processes of a session; zombies hold nothing."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            try:
+                fields = kernel.read(f"/proc/{name}/stat").rpartition(b") ")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
+                found.append(int(name))
+    return found
+
+
+def _own_files(folder: str) -> Iterable[str]:
+    for parent, _directories, names in os.walk(folder, onerror=_raise):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118
+            found = os.lstat(path)
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                yield path
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _search_file(path: str, finder: Finder) -> bool:
+    """Search one file; returns whether that reached its end within the limit."""
+    kept = 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while finder.searched_bytes < _MAX_SEARCHED_BYTES:
+            count = os.readv(descriptor, [finder.view[kept:]])
+            if not count:
+                return True
+            held = kept + count
+            if finder.search(held):
+                return True
+            kept = min(finder.overlap, held)
+            finder.view[:kept] = finder.view[held - kept : held]
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _gpu_nodes() -> list[str]:
+    names = os.listdir("/dev")  # noqa: PTH208
+    return [name for name in names if name.startswith("nvidia") or name in ("kfd", "dxg")]
+
+
+def _nvml_processes(library: str) -> set[int]:
+    """Return the processes that hold memory of any GPU, as the driver numbers them."""
+    nvml = ctypes.CDLL(library)
+    if nvml.nvmlInit_v2() != 0:
+        raise OSError("the driver does not answer")
+    try:
+        count = ctypes.c_uint()
+        _asked(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        found: set[int] = set()
+        for index in range(count.value):
+            device = ctypes.c_void_p()
+            _asked(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)))
+            for question in (
+                nvml.nvmlDeviceGetComputeRunningProcesses_v3,
+                nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            ):
+                size = ctypes.c_uint(_NVML_PROCESSES)
+                answer = ctypes.create_string_buffer(_NVML_PROCESSES * _NVML_PROCESS_BYTES)
+                _asked(question(device, ctypes.byref(size), answer))
+                for position in range(size.value):
+                    start = position * _NVML_PROCESS_BYTES
+                    found.add(int.from_bytes(answer.raw[start : start + 4], "little"))
+        return found
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _asked(code: int) -> None:
+    if code != 0:
+        raise OSError(f"NVML answered {code}")

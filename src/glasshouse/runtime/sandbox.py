@@ -1,0 +1,316 @@
+"""The worker's sandbox, seen from the agent: what it shall be, how it is started, what came of it.
+
+`start` spawns the launcher, which becomes the worker; its first frame on the link is the `sandbox` frame,
+which `Worker.confirm` reads. Laws: the worker is this process's child, has its own process group, and
+`end` leaves nothing of it: no process, no named workspace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import marshal
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.errors import Code, FormatError, PlatformError
+from glasshouse.runtime import named_directory
+from glasshouse.runtime.controls import Controls
+from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
+from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import IDENTIFIER, Fields
+
+__all__ = ["SandboxReport", "SandboxSpec", "Spawn", "Worker", "default_devices", "default_read_paths", "start"]
+
+_LAUNCHER = "from glasshouse.runtime.launcher import main; main()"
+_ISOLATED = ("-I", "-B", "-X")
+_FIRST_SPARE_FD = 16
+_REAP_S = 0.002
+_MAX_NOTES = 64
+_MAX_SPEC_BYTES = 60_000  # less than a pipe holds, so that writing it cannot block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxSpec:
+    """What the sandbox shall be; holds no secret.
+
+    Attributes:
+        argv: the worker's command line; ``{workspace}`` is replaced by the workspace's path inside.
+        python: the program to execute.
+        workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
+        read_paths: what may be read and executed, besides nothing.
+        device_paths: device nodes that may be used.
+        egress: peers that the worker may reach; must be empty today.
+        environment: names and values added to the minimal environment.
+        pycache_prefix: an empty private directory for the launcher's own interpreter.
+    """
+
+    argv: tuple[str, ...]
+    pycache_prefix: str
+    workspace_bytes: int
+    python: str = sys.executable
+    read_paths: tuple[str, ...] = ()
+    device_paths: tuple[str, ...] = ()
+    egress: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.workspace_bytes < 1 << 20:
+            raise ValueError(f"a workspace of {self.workspace_bytes} bytes")
+        for path in (*self.read_paths, *self.device_paths):
+            if os.path.normpath(path) != path or not path.startswith("/") or path in NEVER_SHOWN:
+                raise ValueError(f"a sandbox cannot show {path!r}")
+        if self.egress:
+            # Landlock knows ports but no peers, and nothing for datagrams: a list could not be kept.
+            raise PlatformError(
+                Code.POLICY_IMPOSSIBLE,
+                "this runtime cannot limit a worker's network to single peers, so it gives none",
+                hint="use an empty egress list, and put what the job needs into the package",
+            )
+
+
+Spawn: TypeAlias = Callable[[SandboxSpec, list[str | int]], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxReport:
+    """What the launcher saw from inside, just before it became the worker.
+
+    Attributes:
+        observed: the checks that it tried; the others are observed from outside.
+        workspace: where the worker's files live.
+        base: the directory that holds the workspace, as the worker sees it.
+        notes: small words, for people and for `HardeningReport.details`.
+    """
+
+    observed: Mapping[str, CheckResult]
+    workspace: WorkspaceKind
+    base: str
+    notes: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, value: Json) -> SandboxReport:
+        """Read the `sandbox` frame; raises `FormatError`."""
+        fields = Fields(value, "sandbox")
+        fields.choice("type", ["sandbox"])
+        observed = fields.any("observed")
+        if not isinstance(observed, Mapping):
+            raise FormatError(Code.SCHEMA, "sandbox.observed is not an object")
+        results = Fields(observed, "sandbox.observed")
+        report = cls(
+            observed={name: CheckResult(results.choice(name, list(CheckResult))) for name in sorted(observed)},
+            workspace=WorkspaceKind(fields.choice("workspace", list(WorkspaceKind))),
+            base=fields.text("base", max_chars=4096),
+            notes=tuple(fields.texts("notes", max_items=_MAX_NOTES, max_chars=128)),
+        )
+        fields.end()
+        if not all(IDENTIFIER.fullmatch(note) for note in report.notes):
+            raise FormatError(Code.SCHEMA, "sandbox.notes holds more than words")
+        return report
+
+
+class Worker:
+    """The launcher that is becoming the worker, and then the worker.
+
+    Attributes:
+        link: the agent's end of the control socket; whoever takes it over closes it.
+        stdout, stderr: read ends of the worker's pipes, blocking; whoever takes them over closes them.
+        pid: None until `confirm`.
+        pidfd: readable once the worker has ended; -1 until `confirm`.
+        report: None until `confirm`.
+    """
+
+    def __init__(
+        self, *, kernel: Kernel, launcher: int, answer: int, link: socket.socket, stdout: int, stderr: int,
+        private: str, controls: Controls,
+    ) -> None:  # fmt: skip
+        self.link, self.stdout, self.stderr = link, stdout, stderr
+        self.pid: int | None = None
+        self.pidfd = -1
+        self.report: SandboxReport | None = None
+        self.exit_code: int | None = None
+        self._kernel, self._private, self._controls = kernel, private, controls
+        self._launcher, self._answer = launcher, answer
+
+    def confirm(self, message: Json) -> SandboxReport:
+        """Take the `sandbox` frame, the first that comes over the link.
+
+        Returns:
+            the report, corrected by what the agent itself saw: a target that was reached fails
+            `egress-closed` whatever the launcher says.
+
+        Raises:
+            FormatError: not the frame, or a second one.
+            PlatformError: `platform-unsupported`: the worker was gone before it began.
+        """
+        if self.report is not None:
+            raise FormatError(Code.SCHEMA, "a second sandbox frame")
+        report = SandboxReport.from_json(message)
+        self._learn_pid()
+        if self.pid is None or self.poll() is not None:
+            raise PlatformError(Code.PLATFORM, "the worker was gone before it began")
+        self.pidfd = os.pidfd_open(self.pid)
+        observed, notes = dict(report.observed), list(report.notes)
+        touched, unproven = self._controls.touched(), self._controls.unproven
+        notes += [f"reached-{name}" for name in touched] + [f"unproven-{name}" for name in unproven]
+        if touched:
+            observed["egress-closed"] = CheckResult.FAILED
+        self._controls.close()
+        self.report = SandboxReport(
+            observed=observed, workspace=report.workspace, base=report.base, notes=tuple(sorted(set(notes)))
+        )
+        if "named-workspace" not in notes:
+            named_directory.remove(self._private)
+        return self.report
+
+    @property
+    def named_path(self) -> str:
+        """The directory that stands in where no private root can be; removed by `end`."""
+        return self._private
+
+    @property
+    def own_process_namespace(self) -> bool:
+        """Whether the end of the worker is the end of everything it started."""
+        return self.report is not None and "no-pid-namespace" not in self.report.notes
+
+    def poll(self) -> int | None:
+        """Return the worker's exit code (negative: its signal) once it has ended, else None."""
+        if self.exit_code is None and self.pid is not None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = self.pid, 0x7F00
+            if pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+        return self.exit_code
+
+    def kill(self) -> None:
+        """Send SIGKILL to the worker and to all that it started; nothing happens when it has ended."""
+        if self.pid is None or self.exit_code is not None:
+            return
+        if not self.own_process_namespace:
+            # The filter keeps the worker's children in its group, so the group is all of them.
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # it has not made its group yet, and so has no children
+                os.killpg(self.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)  # our child and not waited for: the number is still its own
+
+    def end(self, *, patience_s: float = 2.0) -> int:
+        """Kill, wait, and remove what has a name; returns the exit code. May be called twice.
+
+        A tracer that never waits keeps a killed process from being reaped; that one holds no memory any
+        more, and after `patience_s` is left to the kernel. The link and the pipes stay open: what the worker had
+        written can still be read.
+        """
+        self._learn_pid()
+        if self.poll() is None and self.pid is not None:
+            self.kill()
+            deadline = time.monotonic() + patience_s
+            while self.poll() is None and time.monotonic() < deadline:
+                time.sleep(_REAP_S)
+        self._controls.close()
+        named_directory.remove(self._private)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    def _learn_pid(self) -> None:
+        """Wait for the launcher, which is gone within milliseconds, and read what it said."""
+        if self._launcher:
+            os.waitpid(self._launcher, 0)
+            answer = os.read(self._answer, 4)
+            os.close(self._answer)
+            self._launcher, self.pid = 0, int.from_bytes(answer, "big") if answer else None
+
+
+def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:
+    """Spawn the launcher; the first frame on the link tells when it is becoming the worker.
+
+    Args:
+        spec: what the sandbox shall be.
+        kernel: the kernel.
+        spawn: starts the launcher with the given streams as its descriptors 0, 1, 2 and so on, and returns its
+            pid; by default a new interpreter.
+
+    Raises:
+        PlatformError: `platform-unsupported`: this machine starts no process.
+    """
+    named_directory.sweep(kernel)
+    private = named_directory.make(kernel)
+    controls = Controls(private)
+    ours, theirs = socket.socketpair()
+    out, err, given, answer = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+    try:
+        kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        data = marshal.dumps(_specification(spec, private, controls))
+        if len(data) > _MAX_SPEC_BYTES:
+            raise ValueError("a sandbox with too many paths")
+        os.write(given[1], data)
+        launcher = (spawn or _spawn)(spec, [os.devnull, out[1], err[1], theirs.fileno(), given[0], answer[1]])
+    except (OSError, ValueError) as error:
+        controls.close()
+        named_directory.remove(private)
+        ours.close()
+        for descriptor in (out[0], err[0], answer[0]):
+            os.close(descriptor)
+        raise PlatformError(Code.PLATFORM, f"the worker cannot be started: {error}") from error
+    finally:
+        theirs.close()
+        for descriptor in (out[1], err[1], *given, answer[1]):
+            os.close(descriptor)
+    return Worker(
+        kernel=kernel, launcher=launcher, answer=answer[0], link=ours, stdout=out[0], stderr=err[0],
+        private=private, controls=controls,
+    )  # fmt: skip
+
+
+def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[str, object]:
+    return {
+        "agent_pid": os.getpid(),
+        "argv": list(spec.argv),
+        "devices": list(spec.device_paths),
+        "environment": {**minimal_environment(spec.python), **spec.environment},
+        "named_workspace": private,
+        "python": spec.python,
+        "read": list(spec.read_paths),
+        "targets": controls.targets,
+        "workspace_bytes": spec.workspace_bytes,
+    }
+
+
+def _spawn(spec: SandboxSpec, streams: list[str | int]) -> int:
+    """Start the launcher with `streams` as its descriptors 0, 1, 2 and so on."""
+    spare = [_above(stream) for stream in streams]
+    try:
+        return os.posix_spawn(
+            spec.python,
+            [spec.python, *_ISOLATED, f"pycache_prefix={spec.pycache_prefix}", "-c", _LAUNCHER, "3", "4", "5"],
+            minimal_environment(spec.python),
+            file_actions=[(os.POSIX_SPAWN_DUP2, descriptor, index) for index, descriptor in enumerate(spare)],
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP],
+        )
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
+
+
+def _above(stream: str | int) -> int:
+    """Return a copy of a stream out of the way of the numbers that the launcher's streams get."""
+    if isinstance(stream, str):
+        descriptor = os.open(stream, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD)
+        finally:
+            os.close(descriptor)
+    return fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD)

@@ -1,0 +1,156 @@
+"""Outputs and log segments on their way to the owner: sealed as they arrive, one file each.
+
+Laws: recipients come from the owner-signed manifest alone; a file has its final name only when it is
+whole; nothing here can reopen what it sealed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, GlasshouseError, RunError
+from glasshouse.evidence.receipt import MAX_OUTPUTS
+from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
+from glasshouse.package.outputs import OutputSealer, SealedOutput
+from glasshouse.runtime.outdir import OutDir, disk_error
+from glasshouse.runtime.worker_messages import OutputBegins
+
+__all__ = ["Outputs", "SealedFile", "Sealing"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sealing:
+    """To whom, and for which run, this machine seals.
+
+    Attributes:
+        recipients: HPKE public keys from the owner-signed manifest, and from nowhere else.
+    """
+
+    recipients: tuple[bytes, ...]
+    run_id: str
+    manifest_sha256: bytes
+
+
+class SealedFile:
+    """One sealed file as it is written.
+
+    Args:
+        folder: ``outputs`` or ``log``.
+        kind: what the header says it is; see `package.outputs`.
+
+    Raises:
+        RunError: `disk-full`, from every method; the partial file is gone then.
+    """
+
+    def __init__(
+        self,
+        out: OutDir,
+        sealing: Sealing,
+        *,
+        folder: str,
+        sequence: int,
+        name: str,
+        kind: str,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    ) -> None:
+        self._file = out.sealed(folder, sequence)
+        try:
+            self._sealer = OutputSealer(
+                self._file.stream,
+                recipients=sealing.recipients,
+                run_id=sealing.run_id,
+                manifest_sha256=sealing.manifest_sha256,
+                name=name,
+                sequence=sequence,
+                kind=kind,
+                chunk_bytes=chunk_bytes,
+            )
+        except OSError as error:
+            self._file.discard()
+            raise disk_error(error) from None
+        except GlasshouseError:
+            self._file.discard()
+            raise
+
+    def update(self, plaintext: memoryview) -> None:
+        """Seal more of it; the caller zeroes `plaintext`."""
+        try:
+            self._sealer.update(plaintext)
+        except OSError as error:
+            self.discard()
+            raise disk_error(error) from None
+
+    def finish(self) -> SealedOutput:
+        """Seal the end and give the file its name."""
+        try:
+            sealed = self._sealer.finish()
+        except OSError as error:
+            self.discard()
+            raise disk_error(error) from None
+        self._sealer.wipe()
+        self._file.keep()
+        return sealed
+
+    def discard(self) -> None:
+        """Wipe what is buffered and remove the file."""
+        self._sealer.wipe()
+        self._file.discard()
+
+
+class Outputs:
+    """The outputs of one run, one after the other: no more than a receipt can name."""
+
+    def __init__(self, out: OutDir, sealing: Sealing) -> None:
+        self._out = out
+        self._sealing = sealing
+        self._current: SealedFile | None = None
+        self._header: OutputBegins | None = None
+        self._left = 0
+        self._count = 0
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether an output has begun and not ended."""
+        return self._current is not None
+
+    def begin(self, header: OutputBegins) -> None:
+        """Open the next output.
+
+        Raises:
+            RunError: `worker-failed` out of turn or beyond the limit; `disk-full`.
+        """
+        if self._current is not None or self._count >= MAX_OUTPUTS:
+            raise _out_of_turn()
+        self._current = SealedFile(
+            self._out, self._sealing, folder="outputs", sequence=self._count, name=header.name, kind=header.kind
+        )
+        self._header = header
+        self._left = header.size
+        self._count += 1
+
+    def data(self, plaintext: memoryview) -> None:
+        """Seal more of the current output; raises as `begin`."""
+        if self._current is None or len(plaintext) > self._left:
+            raise _out_of_turn()
+        self._current.update(plaintext)
+        self._left -= len(plaintext)
+
+    def end(self, sha256: bytes) -> tuple[OutputBegins, SealedOutput]:
+        """Close the current output; its digest must be what the worker saw. Raises as `begin`."""
+        if self._current is None or self._header is None or self._left:
+            raise _out_of_turn()
+        sealed, header = self._current.finish(), self._header
+        self._current = self._header = None
+        if sealed.sha256 != sha256:
+            raise RunError(Code.WORKER_FAILED, "an output arrived other than the worker sent it")
+        return header, sealed
+
+    def discard(self) -> None:
+        """Drop an output that never ended."""
+        current, self._current, self._header = self._current, None, None
+        if current is not None:
+            current.discard()
+
+
+def _out_of_turn() -> RunError:
+    return RunError(Code.WORKER_FAILED, "the worker sent an output out of turn, or more of it than it said")

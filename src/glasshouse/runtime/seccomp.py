@@ -1,0 +1,200 @@
+"""System call filters, assembled as data: classic BPF, 8 bytes an instruction (linux/filter.h).
+
+Laws, for every filter here:
+- a call of a foreign ABI (another architecture's, x32) kills the process;
+- a call newer than `syscalls.HIGHEST_KNOWN` answers ENOSYS;
+- every decision looks at numbers and register arguments only, never at memory that may change.
+A filter refuses what it lists and allows the rest: torch and a user's script need too many calls for an
+allowlist that stays true from one version to the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+from glasshouse.runtime import syscalls
+from glasshouse.runtime.kernel import Kernel
+
+__all__ = ["FLAG_SPEC_ALLOW", "FLAG_TSYNC", "agent", "install", "sealed_agent", "supports", "worker"]
+
+FLAG_TSYNC = 1
+# Without it, kernels before 5.16 switch on a speculation mitigation that slows training and protects only
+# code that runs untrusted code in its own process.
+FLAG_SPEC_ALLOW = 4
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+
+_RET_KILL_PROCESS = 0x80000000
+_RET_ERRNO = 0x00050000
+_RET_ALLOW = 0x7FFF0000
+
+_LOAD, _JEQ, _JGE, _JGT, _JSET, _RET = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_NEW_NAMESPACES = 0x7E020000  # CLONE_NEWCGROUP, UTS, IPC, USER, PID, NET and NS
+_PR_SET_DUMPABLE = 4
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_PERSONALITY_QUERY = 0xFFFFFFFF
+
+# Ways to read or steer another process.
+_OTHERS_MEMORY = (
+    "kcmp", "migrate_pages", "move_pages", "pidfd_getfd", "process_madvise", "process_vm_writev", "ptrace",
+)  # fmt: skip
+# Large kernel interfaces that neither training nor the agent uses, and ways around the filter itself.
+_KERNEL_SURFACE = (
+    "_sysctl", "acct", "add_key", "adjtimex", "bpf", "clock_adjtime", "clock_settime", "create_module",
+    "delete_module", "fanotify_init", "fanotify_mark", "finit_module", "get_kernel_syms", "init_module",
+    "io_uring_enter", "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kexec_file_load", "kexec_load",
+    "keyctl", "lookup_dcookie", "lsm_set_self_attr", "modify_ldt", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "perf_event_open", "query_module", "quotactl", "quotactl_fd", "reboot", "request_key",
+    "setdomainname", "settimeofday", "swapoff", "swapon", "sysfs", "syslog", "uselib", "userfaultfd", "ustat",
+    "vhangup",
+)  # fmt: skip
+# What builds a sandbox also takes one apart.
+_NAMESPACES = (
+    "chroot", "fsconfig", "fsmount", "fsopen", "fspick", "listmount", "mount", "mount_setattr", "move_mount",
+    "open_tree", "pivot_root", "sethostname", "setns", "statmount", "umount2", "unshare",
+)  # fmt: skip
+
+
+def supports(machine: str) -> bool:
+    """Return whether there are filters for a machine (`os.uname().machine`)."""
+    return machine in _AUDIT_ARCH
+
+
+def install(kernel: Kernel, program: bytes) -> None:
+    """Install a filter in every thread of this process; needs no_new_privs.
+
+    Raises:
+        KernelError: the kernel does not filter, or refuses.
+    """
+    kernel.seccomp(program, FLAG_TSYNC | FLAG_SPEC_ALLOW)
+
+
+def agent(machine: str, *, own_pid: int) -> bytes:
+    """Return the agent's first filter: it may still build the worker's sandbox and reach the broker.
+
+    Args:
+        machine: a name of `syscalls.ARCHITECTURES`.
+        own_pid: the only process whose memory it may read: the probes search its own.
+    """
+    filter_ = _Filter(machine)
+    filter_.refuse(_OTHERS_MEMORY + _KERNEL_SURFACE, errno.EPERM)
+    filter_.families(_AF_UNIX, _AF_INET, _AF_INET6)
+    filter_.only_value("process_vm_readv", 0, own_pid)
+    return filter_.program()
+
+
+def sealed_agent(machine: str, *, own_pid: int) -> bytes:
+    """Return the agent's second filter: once the worker runs, no namespaces, no mounts, no new programs."""
+    filter_ = _Filter(machine)
+    filter_.refuse((*_OTHERS_MEMORY, *_KERNEL_SURFACE, *_NAMESPACES, "execve", "execveat"), errno.EPERM)
+    filter_.clone()
+    filter_.families(_AF_UNIX, _AF_INET, _AF_INET6)
+    filter_.only_value("process_vm_readv", 0, own_pid)
+    filter_.only_value("prctl", 1, 0, when=_PR_SET_DUMPABLE)
+    return filter_.program()
+
+
+def worker(machine: str, *, named_sockets: bool, own_session: bool) -> bytes:
+    """Return the worker's filter, inherited by all that it starts.
+
+    Args:
+        machine: a name of `syscalls.ARCHITECTURES`.
+        named_sockets: whether Unix sockets may be bound and connected by name. True only in a private
+            root, where no name leads outside: Landlock does not govern them.
+        own_session: whether the worker's children may leave its process group. True only in a process
+            namespace, which ends them all; elsewhere the group is how they are ended.
+    """
+    filter_ = _Filter(machine)
+    filter_.refuse((*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES), errno.EPERM)
+    filter_.clone()
+    filter_.families(_AF_UNIX)
+    # Once not dumpable, always not dumpable.
+    filter_.only_value("prctl", 1, 0, when=_PR_SET_DUMPABLE)
+    filter_.personality()
+    filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX))
+    if not named_sockets:
+        filter_.refuse(("bind", "connect"), errno.EPERM)
+    if not own_session:
+        filter_.refuse(("setpgid", "setsid"), errno.EPERM)
+    return filter_.program()
+
+
+class _Filter:
+    """A filter being built. Each rule starts with the call's number in the accumulator and leaves it there."""
+
+    def __init__(self, machine: str) -> None:
+        if not supports(machine):
+            raise ValueError(f"no filter for {machine}")
+        self._machine = machine
+        self._code: list[tuple[int, int, int, int]] = [
+            (_LOAD, 0, 0, _ARCH),
+            (_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+            (_RET, 0, 0, _RET_KILL_PROCESS),
+            (_LOAD, 0, 0, _NUMBER),
+        ]
+        if machine == "x86_64":
+            self._code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_KILL_PROCESS)]
+        self._code += [(_JGT, 0, 1, syscalls.HIGHEST_KNOWN), _answer(errno.ENOSYS)]
+
+    def refuse(self, names: tuple[str, ...], answer: int) -> None:
+        for number in syscalls.numbers(names, self._machine):
+            self._code += [(_JEQ, 0, 1, number), _answer(answer)]
+
+    def families(self, *allowed: int) -> None:
+        """Let sockets be made of these address families only."""
+        # EAFNOSUPPORT: libraries take it for a machine without that network, and go on.
+        checks = [(_JEQ, len(allowed) - index, 0, family) for index, family in enumerate(allowed)]
+        for name in ("socket", "socketpair"):
+            self._rule(name, [_low(0), *checks, _answer(errno.EAFNOSUPPORT), _allow()])
+
+    def only_value(self, name: str, argument: int, value: int, *, when: int | None = None) -> None:
+        """Let `name` pass only with one value of an argument; `when` limits the rule to one first argument."""
+        body = [_high(argument), (_JEQ, 0, 3, 0), _low(argument), (_JEQ, 0, 1, value), _allow(), _answer(errno.EPERM)]
+        if when is not None:
+            body = [_low(0), (_JEQ, 1, 0, when), _allow(), *body]
+        self._rule(name, body)
+
+    def no_value(self, name: str, argument: int, values: tuple[int, ...]) -> None:
+        checks = [(_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
+        self._rule(name, [_low(argument), *checks, _allow(), _answer(errno.EPERM)])
+
+    def clone(self) -> None:
+        """Let processes and threads be made, but no namespaces."""
+        # clone3 keeps its flags in memory, where a filter cannot see them; libc falls back to clone.
+        self.refuse(("clone3",), errno.ENOSYS)
+        self._rule("clone", [_low(0), (_JSET, 1, 0, _NEW_NAMESPACES), _allow(), _answer(errno.EPERM)])
+
+    def personality(self) -> None:
+        """Let the personality be asked for, or set to the plain one."""
+        checks = [_low(0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, _PERSONALITY_QUERY)]
+        self._rule("personality", [*checks, _answer(errno.EPERM), _allow()])
+
+    def program(self) -> bytes:
+        return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, _allow()])
+
+    def _rule(self, name: str, body: list[tuple[int, int, int, int]]) -> None:
+        number = syscalls.number(name, self._machine)
+        if number is not None:
+            self._code += [(_JEQ, 0, len(body), number), *body]
+
+
+def _answer(number: int) -> tuple[int, int, int, int]:
+    return _RET, 0, 0, _RET_ERRNO | number
+
+
+def _allow() -> tuple[int, int, int, int]:
+    return _RET, 0, 0, _RET_ALLOW
+
+
+def _low(argument: int) -> tuple[int, int, int, int]:
+    """Load the low half of an argument; both architectures are little-endian."""
+    return _LOAD, 0, 0, _ARGUMENTS + 8 * argument
+
+
+def _high(argument: int) -> tuple[int, int, int, int]:
+    return _LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4

@@ -1,0 +1,128 @@
+"""Memory for keys, shared between processes by its descriptor.
+
+`memfd_secret` takes the pages out of the kernel's own map: neither `process_vm_readv` nor /proc/PID/mem
+reads them, not even for root. Where it is missing, a locked `memfd` takes its place, and `kind` says so.
+Law: after `wipe` every byte is zero; after `close` nothing is mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+from glasshouse.attestation.hardening import SecretMemoryKind
+from glasshouse.errors import Code, PlatformError
+from glasshouse.runtime.kernel import MADV_DONTDUMP, REAL, Kernel, KernelError
+
+__all__ = ["SecretMemory"]
+
+
+class SecretMemory:
+    """One region of shared memory for secrets.
+
+    Args:
+        size: in bytes; rounded up to whole pages by the kernel, `view` has exactly `size`.
+        kernel: where it comes from.
+
+    Attributes:
+        view: the region, writable, zero at first.
+        fd: its descriptor, closed on exec; another process maps it shared.
+        kind: what the kernel gave.
+
+    Raises:
+        PlatformError: `platform-unsupported`: this machine has no memory to share at all.
+    """
+
+    def __init__(self, size: int, *, kernel: Kernel = REAL) -> None:
+        if size <= 0:
+            raise ValueError(f"secret memory of {size} bytes")
+        self.size = size
+        self._kernel = kernel
+        try:
+            self.fd, secret = kernel.memfd_secret(), True
+        except KernelError:
+            self.fd, secret = _plain_memory(), False
+        try:
+            os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+        except OSError as error:
+            os.close(self.fd)
+            # RLIMIT_MEMLOCK counts secret memory for a process without CAP_IPC_LOCK.
+            raise PlatformError(
+                Code.PLATFORM,
+                f"this machine gives no {size} bytes of secret memory: {error.strerror}",
+                hint="raise the limit on locked memory (ulimit -l)",
+            ) from error
+        self.view = memoryview(self._map)
+        self.kind = SecretMemoryKind.MEMFD_SECRET if secret else self._lock()
+
+    @property
+    def address(self) -> int:
+        """Where the region lies in this process."""
+        anchor = ctypes.c_char.from_buffer(self.view)
+        try:
+            return ctypes.addressof(anchor)
+        finally:
+            del anchor
+
+    @property
+    def mapped_bytes(self) -> int:
+        """How much address space the region takes: whole pages."""
+        return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def is_refused_to_readers(self) -> bool:
+        """Try what a reader of this process's memory would do, on the region itself.
+
+        Returns:
+            whether the kernel refused `process_vm_readv`.
+        """
+        target = bytearray(1)
+        anchor = ctypes.c_char.from_buffer(target)
+        try:
+            self._kernel.process_vm_readv(os.getpid(), self.address, 1, ctypes.addressof(anchor))
+        except KernelError:
+            return True
+        finally:
+            ctypes.memset(ctypes.addressof(anchor), 0, 1)
+        return False
+
+    def is_zero(self) -> bool:
+        """Return whether every byte is zero."""
+        return self.view == bytes(self.size)
+
+    def wipe(self) -> None:
+        ctypes.memset(self.address, 0, self.size)
+
+    def close(self) -> None:
+        """Wipe and give back; closing twice is allowed. Slices of `view` must be released before."""
+        if self._map.closed:
+            return
+        self.wipe()
+        self.view.release()
+        self._map.close()
+        os.close(self.fd)
+
+    def __enter__(self) -> SecretMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"SecretMemory({self.size} bytes, {self.kind})"
+
+    def _lock(self) -> SecretMemoryKind:
+        try:
+            self._kernel.madvise(self.address, self.size, MADV_DONTDUMP)
+            self._kernel.mlock(self.address, self.size)
+        except KernelError:
+            return SecretMemoryKind.UNLOCKED
+        return SecretMemoryKind.LOCKED
+
+
+def _plain_memory() -> int:
+    try:
+        return os.memfd_create("glasshouse", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise PlatformError(Code.PLATFORM, f"this machine gives no shared memory: {error.strerror}") from error

@@ -1,0 +1,109 @@
+"""The first moments of a run: harden, then make every process that it will have.
+
+What is imported here is what the worker's start needs, and no more: the worker compiles its own modules
+meanwhile, on another core, while the agent goes on to import the rest. Laws: the sentinel and the
+custodian are forked before this process has a thread or a secret; nothing is started from a process that
+is not hardened yet.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.package.read import Package
+from glasshouse.runtime import checks, sandbox, sentinel
+from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.options import Options
+from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.sentinel import Sentinel
+from glasshouse.wire.frames import control
+
+if TYPE_CHECKING:
+    from glasshouse.runtime.custodian import Custodian, Regions
+    from glasshouse.wire.hpke import RecipientKey
+
+__all__ = ["Beginning", "begin"]
+
+# Not `-m`: runpy costs 45 ms uncompiled.
+_WORKER = "from glasshouse.workloads.worker import main; main()"
+_LEAST_WORKSPACE_BYTES = 64 << 20
+_UNKNOWN_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(kw_only=True, slots=True)
+class Beginning:
+    """What has come into being; each field is set when it does.
+
+    Attributes:
+        error: why there is no more than this.
+    """
+
+    sentinel: Sentinel | None = None
+    package_file: BinaryIO | None = None
+    package: Package | None = None
+    worker: Worker | None = None
+    regions: Regions | None = None
+    custodian: Custodian | None = None
+    error: GlasshouseError | None = None
+
+
+def begin(options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None) -> Beginning:
+    """Harden this process and start the others.
+
+    Args:
+        options: the command line.
+        loop: where the custodian is listened to.
+        make_key: makes the run's HPKE key, in the custodian; None for a fresh one.
+    """
+    found = Beginning()
+    try:
+        _begin(found, options, loop, make_key)
+    except GlasshouseError as error:
+        found.error = error
+    except OSError:
+        found.error = UsageError(Code.FILE_MISSING, "the package cannot be read")
+    return found
+
+
+def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None) -> None:
+    checks.harden_agent()
+    found.sentinel = sentinel.start()
+    # Opened once: what is parsed here is what custodian and worker read later, whatever becomes of the name.
+    found.package_file = open(options.package, "rb", buffering=0)  # noqa: PTH123, SIM115 - closed by finish
+    found.package = Package.open(found.package_file)
+    manifest = found.package.manifest
+    found.worker = sandbox.start(_specification(options, manifest.workload, manifest.floor.egress))
+    # It may import its frameworks as soon as it lives; it is given nothing before it has been observed.
+    found.worker.link.sendall(control({"type": "prepare"}))
+
+    from glasshouse.runtime.custodian import Custodian, Regions
+
+    found.regions = Regions.for_package(manifest)
+    found.custodian = Custodian.start(loop, found.package_file, found.regions, make_key)
+
+
+def _specification(options: Options, workload: str, egress: tuple[str, ...]) -> sandbox.SandboxSpec:
+    prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
+    argv = ("-c", _WORKER, "--fd", "3", "--workload", workload, "--workspace", "{workspace}")
+    return sandbox.SandboxSpec(
+        argv=(sys.executable, "-I", "-B", "-X", f"pycache_prefix={prefix}", *argv),
+        pycache_prefix=prefix,
+        workspace_bytes=_workspace_bytes(),
+        read_paths=sandbox.default_read_paths(),
+        device_paths=sandbox.default_devices(),
+        egress=egress,
+    )
+
+
+def _workspace_bytes() -> int:
+    """Let the workspace grow to half of the memory that is free now; what is not used costs nothing."""
+    free = _UNKNOWN_MEMORY_BYTES
+    with open("/proc/meminfo", "rb") as facts:  # noqa: PTH123 - pathlib costs 30 ms at every start
+        for line in facts:
+            if line.startswith(b"MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    return max(_LEAST_WORKSPACE_BYTES, free // 2)

@@ -1,0 +1,274 @@
+"""The middle of a run, told in order: from a started process to sealed outputs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.hardening import HardeningReport, anti_debug, missing
+from glasshouse.attestation.measurement import measure_environment, measure_runtime
+from glasshouse.errors import Code, InternalError, PackageError, RefusedError, RunError
+from glasshouse.evidence.events import EventType
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
+from glasshouse.package.manifest import Manifest
+from glasshouse.runtime import checks, gpus, probes
+from glasshouse.runtime.attest import attest, now_us
+from glasshouse.runtime.custodian import Custodian, Regions
+from glasshouse.runtime.gate import Gate
+from glasshouse.runtime.heads import HeadKeeper, Trust
+from glasshouse.runtime.needles import Needles
+from glasshouse.runtime.run import Identity, Run
+from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.sealed_log import SealedLog
+from glasshouse.runtime.sealing import Outputs, Sealing
+from glasshouse.runtime.sentinel import Sentinel
+from glasshouse.runtime.worker_session import Stage, WorkerSession
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.policy import Assurance
+from glasshouse.wire.states import State
+
+__all__ = ["tell"]
+
+SANDBOX_PATIENCE_S = 60.0
+IMPORT_PATIENCE_S = 900.0
+OPEN_PATIENCE_S = 300.0
+EXIT_PATIENCE_S = 15.0
+DURATION_GRACE_S = 5.0
+
+
+def tell(run: Run) -> None:
+    """Run the job up to the moment at which its outputs are sealed and the worker is gone.
+
+    Raises:
+        GlasshouseError: how it ended otherwise.
+    """
+    parts = _Parts(run)
+    _check_launch(parts)
+    _harden(run, parts)
+    _attest(run, parts)
+    _open(run, parts)
+    _work(run, parts)
+
+
+class _Parts:
+    """What the story needs and has from the start, without a None in sight."""
+
+    def __init__(self, run: Run) -> None:
+        begun = run.begun
+        if not (run.identity and begun.package and begun.package_file and begun.sentinel):
+            raise InternalError(Code.INTERNAL, "a story that begins in the middle")
+        if not (begun.worker and begun.regions and begun.custodian):
+            raise InternalError(Code.INTERNAL, "a story without all its processes")
+        self.identity: Identity = run.identity
+        self.manifest: Manifest = begun.package.manifest
+        self.package_fd = begun.package_file.fileno()
+        self.regions: Regions = begun.regions
+        self.custodian: Custodian = begun.custodian
+        self.sentinel: Sentinel = begun.sentinel
+        self.worker: Worker = begun.worker
+        self.sealing = Sealing(
+            recipients=self.manifest.recipients,
+            run_id=self.identity.launch.run_id,
+            manifest_sha256=self.manifest.sha256,
+        )
+
+    def session(self, run: Run) -> WorkerSession:
+        if run.session is None:
+            raise InternalError(Code.INTERNAL, "a worker that was never started")
+        return run.session
+
+
+def _check_launch(parts: _Parts) -> None:
+    """The package in hand is the one that this launch is for, and its owner sent us to this broker."""
+    if parts.manifest.sha256 != parts.identity.token.manifest_sha256:
+        raise PackageError(Code.MANIFEST_MISMATCH, "the package is another than the launch token's")
+    parts.identity.launch.check_delegation(
+        owner_public=parts.manifest.owner_signing, now_us=now_us(), leeway_us=CLOCK_LEEWAY_S * 1_000_000
+    )
+
+
+def _harden(run: Run, parts: _Parts) -> None:
+    """Measure while the worker starts, and observe both processes."""
+    run.session = session = _listen_to_worker(run, parts)
+    measurement, environment = measure_runtime(), measure_environment()
+    run.gpus = gpus.in_sight()
+    session.reach(Stage.CONFIRMED, within_s=SANDBOX_PATIENCE_S)
+    worker = session.worker
+    if worker.pid is None or not parts.sentinel.watch(worker.pid, group=not worker.own_process_namespace):
+        raise RunError(Code.DEBUGGER, "the worker cannot be watched")
+    checks.seal_agent()
+    session.reach(Stage.READY, within_s=SANDBOX_PATIENCE_S)
+    run.report = _observe(run, parts)
+    for process, results in (("agent", run.report.agent), ("worker", run.report.worker)):
+        for name in sorted(results):
+            run.record(EventType.CHECK, {"name": name, "process": process, "result": results[name].value})
+    _demand(run.report)
+    run.go(State.HARDENED)
+    run.lifecycle.since_start("harden")
+    run.measurement, run.environment_sha256 = measurement, environment
+    for subject, digest in (
+        ("environment", environment),
+        ("manifest", parts.manifest.sha256),
+        ("measurement", measurement.sha256),
+        ("token", sha256(parts.identity.launch.token.encode())),
+    ):
+        run.record(EventType.DIGEST, {"sha256": digest.hex(), "subject": subject})
+    run.go(State.MEASURED)
+
+
+def _listen_to_worker(run: Run, parts: _Parts) -> WorkerSession:
+    worker = parts.worker
+    session = WorkerSession(
+        worker,
+        run.loop,
+        on_progress=run.progress,
+        on_output=run.output,
+        sealing=partial(run.lifecycle.step, "seal_outputs"),
+    )
+    run.sealed_log = SealedLog(
+        (worker.stdout, worker.stderr), run.loop, out=run.out, sealing=parts.sealing, sealed=run.segment
+    )
+    return session
+
+
+def _observe(run: Run, parts: _Parts) -> HardeningReport:
+    session = parts.session(run)
+    report = session.worker.report
+    if report is None:
+        raise InternalError(Code.INTERNAL, "a worker without a report")
+    secret = parts.regions.grant
+    agent = checks.observe_agent(sentinel=parts.sentinel, secret=secret)
+    worker = checks.observe_worker(session.worker, sentinel=parts.sentinel, secret=secret)
+    return HardeningReport(
+        profile=parts.identity.launch.profile,
+        anti_debug=anti_debug(agent, worker),
+        agent=agent,
+        worker=worker,
+        workspace=report.workspace,
+        secret_memory=secret.kind,
+        details=checks.details(session.worker),
+    )
+
+
+def _demand(report: HardeningReport) -> None:
+    """A profile is claimed only when all its checks hold."""
+    lacking = missing(report, report.profile)
+    if any(name.endswith((".not-traced", ".watched")) for name in lacking):
+        raise RunError(Code.DEBUGGER, "a process of this run is traced, or not watched")
+    if lacking:
+        raise RefusedError(Code.HARDENING_MISSING, f"this machine lacks {', '.join(lacking)}")
+
+
+def _attest(run: Run, parts: _Parts) -> None:
+    launch, key = parts.identity.launch, parts.identity.evidence_key
+    run.gate = Gate(launch.broker_url, run.loop)
+    hpke_public = parts.custodian.public()
+    with run.lifecycle.step("attest"):
+        attested = attest(
+            loop=run.loop,
+            gate=run.gate,
+            launch=launch,
+            manifest=parts.manifest,
+            evidence_key=key,
+            claims=partial(_claims, run, parts, hpke_public),
+            sent=partial(setattr, run, "evidence"),
+        )
+    run.evidence, run.release = attested.evidence, attested.release
+    for subject, data in (("evidence", attested.evidence), ("ear", attested.release.ear_text.encode())):
+        run.record(EventType.DIGEST, {"sha256": sha256(data).hex(), "subject": subject})
+    run.go(State.ATTESTED)
+    ear = attested.release.ear
+    run.keeper = HeadKeeper(
+        run.loop,
+        run.gate,
+        parts.identity.log,
+        Trust(broker_public=launch.broker_public, evidence_public=key.public),
+        countersigned=run.countersigned,
+        trouble=run.notice,
+        lease_s=ear.lease_s,
+    )
+    seconds = min(ear.max_duration_s, run.options.max_seconds or ear.max_duration_s)
+    over = RunError(Code.DURATION_EXCEEDED, "the run took longer than it may")
+    run.loop.after(seconds, lambda: run.stop(over, grace_s=DURATION_GRACE_S))
+
+
+def _claims(run: Run, parts: _Parts, hpke_public: bytes, challenge: Challenge, time_us: int) -> Claims:
+    if run.report is None or run.measurement is None or run.environment_sha256 is None:
+        raise InternalError(Code.INTERNAL, "claims before there is anything to claim")
+    launch = parts.identity.launch
+    return Claims(
+        nonce=challenge.nonce,
+        issued_us=time_us,
+        started_us=min(run.started_us, time_us),
+        manifest_sha256=parts.manifest.sha256,
+        package_id=parts.manifest.package_id,
+        deployment=parts.identity.token.deployment,
+        run_id=launch.run_id,
+        container_id=launch.container_id,
+        container_source=launch.container_source,
+        measurement=run.measurement.sha256,
+        environment_sha256=run.environment_sha256,
+        hardening=run.report,
+        state=parts.identity.log.state,
+        gpus=run.gpus,
+        assurance=Assurance.SOFTWARE,
+        hpke_public=hpke_public,
+        evidence_public=parts.identity.evidence_key.public,
+        token=launch.token,
+    )
+
+
+def _open(run: Run, parts: _Parts) -> None:
+    """Have the key opened by the custodian, look again at both processes, and hand over the asset keys."""
+    session = parts.session(run)
+    if run.release is None:
+        raise InternalError(Code.INTERNAL, "nothing was released")
+    with run.lifecycle.step("release"):
+        parts.custodian.open(
+            sealed_key=run.release.sealed_key,
+            info=run.release.info,
+            manifest_sha256=parts.manifest.sha256,
+        )
+        _drop_public_text(run, parts.regions)
+    run.go(State.RELEASED)
+    session.reach(Stage.IMPORTED, within_s=IMPORT_PATIENCE_S)
+    with run.lifecycle.step("open"):
+        _demand(_observe(run, parts))
+        session.give(
+            parts.regions.grant.fd, parts.regions.grant.size, parts.package_fd, Outputs(run.out, parts.sealing)
+        )
+        session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S)
+    run.go(State.OPENED)
+
+
+def _drop_public_text(run: Run, regions: Regions) -> None:
+    """Forget windows of the owner's files that this process holds although it has never seen those files.
+
+    A script may begin as half of all scripts do; finding that in memory at the end would say nothing.
+    """
+    needles = Needles(regions.needles.view)
+    windows = [window for _, window in needles]
+    own = [regions.grant, regions.needles, *([] if run.sealed_log is None else [run.sealed_log.memory])]
+    found = probes.scan_self(windows, own=own)
+    for window in windows:
+        window.release()
+    needles.drop(set(found))
+
+
+def _work(run: Run, parts: _Parts) -> None:
+    session = parts.session(run)
+    session.reach(Stage.RUNNING, within_s=OPEN_PATIENCE_S)
+    run.go(State.RUNNING)
+    begun_us = run.lifecycle.now_us()
+    try:
+        run.loop.run_until(lambda: session.stage is Stage.FINISHED)
+    finally:
+        run.lifecycle.worked(run.lifecycle.now_us() - begun_us)
+    session.wait_for_end(within_s=EXIT_PATIENCE_S)
+    if run.sealed_log is not None:
+        with run.lifecycle.step("seal_outputs"):
+            run.sealed_log.finish()
+    if run.stopping is not None:
+        raise run.stopping
+    run.go(State.SEALED)

@@ -1,0 +1,64 @@
+"""What of this machine a worker needs to see, and what it may take over from the agent's environment."""
+
+# pathlib costs 30 ms at every start, when nothing is compiled beforehand.
+# ruff: noqa: PTH110, PTH111, PTH118, PTH120, PTH208
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["NEVER_SHOWN", "default_devices", "default_read_paths", "minimal_environment"]
+
+NEVER_SHOWN = ("/", "/home", "/root", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc", "/run", "/mnt", "/opt")  # noqa: S108
+
+_SYSTEM_PATHS = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
+_SYSTEM_FILES = (
+    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/ssl",
+    "/sys/devices/system/cpu", "/sys/devices/system/node",
+)  # fmt: skip
+_GPU_PATHS = ("/sys/bus/pci", "/sys/class/drm", "/sys/devices", "/sys/module")
+_DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
+
+# Which devices, how many threads, determinism; nothing that names a machine, a user or a token.
+_ENVIRONMENT = (
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS",
+    "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TOKENIZERS_PARALLELISM", "TZ",
+)  # fmt: skip
+
+
+def default_read_paths() -> tuple[str, ...]:
+    """Return what this interpreter, its packages and the system's libraries need, and downloaded public models."""
+    found = {*_SYSTEM_PATHS, *_SYSTEM_FILES}
+    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    program = os.path.dirname(os.path.realpath(sys.executable))
+    for path in (sys.prefix, sys.base_prefix, sys.exec_prefix, program, source):
+        found |= {os.path.normpath(path), os.path.realpath(path)}
+    found |= {os.path.normpath(path) for path in sys.path if path.startswith("/")}
+    found.add(_hub_cache())
+    if _gpu_nodes():
+        found |= set(_GPU_PATHS)
+    return tuple(sorted(path for path in found if path not in NEVER_SHOWN and os.path.exists(path)))
+
+
+def default_devices() -> tuple[str, ...]:
+    """Return the device nodes that a worker may use: the harmless ones and GPUs."""
+    return tuple([path for path in _DEVICES if os.path.exists(path)] + _gpu_nodes())
+
+
+def minimal_environment(python: str) -> dict[str, str]:
+    """Return the worker's environment without what its specification adds."""
+    path = f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin"
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    offline = {"HF_HUB_CACHE": _hub_cache(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {"LANG": "C.UTF-8", "PATH": path, **offline, **kept}
+
+
+def _hub_cache() -> str:
+    """Return where models from the hub were downloaded to; the folder above it may hold the user's token."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    return os.path.normpath(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+
+
+def _gpu_nodes() -> list[str]:
+    return sorted(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia"))

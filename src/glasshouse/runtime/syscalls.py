@@ -1,0 +1,120 @@
+"""System call numbers, as data: name → (x86-64, aarch64); None where the architecture never had it.
+
+From the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. Only calls
+that the runtime makes or refuses are listed. This module imports nothing: the launcher starts with no
+compiled bytecode, and every import costs it milliseconds.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ARCHITECTURES", "HIGHEST_KNOWN", "number", "numbers"]
+
+ARCHITECTURES = ("x86_64", "aarch64")
+
+# The last call whose meaning was known when the filters were written (mseal). What the kernel adds later
+# is refused until somebody has looked at it.
+HIGHEST_KNOWN = 462
+
+_TABLE: dict[str, tuple[int | None, int | None]] = {
+    "_sysctl": (156, None),
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bind": (49, 200),
+    "bpf": (321, 280),
+    "capget": (125, 90),
+    "capset": (126, 91),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "connect": (42, 203),
+    "create_module": (174, None),
+    "delete_module": (176, 106),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "get_kernel_syms": (177, None),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioctl": (16, 29),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "landlock_add_rule": (445, 445),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446),
+    "listmount": (458, 458),
+    "lookup_dcookie": (212, 18),
+    "lsm_set_self_attr": (460, 460),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238),
+    "modify_ldt": (154, None),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "prctl": (157, 167),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "query_module": (178, None),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "seccomp": (317, 277),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "setpgid": (109, 154),
+    "setsid": (112, 157),
+    "settimeofday": (164, 170),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "statmount": (457, 457),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "sysfs": (139, None),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "uselib": (134, None),
+    "userfaultfd": (323, 282),
+    "ustat": (136, None),
+    "vhangup": (153, 58),
+}
+
+
+def number(name: str, machine: str) -> int | None:
+    """Return the number of a call on a machine (`os.uname().machine`), or None where there is none."""
+    if machine not in ARCHITECTURES:
+        return None
+    return _TABLE[name][ARCHITECTURES.index(machine)]
+
+
+def numbers(names: tuple[str, ...], machine: str) -> list[int]:
+    """Return the numbers of those of `names` that the machine has."""
+    found = (number(name, machine) for name in names)
+    return [value for value in found if value is not None]

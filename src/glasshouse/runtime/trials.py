@@ -1,0 +1,196 @@
+"""What the launcher tries from inside the finished sandbox, as the worker could: all of it must fail.
+
+A trial never asks what was set; it does the forbidden thing. Each answer is the names of the trials that
+*succeeded*, so that an empty list is the good one. Targets that would answer are the agent's own
+listeners (`controls`), which it had reached itself a moment before.
+"""
+
+from __future__ import annotations
+
+# The C modules beneath `signal` and `socket`, which cost 40 and 50 ms to import without compiled bytecode.
+import _signal  # type: ignore[import-not-found]
+import _socket
+import ctypes
+import errno
+import os
+import sys
+
+from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, Kernel, KernelError
+
+__all__ = ["egress", "environment", "files", "libraries", "preloading", "system_calls"]
+
+_PTRACE_SEIZE = 0x4206
+_AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
+_TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
+
+_PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_PROFILE")
+_DEBUGGING = ("GLIBC_TUNABLES", "LD_DEBUG", "MALLOC_", "PYTHON", "SSLKEYLOGFILE", "TORCH_SHOW", "NCCL_DEBUG")
+
+
+def egress(kernel: Kernel, targets: dict[str, object]) -> list[str]:
+    """Try to reach anything outside this process by a socket, a name or io_uring.
+
+    Args:
+        kernel: the kernel.
+        targets: `tcp` and `udp` (ports of the loopback), `abstract` and `named` (names of Unix sockets).
+    """
+    found = []
+    for name, family, kind, address in (
+        ("tcp", _socket.AF_INET, _socket.SOCK_STREAM, ("127.0.0.1", targets["tcp"])),
+        ("udp", _socket.AF_INET, _socket.SOCK_DGRAM, ("127.0.0.1", targets["udp"])),
+        ("tcp6", _socket.AF_INET6, _socket.SOCK_STREAM, None),
+        ("udp6", _socket.AF_INET6, _socket.SOCK_DGRAM, None),
+        ("raw", _socket.AF_INET, _socket.SOCK_RAW, None),
+        ("netlink", _AF_NETLINK, _socket.SOCK_RAW, None),
+        ("packet", _AF_PACKET, _socket.SOCK_RAW, None),
+        ("vsock", _AF_VSOCK, _socket.SOCK_STREAM, None),
+        ("abstract-socket", _socket.AF_UNIX, _socket.SOCK_STREAM, targets["abstract"]),
+        ("named-socket", _socket.AF_UNIX, _socket.SOCK_STREAM, targets["named"]),
+    ):
+        if _reaches(family, kind, address):
+            found.append(name)
+    try:
+        _socket.getaddrinfo(_TRIED_NAME, 443)
+        found.append("dns")
+    except OSError:
+        pass
+    if _succeeds(kernel, "io_uring_setup", 1, bytes(120)):
+        found.append("io-uring")
+    return found
+
+
+def system_calls(kernel: Kernel) -> list[str]:
+    """Try the calls that the filter must refuse, with arguments that would otherwise do something.
+
+    They are tried in a child, so that one which succeeds changes nothing here.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = _forbidden_in(kernel)
+        os.write(writer, " ".join(found).encode() + b"\n")
+        os._exit(0)
+    os.close(writer)
+    try:
+        answer = os.read(reader, 4096)
+    finally:
+        os.close(reader)
+        os.waitpid(child, 0)
+    # A child that a call killed has answered nothing: that is no proof.
+    return answer.decode().split() if answer else ["killed"]
+
+
+def files(base: str, outside: list[str]) -> list[str]:
+    """Try to read and write files that no rule covers.
+
+    Args:
+        base: the directory that holds workspace and probe.
+        outside: files elsewhere on the machine that exist.
+    """
+    found = []
+    for path in (base + "/probe", *outside):
+        for name, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY)):
+            try:
+                os.close(os.open(path, flags | os.O_CLOEXEC))
+                found.append(f"{name}-outside")
+            except OSError:
+                continue
+    for path in ("/glasshouse-trial", base + "/trial", "/dev/trial", "/etc/trial", "/usr/trial", "/var/trial"):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.unlink(path)  # noqa: PTH108 - pathlib is slow to import
+            found.append("create-outside")
+        except OSError:
+            continue
+    return found
+
+
+def libraries(kernel: Kernel, names: list[str]) -> list[str]:
+    """Return what would load foreign code into a process started with these environment variables."""
+    found = ["preloading"] if preloading(names) else []
+    try:
+        if kernel.read("/etc/ld.so.preload").strip():
+            found.append("ld.so.preload")
+    except OSError:
+        pass
+    return found
+
+
+def preloading(names: list[str]) -> list[str]:
+    """Return the environment variables among `names` that make the loader take other libraries."""
+    return [name for name in names if name in _PRELOADING]
+
+
+def environment(names: list[str]) -> list[str]:
+    """Return the environment variables among `names` that make programs tell more than they should."""
+    return [name for name in names if name.startswith(_DEBUGGING)]
+
+
+def _reaches(family: int, kind: int, address: object) -> bool:
+    try:
+        connection = _socket.socket(family, kind)
+    except OSError:
+        return False
+    try:
+        if address is None:
+            return True  # the socket alone is already more than the worker may have
+        connection.setblocking(False)
+        connection.connect(address)  # type: ignore[arg-type]
+        if kind == _socket.SOCK_DGRAM:
+            connection.send(b"trial")
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _forbidden_in(kernel: Kernel) -> list[str]:
+    target = os.fork()
+    if target == 0:
+        _signal.pause()
+        os._exit(0)
+    try:
+        found = ["prctl"] if _succeeds(kernel, "prctl", PR_SET_DUMPABLE, 1, 0, 0, 0) else []
+        return found + [name for name, arguments in _forbidden(target) if _succeeds(kernel, name, *arguments)]
+    finally:
+        os.kill(target, _signal.SIGKILL)
+        os.waitpid(target, 0)
+
+
+def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
+    word = ctypes.create_string_buffer(8)
+    vector = ctypes.addressof(word).to_bytes(8, sys.byteorder) + (8).to_bytes(8, sys.byteorder)
+    return [
+        ("ptrace", (_PTRACE_SEIZE, child, 0, 0)),
+        ("process_vm_readv", (child, vector, 1, vector, 1, 0)),
+        ("process_vm_writev", (child, vector, 1, vector, 1, 0)),
+        ("kcmp", (os.getpid(), child, 0, 0, 0)),
+        ("bpf", (0, bytes(128), 128)),
+        ("perf_event_open", (bytes([1, 0, 0, 0, 112]) + bytes(107), 0, -1, -1, 0)),
+        ("userfaultfd", (1,)),
+        ("io_uring_setup", (1, bytes(120))),
+        ("keyctl", (0, -3, 1)),
+        ("add_key", (b"user\0", b"trial\0", b"x", 1, -3)),
+        ("unshare", (CLONE_NEWUSER,)),
+        ("setns", (0, 0)),
+        ("mount", (b"none\0", b"/tmp\0", b"tmpfs\0", 0, None)),
+        ("fsopen", (b"tmpfs\0", 0)),
+        ("chroot", (b"/\0",)),
+        ("personality", (0x0040000,)),
+        ("fanotify_init", (0, 0)),
+        ("name_to_handle_at", (-100, b"/\0", bytes(136), bytes(8), 0)),
+    ]
+
+
+def _succeeds(kernel: Kernel, name: str, *arguments: int | bytes | None) -> bool:
+    try:
+        result = kernel.call(name, *arguments)
+    except KernelError as error:
+        # EFAULT or EINVAL would mean that the call itself was reached and only its arguments were wrong.
+        return error.errno in (errno.EFAULT, errno.EINVAL)
+    if name in ("io_uring_setup", "userfaultfd", "perf_event_open", "bpf", "fsopen", "fanotify_init"):
+        os.close(result)
+    return True

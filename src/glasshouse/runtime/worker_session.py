@@ -1,0 +1,215 @@
+"""One worker from its first frame to its last: what it may say when, and what becomes of it.
+
+Laws: a message out of its order ends the run; an end that was not announced is told apart as well as the
+machine allows (out of memory, killed, failed); plaintext goes from the link straight into the sealer.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import IntEnum
+
+from glasshouse.errors import Code, RunError
+from glasshouse.package.outputs import SealedOutput
+from glasshouse.runtime import worker_messages as say
+from glasshouse.runtime.loop import Loop, Timer
+from glasshouse.runtime.memory_events import oom_kills
+from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.sealing import Outputs
+from glasshouse.runtime.worker_link import WorkerLink
+
+__all__ = ["Stage", "WorkerSession"]
+
+PROGRESS_INTERVAL_S = 1.0
+
+
+class Stage(IntEnum):
+    """How far a worker is."""
+
+    STARTED = 0
+    CONFIRMED = 1
+    READY = 2
+    IMPORTED = 3
+    OPENED = 4
+    RUNNING = 5
+    FINISHED = 6
+
+
+class WorkerSession:
+    """The agent's side of the conversation.
+
+    Args:
+        worker: as the sandbox started it.
+        loop: where it is listened to.
+        on_progress: called with progress, at most once a second and with the last one.
+        on_output: called with each sealed output.
+        sealing: entered while an output is sealed, to time it.
+
+    Attributes:
+        stage: how far it is.
+        outputs: takes its outputs; set before the grant.
+        imports_us: its own measure of importing its frameworks, once imported.
+        finished: what it said at its end.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        loop: Loop,
+        *,
+        on_progress: Callable[[say.Progress], None],
+        on_output: Callable[[say.OutputBegins, SealedOutput], None],
+        sealing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.worker = worker
+        self.stage = Stage.STARTED
+        self.outputs: Outputs | None = None
+        self.imports_us: int | None = None
+        self.finished: say.Finished | None = None
+        self._loop = loop
+        self._on_progress = on_progress
+        self._on_output = on_output
+        self._sealing = sealing
+        self._progress: say.Progress | None = None
+        self._progress_timer: Timer | None = None
+        self._oom_kills = oom_kills()
+        self._gone = False
+        self._link = WorkerLink(worker.link, loop, on_message=self._message, on_data=self._data, on_closed=self._closed)
+
+    def reach(self, stage: Stage, *, within_s: float) -> None:
+        """Wait until the worker is as far as `stage`.
+
+        Raises:
+            RunError: it failed, is gone, or takes too long.
+        """
+        if not self._loop.run_until(lambda: self.stage >= stage, within_s=within_s):
+            raise RunError(Code.WORKER_FAILED, f"the worker was not {stage.name.lower()} within {within_s:g} s")
+
+    def give(self, grant: int, grant_bytes: int, package: int, outputs: Outputs) -> None:
+        """Hand it the keys of its inputs and the package; raises `RunError`."""
+        self.outputs = outputs
+        self._link.send({"type": "grant", "bytes": grant_bytes}, [grant, package])
+
+    def stop(self) -> None:
+        """Ask it to stop; one that is gone is fine."""
+        try:
+            self._link.send({"type": "stop"})
+        except RunError:
+            return
+
+    def wait_for_end(self, *, within_s: float) -> None:
+        """Wait until a finished worker has exited; one that lingers is killed by `end`."""
+        self._loop.run_until(lambda: self._gone, within_s=within_s)
+
+    def end(self) -> None:
+        """Kill and reap it, wipe the link and drop what never became an output. May be called twice."""
+        if self.worker.pidfd >= 0:
+            self._loop.unwatch(self.worker.pidfd)
+        try:
+            self.worker.end()
+        finally:
+            self._link.close()
+            if self._progress_timer is not None:
+                self._progress_timer.cancel()
+            if self.outputs is not None:
+                self.outputs.discard()
+
+    def flush_progress(self) -> None:
+        """Record the last progress that has not been recorded yet."""
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+            self._progress_timer = None
+        self._tell_progress()
+
+    def _message(self, message: say.Message) -> None:
+        match message:
+            case say.Sandbox() if self.stage is Stage.STARTED:
+                self.worker.confirm(message.report)
+                self._loop.watch(self.worker.pidfd, self._ended)
+                self.stage = Stage.CONFIRMED
+            case say.Failed():
+                raise RunError(message.code, "the worker gave up; the sealed log says why")
+            case say.Ready() if self.stage is Stage.CONFIRMED:
+                self.stage = Stage.READY
+            case say.Imported() if self.stage is Stage.READY:
+                self.imports_us = message.us
+                self.stage = Stage.IMPORTED
+            case say.Opened() if self.stage is Stage.IMPORTED and self.outputs is not None:
+                self.stage = Stage.OPENED
+            case say.Running() if self.stage is Stage.OPENED:
+                self.stage = Stage.RUNNING
+            case _:
+                self._work(message)
+
+    def _work(self, message: say.Message) -> None:
+        if self.stage is not Stage.RUNNING or self.outputs is None:
+            raise _out_of_turn()
+        match message:
+            case say.Progress():
+                self._progress = message
+                if self._progress_timer is None:
+                    self._tell_progress()
+                    self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
+            case say.OutputBegins():
+                with self._sealing():
+                    self.outputs.begin(message)
+            case say.OutputEnds():
+                with self._sealing():
+                    header, sealed = self.outputs.end(message.sha256)
+                self._on_output(header, sealed)
+            case say.Finished() if not self.outputs.in_progress:
+                self.flush_progress()
+                self.finished = message
+                self.stage = Stage.FINISHED
+            case _:
+                raise _out_of_turn()
+
+    def _data(self, plaintext: memoryview) -> None:
+        if self.outputs is None:
+            raise _out_of_turn()
+        with self._sealing():
+            self.outputs.data(plaintext)
+
+    def _progress_due(self) -> None:
+        self._progress_timer = None
+        if self._progress is not None:
+            self._tell_progress()
+            self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
+
+    def _tell_progress(self) -> None:
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            self._on_progress(progress)
+
+    def _closed(self) -> None:
+        # The process may live a moment longer; its exit code says more than its silence.
+        if self.worker.pidfd < 0:
+            raise RunError(Code.WORKER_FAILED, "the worker ended before it began")
+
+    def _ended(self) -> None:
+        """Its process is gone: hear what it had still said, then judge."""
+        self._loop.unwatch(self.worker.pidfd)
+        self._gone = True
+        self._link.drain()
+        code = self.worker.poll()
+        if self.stage is Stage.FINISHED and code == 0:
+            return
+        raise self._explain(code)
+
+    def _explain(self, code: int | None) -> RunError:
+        if code is None:
+            # Ended, yet not ours to reap: whoever traces it holds on to what is left.
+            return RunError(Code.WORKER_KILLED, "the worker was ended under somebody's eyes")
+        if code >= 0:
+            return RunError(Code.WORKER_FAILED, f"the worker ended without a word (exit code {code})")
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return RunError(Code.OUT_OF_MEMORY, "the machine ran out of memory and ended the worker")
+        if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
+            return RunError(Code.WORKER_KILLED, "the worker was killed from outside")
+        return RunError(Code.WORKER_FAILED, f"the worker crashed (signal {-code})")
+
+
+def _out_of_turn() -> RunError:
+    return RunError(Code.WORKER_FAILED, "the worker sent a message out of its turn")

@@ -1,0 +1,252 @@
+"""The stage: an owner, a package, a live broker, and a runtime that is played instead of run."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from glasshouse.attestation.claims import Claims, ContainerSource
+from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.client import OwnerClient, Reply, request
+from glasshouse.broker.process import BrokerProcess
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.runtime_side import challenge_request, check_release, evidence_message, read_challenge
+from glasshouse.package.layout import check_commitment, key_commitment
+from glasshouse.package.manifest import Manifest
+from glasshouse.wire.aead import Suite
+from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import State
+
+__all__ = ["Actor", "LiveBroker", "Owner", "clock_us", "hardened", "stage"]
+
+_HOUR_US = 3600 * 1_000_000
+
+
+def clock_us() -> int:
+    """Return microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+class LiveBroker(Protocol):
+    """A broker that can be reached."""
+
+    @property
+    def runtime_url(self) -> str: ...
+
+    @property
+    def broker_public(self) -> bytes: ...
+
+    def client(self) -> OwnerClient: ...
+
+
+class Owner:
+    """An owner with one package and one broker, and everything between them signed.
+
+    Args:
+        broker: a live one.
+        releases: the deployment's release budget.
+        profile: the hardening profile that floor and policy demand.
+
+    Attributes:
+        signing: the owner's key.
+        manifest, package_key: the package; its content plays no part here.
+        deployment: the deployment's id.
+        measurement: the reference that a runtime must measure to.
+    """
+
+    def __init__(self, broker: LiveBroker, *, releases: int = 1, profile: Profile = Profile.STRICT) -> None:
+        self.signing, sealing = SigningKey.generate(), RecipientKey.generate()
+        self._broker = broker
+        self._client = broker.client()
+        self.package_key = secrets.token_bytes(32)
+        self.measurement = secrets.token_bytes(32)
+        package_id = secrets.token_hex(16)
+        self.manifest = Manifest(
+            package_id=package_id,
+            suite=Suite.AES_256_GCM,
+            chunk_bytes=1 << 20,
+            workload="script",
+            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile),
+            recipients=(sealing.public,),
+            owner_signing=self.signing.public,
+            owner_sealing=sealing.public,
+            key_commitment=key_commitment(self.package_key, package_id),
+            index_sha256=secrets.token_bytes(32),
+            index_bytes=1024,
+            assets_bytes=4096,
+        )
+        now_us = clock_us()
+        policy = DeploymentPolicy(
+            assurance=Assurance.SOFTWARE,
+            profile=profile,
+            egress=(),
+            reference_measurements=(self.measurement,),
+            release_budget=releases,
+            not_after_us=now_us + _HOUR_US,
+            lease_s=600,
+            max_duration_s=3600,
+        )
+        self.delegation = Delegation(
+            broker_public=broker.broker_public,
+            uses=frozenset(Use),
+            not_before_us=now_us - _HOUR_US,
+            not_after_us=now_us + _HOUR_US,
+        ).sign(self.signing)
+        self._client.put_delegation(self.delegation, self.signing.public)
+        self.deployment = self._client.add_deployment(self.manifest.sign(self.signing), self.package_key, policy)
+
+    def client(self) -> OwnerClient:
+        """Return the client of the owner's broker."""
+        return self._client
+
+    def launch(self, *, key: SigningKey | None = None, lifetime_s: int = 3600) -> LaunchFile:
+        """Mint a launch: a run, a container, a token, and a launch key unless one is given."""
+        key, run_id, container_id = key or SigningKey.generate(), secrets.token_hex(16), f"c-{secrets.token_hex(8)}"
+        token = self._client.add_launch(
+            deployment=self.deployment,
+            run_id=run_id,
+            container_id=container_id,
+            container_source=ContainerSource.MINTED.value,
+            launch_public=key.public,
+            lifetime_s=lifetime_s,
+        )
+        return LaunchFile(
+            token=token,
+            launch_seed=key.seed(),
+            broker_public=self._broker.broker_public,
+            broker_url=self._broker.runtime_url,
+            delegation=self.delegation,
+            run_id=run_id,
+            container_id=container_id,
+            container_source=ContainerSource.MINTED,
+            profile=self.manifest.floor.profile,
+        )
+
+    def releases(self) -> int:
+        """Return the broker's own release counter."""
+        count = self._client.deployment(self.deployment)["releases"]
+        if not isinstance(count, int):
+            raise TypeError("the broker's counter is not a number")
+        return count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Actor:
+    """Plays a runtime: the launch file it was handed, and keys of its own.
+
+    Attributes:
+        owner: whose package it wants to open.
+        launch: the launch file.
+        hpke, evidence: the keys it made.
+        url: where it sends to; the launch file's broker unless somebody sits between.
+    """
+
+    owner: Owner
+    launch: LaunchFile
+    hpke: RecipientKey
+    evidence: SigningKey
+    url: str
+
+    @classmethod
+    def enter(cls, owner: Owner, launch: LaunchFile | None = None, *, url: str = "") -> Actor:
+        """Return a runtime with fresh keys."""
+        launch = launch or owner.launch()
+        return cls(
+            owner=owner,
+            launch=launch,
+            hpke=RecipientKey.generate(),
+            evidence=SigningKey.generate(),
+            url=url or launch.broker_url,
+        )
+
+    def challenge(self) -> Challenge:
+        """Ask the broker for a challenge."""
+        content = self.post("/v1/challenge", challenge_request(self.launch)).content()
+        return read_challenge(content, self.launch, now_us=clock_us())
+
+    def claims(self, challenge: Challenge) -> Claims:
+        """Return claims that every check accepts."""
+        now_us = clock_us()
+        return Claims(
+            nonce=challenge.nonce,
+            issued_us=now_us,
+            started_us=now_us - 1_000_000,
+            manifest_sha256=self.owner.manifest.sha256,
+            package_id=self.owner.manifest.package_id,
+            deployment=self.owner.deployment,
+            run_id=self.launch.run_id,
+            container_id=self.launch.container_id,
+            container_source=self.launch.container_source,
+            measurement=self.owner.measurement,
+            environment_sha256=bytes(32),
+            hardening=hardened(self.launch.profile),
+            state=State.MEASURED,
+            gpus=(),
+            assurance=Assurance.SOFTWARE,
+            hpke_public=self.hpke.public,
+            evidence_public=self.evidence.public,
+            token=self.launch.token,
+        )
+
+    def sign(self, claims: Claims) -> bytes:
+        """Return evidence for `claims`, with a true composite and both signatures."""
+        return evidence_message(claims, (), evidence_key=self.evidence, launch_key=self.launch.key())
+
+    def send(self, evidence: bytes) -> Reply:
+        """Send evidence to the broker."""
+        return self.post("/v1/evidence", evidence)
+
+    def open(self, content: bytes, challenge: Challenge, evidence: bytes) -> bytes:
+        """Return the package key in a release, checked as a runtime checks it.
+
+        Raises:
+            PeerError, FormatError, PackageError: it is not this runtime's release.
+        """
+        manifest = self.owner.manifest
+        release = check_release(
+            content,
+            self.launch,
+            challenge,
+            evidence=evidence,
+            evidence_public=self.evidence.public,
+            manifest_sha256=manifest.sha256,
+            floor=manifest.floor,
+            now_us=clock_us(),
+        )
+        package_key = self.hpke.open(release.sealed_key, info=release.info)
+        check_commitment(package_key, manifest.package_id, manifest.key_commitment)
+        return package_key
+
+    def post(self, path: str, body: bytes) -> Reply:
+        """Send any message to the broker's runtime listener."""
+        return request(self.url, "POST", path, body)
+
+
+def hardened(profile: Profile) -> HardeningReport:
+    """Return a report in which every check passed, claiming `profile`."""
+    return HardeningReport(
+        profile=profile,
+        anti_debug=True,
+        agent=dict.fromkeys(CHECKS["agent"], CheckResult.PASSED),
+        worker=dict.fromkeys(CHECKS["worker"], CheckResult.PASSED),
+        workspace=WorkspaceKind.TMPFS_NOSWAP,
+        secret_memory=SecretMemoryKind.MEMFD_SECRET,
+    )
+
+
+@contextmanager
+def stage() -> Iterator[Owner]:
+    """Start a broker in a directory of its own, and take both away afterwards."""
+    with TemporaryDirectory(prefix="glasshouse-tamper-") as directory, BrokerProcess(Path(directory)) as broker:
+        yield Owner(broker)

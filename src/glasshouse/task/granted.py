@@ -1,0 +1,74 @@
+"""The protected leg's inputs: keys in secret memory, sealed bytes in the package, plaintext where it is used."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from glasshouse.package.assets import AssetReader
+from glasshouse.package.grant import Grant
+from glasshouse.package.streams import Positioned
+from glasshouse.task.inputs import Buffer, unknown_input
+from glasshouse.wire.canonical import Json
+
+__all__ = ["GrantInputs"]
+
+
+class GrantInputs:
+    """Assets of the sealed package, opened on demand into the caller's buffer.
+
+    Args:
+        secret: descriptor of the secret memory that holds the grant; mapped read-only.
+        secret_bytes: how much of it the grant takes.
+        package: descriptor of the sealed package; read at positions, so that its offset, which is
+            shared with the agent, does not matter.
+    """
+
+    def __init__(self, *, secret: int, secret_bytes: int, package: int) -> None:
+        self._memory = mmap.mmap(secret, secret_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        self._file = open(package, "rb", buffering=0)  # noqa: SIM115 - until `close`
+        self._package = Positioned(self._file)
+        self._grant = Grant.parse(memoryview(self._memory))
+        self._sizes = {asset.path: asset.bytes for asset in self._grant.assets}
+        self._lock = threading.Lock()
+        self._recent: tuple[str, AssetReader] | None = None
+
+    @property
+    def job(self) -> Mapping[str, Json]:
+        return self._grant.job
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._sizes))
+
+    def size(self, name: str) -> int:
+        try:
+            return self._sizes[name]
+        except KeyError:
+            raise unknown_input(name) from None
+
+    def open(self, name: str) -> BinaryIO:
+        return self._reader(name).stream()
+
+    def read_into(self, name: str, destination: Buffer, offset: int) -> int:
+        # The last reader is kept: neighbouring reads of one input open each chunk once.
+        with self._lock:
+            if self._recent is None or self._recent[0] != name:
+                reader = self._reader(name)
+                if self._recent is not None:
+                    self._recent[1].close()
+                self._recent = (name, reader)
+            return self._recent[1].read_into(offset, destination)
+
+    def close(self) -> None:
+        """Wipe the plaintext held for neighbouring reads, and let go of keys and package."""
+        if self._recent is not None:
+            self._recent[1].close()
+        self._memory.close()
+        self._file.close()
+
+    def _reader(self, name: str) -> AssetReader:
+        self.size(name)
+        return self._grant.open(self._package, name)

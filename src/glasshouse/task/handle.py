@@ -1,0 +1,292 @@
+"""The handle that a training script holds."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.task import layout, outputs
+from glasshouse.task.channel import Channel
+from glasshouse.task.inputs import Buffer, Inputs
+from glasshouse.task.result import decimal
+from glasshouse.wire.canonical import Json
+
+__all__ = ["Task"]
+
+_REPORT_EVERY_S = 1.0
+_MAX_COUNT = 2**53 - 1
+
+
+class Task:
+    """Inputs, progress and outputs of one job; a script gets it from `glasshouse.task.current()`.
+
+    Args:
+        params: the job file's `[params]`.
+        inputs: where inputs come from.
+        channel: where messages and outputs go.
+        workspace: a directory of this job alone, in memory under a protected leg.
+        output_folder: name of the folder, beside the laid-out inputs, whose files come back at the end.
+        folders: input and output folder of a script that is tried out by hand, used in place.
+    """
+
+    def __init__(
+        self,
+        *,
+        params: Mapping[str, Json],
+        inputs: Inputs,
+        channel: Channel,
+        workspace: Path,
+        output_folder: str = "outputs",
+        folders: tuple[Path, Path] | None = None,
+    ) -> None:
+        self._params = dict(params)
+        self._inputs = inputs
+        self._channel = channel
+        self._workspace = workspace
+        self._in_place = folders is not None
+        self._input_dir, self._output_dir = folders or (workspace / "job", workspace / "job" / output_folder)
+        self._laid_out = self._in_place
+        self._saved: set[str] = set()
+        self._started = time.monotonic()
+        self._next_report = 0.0
+        self._last: tuple[int, int | None, Any, str] | None = None
+        self._said = -1  # the count that was passed on last
+        self._first_loss: str | None = None
+        # Whether the script asks `should_stop`; one that does not is stopped as if by Ctrl-C.
+        self.asks_to_stop = False
+
+    @property
+    def params(self) -> dict[str, Json]:
+        """The job file's `[params]`; numbers with a fraction are decimal strings."""
+        return self._params
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the job asks for bit-equal results from run to run."""
+        return self._params.get("deterministic") is True
+
+    # inputs
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs, sorted; a folder's files are named ``folder/file``."""
+        return self._inputs.names
+
+    def size(self, name: str) -> int:
+        """Return the size of an input in bytes."""
+        return self._inputs.size(name)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open an input for reading: seekable, buffered, decrypted as it is read."""
+        return self._inputs.open(name)
+
+    def read_into(self, name: str, buffer: Buffer, offset: int = 0) -> int:
+        """Read an input straight into `buffer`; return the bytes read, fewer only at the end of the input."""
+        return self._inputs.read_into(name, buffer, offset)
+
+    def tensors(
+        self,
+        name: str,
+        torch: Any,
+        *,
+        into: Mapping[str, Any] | None = None,
+        only: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Load a safetensors input, each tensor's bytes straight into its own storage.
+
+        Args:
+            name: the input.
+            torch: the framework, passed in by the script.
+            into: existing tensors to fill; they may have another dtype or be on a GPU. Tensors of the
+                file that are not in it are skipped.
+            only: the tensors to load, all by default.
+
+        Returns:
+            The tensors by name, in CPU memory unless given by `into`.
+
+        Raises:
+            FormatError: for a file that is not valid safetensors.
+            UsageError: `usage` when a tensor to fill is missing from the file or has another shape.
+        """
+        from glasshouse.task import tensors  # few scripts need it, and every start compiles what it imports
+
+        return tensors.load(self._inputs, name, torch, into=into, only=only)
+
+    @property
+    def input_dir(self) -> Path:
+        """The folder where all inputs lie as plain files; laid out in the workspace when first asked for."""
+        if not self._laid_out:
+            inside = self._output_dir.relative_to(self._input_dir).as_posix()
+            if any(name == inside or name.startswith(inside + "/") for name in self.inputs):
+                raise UsageError(
+                    Code.JOB_INVALID,
+                    f"an input lies in {inside!r}, the folder whose files come back as outputs",
+                    hint='name another folder with outputs = "…" in [params]',
+                )
+            layout.lay_out(self._inputs, self.inputs, self._input_dir)
+            self._input_dir.mkdir(parents=True, exist_ok=True)
+            self._laid_out = True
+        return self._input_dir
+
+    def lay_out(self, names: Sequence[str], directory: Path) -> None:
+        """Write some inputs as plain files under `directory`, by their names."""
+        layout.lay_out(self._inputs, names, directory)
+
+    @property
+    def workspace(self) -> Path:
+        """A directory for temporary files that is gone when the job ends."""
+        return self._workspace
+
+    # progress
+
+    def progress(self, done: int, total: int | None = None, loss: Any = None, unit: str = "step") -> bool:
+        """Say how far the job is; may be called at every step.
+
+        At most about one call a second is passed on, and the one that reaches `total`; the others cost
+        a look at the clock. ``done=0`` marks the beginning: elapsed time counts from there.
+
+        Args:
+            done: steps or epochs done.
+            total: how many there will be, when known.
+            loss: a number, or a tensor of one element, which is read only when it is passed on.
+            unit: ``step`` or ``epoch``.
+
+        Returns:
+            Whether this call was passed on.
+        """
+        now = time.monotonic()
+        if done == 0:
+            self._started = now
+        elif done == total and self._said == done:
+            return False
+        self._last = (done, total, loss, unit)
+        if now < self._next_report and 0 < done != total and (self._first_loss is not None or loss is None):
+            return False
+        self._next_report = now + _REPORT_EVERY_S
+        self._report(now)
+        return True
+
+    def _report(self, now: float) -> None:
+        if self._last is None:
+            return
+        done, total, loss, unit = self._last
+        self._said = done
+        if not 0 <= done <= _MAX_COUNT or unit not in ("step", "epoch"):
+            raise UsageError(Code.USAGE, "progress takes a count of 0 or more and the unit step or epoch")
+        text = None if loss is None else decimal(loss)
+        self._first_loss = self._first_loss or text
+        self._channel.send(
+            {
+                "type": "progress",
+                "done": int(done),
+                "total": None if total is None else int(total),
+                "unit": unit,
+                "loss": text,
+                "elapsed_us": int((now - self._started) * 1e6),
+            }
+        )
+
+    def should_stop(self) -> bool:
+        """Return whether the owner asked the job to end; save what is worth saving, then return."""
+        self.asks_to_stop = True
+        return self._channel.stopping
+
+    # outputs
+
+    @contextmanager
+    def save(self, name: str, kind: str = "output") -> Iterator[BinaryIO]:
+        """Open an output for writing; it leaves, sealed, when the block ends without an exception.
+
+        Args:
+            name: a relative path.
+            kind: ``output`` or ``checkpoint``.
+
+        Raises:
+            RunError: `output-refused` for a bad or repeated name, one output too many, or a pickle that
+                the job file does not allow.
+        """
+        self._claim(name, kind)
+        # In the workspace and without a name: the only copy, and gone with the process.
+        with tempfile.TemporaryFile(dir=self._scratch()) as content:
+            yield cast(BinaryIO, content)
+            content.flush()
+            self._deliver(name, kind, cast(BinaryIO, content))
+
+    def save_bytes(self, name: str, data: bytes | bytearray | memoryview, kind: str = "output") -> str:
+        """Save `data` as an output; return its SHA-256 in hex."""
+        self._claim(name, kind)
+        return self._deliver(name, kind, io.BytesIO(data))
+
+    def checkpoint(self, name: str, data: bytes | bytearray | memoryview) -> str:
+        """Save `data` as a checkpoint; return its SHA-256 in hex."""
+        return self.save_bytes(name, data, kind="checkpoint")
+
+    @property
+    def output_dir(self) -> Path:
+        """A folder whose files all come back, sealed, when the job ends: for code that writes to paths."""
+        self._output_dir.mkdir(parents=True, exist_ok=True)
+        return self._output_dir
+
+    def close(self) -> None:
+        """Pass on the last progress and everything in the output folder; the worker calls this at the end.
+
+        Raises:
+            RunError: `output-refused`, after every other output was passed on.
+        """
+        if self._last is not None and self._last[0] != self._said:
+            self._report(time.monotonic())
+        refused: RunError | None = None
+        for name, path in [] if self._in_place else layout.regular_files(self._output_dir):
+            try:
+                self._claim(name, "output")
+                with path.open("rb") as content:
+                    self._deliver(name, "output", content)
+            except RunError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    @property
+    def last_report(self) -> tuple[int, str, str | None, str | None, int]:
+        """What a script said last: done, unit, first and final loss, elapsed microseconds."""
+        done, _, loss, unit = self._last or (0, None, None, "step")
+        elapsed_us = int((time.monotonic() - self._started) * 1e6)
+        return done, unit, self._first_loss, None if loss is None else decimal(loss), elapsed_us
+
+    def _scratch(self) -> Path:
+        scratch = self._output_dir if self._in_place else self._workspace
+        scratch.mkdir(parents=True, exist_ok=True)
+        return scratch
+
+    def _claim(self, name: str, kind: str) -> None:
+        if kind not in ("output", "checkpoint"):
+            raise UsageError(Code.USAGE, "an output's kind is output or checkpoint")
+        if outputs.checked_name(name) in self._saved:
+            raise RunError(Code.OUTPUT_REFUSED, f"an output named {name!r} was already saved")
+        if len(self._saved) >= outputs.MAX_OUTPUTS:
+            raise RunError(
+                Code.OUTPUT_REFUSED,
+                f"a run has at most {outputs.MAX_OUTPUTS} outputs; {name!r} is one more",
+                hint="put many small files into one archive",
+            )
+        self._saved.add(name)
+
+    def _deliver(self, name: str, kind: str, content: BinaryIO) -> str:
+        if self._params.get("allow_pickle") is not True:
+            outputs.refuse_pickle(name, content)
+        size = content.seek(0, io.SEEK_END)
+        content.seek(0)
+        header: dict[str, Json] = {
+            "type": "output",
+            "name": name,
+            "kind": kind,
+            "class": outputs.output_class(name),
+            "bytes": size,
+        }
+        return self._channel.output(header, content)

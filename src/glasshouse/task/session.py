@@ -1,0 +1,42 @@
+"""The task of this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from glasshouse.task.channel import Silent
+from glasshouse.task.handle import Task
+from glasshouse.task.inputs import FolderInputs
+
+__all__ = ["current", "install"]
+
+_installed: Task | None = None
+
+
+def install(task: Task) -> None:
+    """Make `task` what `current` returns; the worker does this once."""
+    global _installed
+    _installed = task
+
+
+def current() -> Task:
+    """Return the task that this process runs.
+
+    A script that is tried out by hand, outside Glasshouse, gets a raw task over the folder named by
+    ``GLASSHOUSE_INPUTS`` (else the working directory) and ``GLASSHOUSE_OUTPUTS`` (else ``outputs``).
+    """
+    if _installed is None:
+        inputs = Path(os.environ.get("GLASSHOUSE_INPUTS", ".")).resolve()
+        outputs = Path(os.environ.get("GLASSHOUSE_OUTPUTS", "outputs")).resolve()
+        install(
+            Task(
+                params={},
+                inputs=FolderInputs(inputs),
+                channel=Silent(outputs),
+                workspace=outputs,
+                folders=(inputs, outputs),
+            )
+        )
+    assert _installed is not None  # noqa: S101 - for the type checker: install has just set it
+    return _installed

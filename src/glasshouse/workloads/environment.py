@@ -1,0 +1,59 @@
+"""The environment variables and folders that frameworks expect, all inside the workspace."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+__all__ = ["egress_open", "fix_threads", "prepare"]
+
+
+def egress_open() -> bool:
+    """Return whether this process may open a network socket at all."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+    except OSError:
+        return False
+    return True
+
+
+def prepare(workspace: Path, *, protected: bool) -> None:
+    """Point caches and temporary files into the workspace and turn telemetry off; before any framework is imported.
+
+    Args:
+        workspace: exists and is writable.
+        protected: the raw leg keeps the user's own model cache.
+    """
+    scratch = workspace / "tmp"
+    scratch.mkdir(parents=True, exist_ok=True)
+    values = {
+        "TMPDIR": str(scratch),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if protected:
+        cache = str(workspace / "cache")
+        values |= {
+            "HOME": str(workspace),
+            "XDG_CACHE_HOME": cache,
+            "HF_HOME": cache + "/huggingface",
+            "TORCH_HOME": cache + "/torch",
+            "TORCHINDUCTOR_CACHE_DIR": cache + "/inductor",
+            "TRITON_CACHE_DIR": cache + "/triton",
+            "MPLCONFIGDIR": cache + "/matplotlib",
+            "CUDA_CACHE_PATH": cache + "/cuda",
+        }
+        if not egress_open():
+            values["HF_HUB_OFFLINE"] = "1"
+    os.environ.update(values)
+    tempfile.tempdir = None  # chosen anew from TMPDIR
+
+
+def fix_threads(threads: int) -> None:
+    """Fix the thread count of numeric libraries that are imported later."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+        os.environ[name] = str(threads)

@@ -1,0 +1,136 @@
+"""Finds or makes the base model of a `lora` job, with its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from transformers.utils import logging as transformers_logging
+
+from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
+from glasshouse.task.handle import Task
+from glasshouse.workloads import environment
+from glasshouse.workloads.architectures import QWEN2
+from glasshouse.workloads.params import LoraParams
+from glasshouse.workloads.tokens import ByteTokenizer, HubTokenizer, Tokenizer
+
+__all__ = ["base_model", "random_model"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+_SIDE_FILES = (".json", ".txt", ".model", ".jinja")
+
+
+def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[Any, Tokenizer]:
+    """Return the model on `device`, frozen by nobody yet, and its tokenizer.
+
+    Raises:
+        PlatformError: `model-not-found` for a hub id that cannot be had here.
+        UsageError: `file-missing` or `job-invalid` for a folder in the package that is no model.
+    """
+    transformers_logging.disable_progress_bar()  # a bar in a log is noise
+    dtype = _DTYPES[params.dtype]
+    # Kernels of the default attention add in any order on a GPU.
+    attention = {"attn_implementation": "eager"} if params.deterministic and device.type == "cuda" else {}
+    scheme, _, rest = params.model.partition(":")
+    if scheme == "config":
+        return random_model(rest, dtype, device, **attention), ByteTokenizer()
+    if scheme == "inputs":
+        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, attention)
+    else:
+        model, tokenizer = _hub_model(params, dtype, attention)
+    return model.to(device), HubTokenizer(tokenizer)
+
+
+def random_model(name: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
+    """Make an architecture of `QWEN2` with random weights, where it is to live; also on `meta`."""
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN2[name]), dtype=dtype, **options)
+    return _named(model, f"config:{name}")
+
+
+def _packed_model(task: Task, folder: str, dtype: torch.dtype, options: dict[str, str]) -> tuple[Any, Any]:
+    """Load a model from the package: weights go straight into the tensors that the model will use."""
+    prefix = folder + "/"
+    names = [name for name in task.inputs if name.startswith(prefix)]
+    weights = _weight_files(task, prefix, names)
+    side_files = [name for name in names if name.endswith(_SIDE_FILES)]
+    task.lay_out(side_files, task.workspace / "model")
+    directory = task.workspace / "model" / folder
+    if prefix + "config.json" not in names:
+        raise UsageError(Code.FILE_MISSING, f"the package's folder {folder!r} has no config.json, so it is no model")
+    try:
+        config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        with torch.device("meta"):
+            kind = type(AutoModelForCausalLM.from_config(config))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            Code.JOB_INVALID, f"the package's folder {folder!r} is no model that transformers can load"
+        ) from error
+    state: dict[str, Any] = {}
+    for name in weights:
+        state |= task.tensors(name, torch)
+    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
+    return _named(model, f"inputs:{folder}"), tokenizer
+
+
+def _named(model: Any, name: str) -> Any:
+    model.name_or_path = model.config.name_or_path = name  # what the adapter's file will say it belongs to
+    return model
+
+
+def _weight_files(task: Task, prefix: str, names: list[str]) -> list[str]:
+    index = prefix + "model.safetensors.index.json"
+    if index in names:
+        with task.open(index) as stream:
+            shards = sorted(set(json.load(stream).get("weight_map", {}).values()))
+        wanted = [prefix + str(shard) for shard in shards]
+    else:
+        wanted = [name for name in names if _WEIGHTS.fullmatch(PurePosixPath(name).name)]
+    missing = [name for name in wanted if name not in names]
+    if missing or not wanted:
+        raise UsageError(
+            Code.FILE_MISSING,
+            f"the package holds no weights named {missing[0] if missing else prefix + 'model.safetensors'!r}",
+            hint="add the model's folder to [inputs]; weights as torch pickles are not loaded",
+        )
+    return wanted
+
+
+def _hub_model(params: LoraParams, dtype: torch.dtype, options: dict[str, str]) -> tuple[Any, Any]:
+    try:
+        # Code that comes with a model is never run: it would be trusted with the data.
+        source: dict[str, Any] = {"trust_remote_code": False}
+        if params.revision:
+            source["revision"] = params.revision
+        tokenizer = AutoTokenizer.from_pretrained(params.model, **source)
+        model = AutoModelForCausalLM.from_pretrained(
+            params.model, dtype=dtype, use_safetensors=True, **source, **options
+        )
+    except GlasshouseError:
+        raise
+    except (OSError, ValueError) as error:  # every failure of the hub's client is one of these
+        raise _not_found(params) from error
+    return model, tokenizer
+
+
+def _not_found(params: LoraParams) -> PlatformError:
+    name = PurePosixPath(params.model).name
+    packed = f'download it, add its folder to [inputs] as "{name}" and set model = "inputs:{name}"'
+    at = f"{params.model!r}" + (f" at {params.revision!r}" if params.revision else "")
+    if environment.egress_open():
+        return PlatformError(
+            Code.MODEL_NOT_FOUND,
+            f"the model {at} could not be had: it does not exist, is not public, or the hub cannot be reached",
+            hint=f"check the id, or pack the model: {packed}",
+        )
+    return PlatformError(
+        Code.MODEL_NOT_FOUND,
+        f"the model {at} is a hub id, and this job's policy lets the worker reach no network",
+        hint=f"pack the model: {packed}; or list the hub's peers in the policy's egress",
+    )

@@ -1,0 +1,94 @@
+"""CSV tables as numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from glasshouse.errors import Code, UsageError
+
+__all__ = ["Table", "read_csv"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Features row by row, and one class for each row.
+
+    Attributes:
+        features: row-major numbers, ``rows * width`` of them.
+        width: features in a row.
+        labels: the class of each row, an index into `classes`.
+        classes: the label column's different values, sorted.
+    """
+
+    features: array[float]
+    width: int
+    labels: array[int]
+    classes: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+
+def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> Table:
+    """Read a table with a header line; every column but the label holds numbers.
+
+    Args:
+        stream: UTF-8 text.
+        label: the column to predict; the last one when None.
+        name: what the table is called in errors.
+
+    Raises:
+        UsageError: `job-invalid`, naming line and column.
+    """
+    text = io.TextIOWrapper(stream, "utf-8", newline="")
+    try:
+        return _read(csv.reader(text), label, name)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UsageError(Code.JOB_INVALID, f"{name} is not a CSV table in UTF-8") from error
+    finally:
+        text.detach()  # the stream is the caller's to close
+
+
+def _read(lines: Iterable[list[str]], label: str | None, name: str) -> Table:
+    rows = iter(lines)
+    header = next(rows, [])
+    wanted = header[-1] if label is None and header else label
+    if len(header) < 2 or wanted not in header:
+        raise UsageError(Code.JOB_INVALID, f"{name} needs a header line with the label column {wanted!r} and others")
+    at = header.index(wanted)
+    features, found = array("d"), []
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise UsageError(
+                Code.JOB_INVALID, f"{name} line {number} has {len(row)} columns where the header has {len(header)}"
+            )
+        found.append(row[at])
+        for column, text in enumerate(row):
+            if column != at:
+                features.append(_number(text, f"{name} line {number} column {header[column]!r}"))
+    classes = tuple(sorted(set(found)))
+    if len(classes) < 2:
+        raise UsageError(Code.JOB_INVALID, f"{name} has fewer than two different values in the column {wanted!r}")
+    index = {value: position for position, value in enumerate(classes)}
+    return Table(
+        features=features, width=len(header) - 1, labels=array("q", (index[value] for value in found)), classes=classes
+    )
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(Code.JOB_INVALID, f"{where} is not a finite number")
+    return value

@@ -1,0 +1,130 @@
+"""From instruction records to token ids.
+
+A record is one JSON object a line: ``instruction``, optional ``input``, ``output``. It becomes
+
+    ### Instruction:\\n{instruction}\\n\\n### Input:\\n{input}\\n\\n### Response:\\n{output}<end>
+
+without the Input part where there is none. Only the tokens of output and end count in the loss,
+unless the job says ``answers_only = false``.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from glasshouse.errors import Code, UsageError
+
+__all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "encode_records"]
+
+_MAX_LINE_BYTES = 16 << 20
+
+
+class Tokenizer(Protocol):
+    """Text to ids, without special tokens of its own."""
+
+    pad_id: int
+    end_id: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class ByteTokenizer:
+    """The tokenizer of `config:` models: 0 pads, 1 ends, byte b of the text's UTF-8 is b + 2."""
+
+    pad_id = 0
+    end_id = 1
+    _FIRST_BYTE = 2
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + self._FIRST_BYTE for byte in text.encode("utf-8")]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Inverse of `encode`; special tokens and what is not UTF-8 are left out."""
+        return bytes(i - self._FIRST_BYTE for i in ids if 0 <= i - self._FIRST_BYTE < 256).decode("utf-8", "ignore")
+
+
+class HubTokenizer:
+    """A tokenizer that came with its model."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        if tokenizer.eos_token_id is None:
+            raise UsageError(Code.JOB_INVALID, "the model's tokenizer has no token that ends a text")
+        self.end_id = int(tokenizer.eos_token_id)
+        if not self.encode("".join(map(chr, range(33, 127)))):  # every printable character, and it knows none
+            raise UsageError(Code.JOB_INVALID, "the model's tokenizer has no vocabulary: is tokenizer.json missing?")
+        self.pad_id = self.end_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+@dataclass(kw_only=True, slots=True)
+class Examples:
+    """Token ids of many examples behind each other: four bytes a token, however large the text was.
+
+    Attributes:
+        ids: all tokens.
+        ends: where each example ends in `ids`.
+        answers: where its answer begins in `ids`.
+        skipped: records whose answer did not fit.
+    """
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+    answers: array[int] = field(default_factory=lambda: array("q"))
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def example(self, index: int) -> tuple[array[int], int]:
+        """Return the ids of an example, and how many of them are its prompt."""
+        start = self.ends[index - 1] if index else 0
+        return self.ids[start : self.ends[index]], self.answers[index] - start
+
+
+def encode_records(lines: Iterable[bytes], tokenizer: Tokenizer, *, max_length: int, name: str) -> Examples:
+    """Read records line by line; blank lines are passed over.
+
+    Raises:
+        UsageError: `job-invalid`, naming the line, or when no record is left to train on.
+    """
+    found = Examples()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        prompt, answer = _texts(line, f"{name} line {number}")
+        prompt_ids = tokenizer.encode(prompt)
+        if len(prompt_ids) >= max_length:
+            found.skipped += 1
+            continue
+        ids = (prompt_ids + tokenizer.encode(answer) + [tokenizer.end_id])[:max_length]
+        found.answers.append(len(found.ids) + len(prompt_ids))
+        found.ids.extend(ids)
+        found.ends.append(len(found.ids))
+    if not found:
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"{name} has no record that fits into max_length = {max_length} tokens with its answer",
+            hint="raise max_length in [params]",
+        )
+    return found
+
+
+def _texts(line: bytes, where: str) -> tuple[str, str]:
+    try:
+        record = json.loads(line) if len(line) <= _MAX_LINE_BYTES else None
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise UsageError(Code.JOB_INVALID, f"{where} is not a JSON object")
+    parts = {key: record.get(key, "") for key in ("instruction", "input", "output")}
+    if not all(isinstance(part, str) for part in parts.values()) or not parts["instruction"] or not parts["output"]:
+        raise UsageError(Code.JOB_INVALID, f"{where} needs the texts instruction and output, and may have input")
+    middle = f"### Input:\n{parts['input']}\n\n" if parts["input"] else ""
+    return f"### Instruction:\n{parts['instruction']}\n\n{middle}### Response:\n", parts["output"]

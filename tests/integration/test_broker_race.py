@@ -1,0 +1,103 @@
+"""Two broker processes over one database: one nonce, one budget, one log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from glasshouse.broker import audit
+from glasshouse.broker.process import BrokerProcess
+from glasshouse.errors import Code
+from glasshouse.handshake.runtime_side import challenge_request
+from glasshouse.tamper.stage import Actor, Owner
+from simulators.reporting import Reporter, release_to
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    directory = tmp_path_factory.mktemp("brokers")
+    # Started at the same moment on an empty directory: they must agree on one key file and one key.
+    with ThreadPoolExecutor(2) as pool:
+        started = list(pool.map(lambda name: BrokerProcess(directory, name=name), ["a", "b"]))
+    yield started
+    for broker in started:
+        assert broker.stop() == 0
+
+
+def everywhere(brokers: list[BrokerProcess], actor: Actor) -> list[Actor]:
+    return [replace(actor, url=broker.runtime_url) for broker in brokers]
+
+
+def test_processes_that_start_together_are_one_broker(brokers: list[BrokerProcess]) -> None:
+    assert brokers[0].broker_public == brokers[1].broker_public
+    assert brokers[0].runtime_url != brokers[1].runtime_url
+
+
+def test_of_one_challenge_answered_at_both_exactly_one_answer_counts(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0], releases=10)
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(10):
+            actor = Actor.enter(owner)
+            evidence = actor.sign(actor.claims(actor.challenge()))
+            replies = list(pool.map(lambda a, e=evidence: a.send(e), everywhere(brokers, actor) * 2))
+            assert sorted(reply.status for reply in replies) == [200, 409, 409, 409]
+            codes = {reply.problem().code for reply in replies if reply.status != 200}
+            assert codes == {Code.NONCE_REPLAYED}
+            assert owner.releases() == number + 1
+    audit.verify_chain(owner.client().audit())
+
+
+def test_a_budget_holds_between_runtimes_that_arrive_together(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0], releases=3)
+    launches = [owner.launch() for _ in range(8)]
+    actors = [Actor.enter(owner, launch, url=brokers[number % 2].runtime_url) for number, launch in enumerate(launches)]
+    messages = [actor.sign(actor.claims(actor.challenge())) for actor in actors]
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda pair: pair[0].send(pair[1]), zip(actors, messages, strict=True)))
+    assert sorted(reply.status for reply in replies) == [200] * 3 + [403] * 5
+    refused = {reply.problem().code for reply in replies if reply.status != 200}
+    assert refused == {Code.RELEASE_BUDGET}
+    assert owner.releases() == 3
+    audit.verify_chain(owner.client().audit())
+
+
+def test_one_runtime_asking_everywhere_at_once_is_counted_once(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0], releases=3)
+    copies = everywhere(brokers, Actor.enter(owner)) * 3
+    messages = [copy.sign(copy.claims(copy.challenge())) for copy in copies]
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(lambda pair: pair[0].send(pair[1]), zip(copies, messages, strict=True)))
+    assert [reply.status for reply in replies] == [200] * 6
+    assert owner.releases() == 1
+    assert brokers[1].client().deployment(owner.deployment)["answers"] == 6
+
+
+def test_the_same_request_at_both_is_one_challenge(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0])
+    actor = Actor.enter(owner)
+    asking = challenge_request(actor.launch)
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda a: a.post("/v1/challenge", asking).content(), everywhere(brokers, actor) * 2))
+    assert len(set(replies)) == 1
+
+
+def test_two_histories_told_at_the_same_moment_become_one(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0])
+    actor = Actor.enter(owner)
+    release_to(actor)
+    here, there = everywhere(brokers, actor)
+    one, other = Reporter(here), Reporter(there)
+    with ThreadPoolExecutor(2) as pool:
+        replies = list(pool.map(lambda reporter: reporter.send(reporter.submission()), [one, other]))
+    assert sorted(reply.status for reply in replies) == [200, 409]
+
+
+def test_a_revocation_at_one_is_known_to_the_other_at_once(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0])
+    actor = replace(Actor.enter(owner), url=brokers[1].runtime_url)
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    owner.client().revoke(owner.manifest.package_id)
+    assert actor.send(evidence).problem().code is Code.PACKAGE_REVOKED

@@ -1,0 +1,54 @@
+"""All stories against a live broker process, as `glasshouse tamper` tells them."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from glasshouse.tamper import stage
+from glasshouse.tamper.run import Row, run_stories
+
+NAMES = [
+    "composite hash mismatch",
+    "manifest hash mismatch",
+    "container id mismatch",
+    "stale timestamp",
+    "anti-debug disabled",
+    "runtime state spoofed",
+    "anti-debug profile downgrade",
+    "nonce replay",
+    "JWT claim mismatch",
+    "valid control",
+]
+
+
+def test_each_story_is_refused_by_its_own_check_and_only_the_control_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[Path] = []
+    told: list[Row] = []
+
+    class Recorded(TemporaryDirectory[str]):
+        def __enter__(self) -> str:
+            used.append(Path(self.name))
+            return super().__enter__()
+
+    def tell(row: Row) -> None:
+        told.append(row)
+        assert stat.S_IMODE(used[0].stat().st_mode) == 0o700
+
+    monkeypatch.setattr(stage, "TemporaryDirectory", Recorded)
+    started = time.monotonic()
+    rows = run_stories(tell)
+    assert time.monotonic() - started < 10
+    assert rows == told
+    assert [row.story for row in rows] == NAMES
+    assert all(row.held for row in rows), [row.to_json() for row in rows if not row.held]
+    assert [row.released for row in rows] == [False] * 9 + [True]
+    assert [(row.counter_before, row.counter_after) for row in rows] == [(0, 0)] * 9 + [(0, 1)]
+    assert len({row.actual for row in rows}) == 10
+    assert [path.exists() for path in used] == [False], "the broker's directory is gone"

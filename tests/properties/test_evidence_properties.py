@@ -1,0 +1,166 @@
+"""Laws of the evidence: events, logs, bundles and artifacts survive both ways, and hostile bytes are only refused."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError, VerificationError
+from glasshouse.evidence.canary import check_canaries, spellings
+from glasshouse.evidence.events import BODIES, MAX_EVENT_BYTES, Event, EventType
+from glasshouse.evidence.heads import Head, countersign
+from glasshouse.evidence.log import EventLog, verify_log
+from glasshouse.jobs.verify import Status, verify_artifact, verify_bundle
+from glasshouse.wire.canonical import MAX_INTEGER, decode, encode
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import NEXT, Outcome, State
+from simulators.world import World
+
+KEY, BROKER = SigningKey(b"e" * 32), SigningKey(b"b" * 32)
+RUN = "ab" * 16
+WORLD = World()
+GOOD = WORLD.run()
+ASCII = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=200)
+COUNTS = st.integers(0, MAX_INTEGER)
+HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
+DECIMALS = st.from_regex(r"\A-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?\Z").map(str.strip)
+WORDS = st.from_regex(r"\A[a-z][a-z0-9-]{0,20}\Z").map(str.strip)
+
+RUNNING: dict[EventType, st.SearchStrategy[dict[str, Any]]] = {
+    EventType.PROGRESS: st.fixed_dictionaries(
+        {
+            "done": COUNTS,
+            "elapsed_us": COUNTS,
+            "loss": st.none() | DECIMALS,
+            "total": st.none() | COUNTS,
+            "unit": st.sampled_from(["epoch", "step"]),
+        }
+    ),
+    EventType.NOTICE: st.fixed_dictionaries({"code": WORDS, "value": st.none() | COUNTS}),
+    EventType.DIGEST: st.fixed_dictionaries({"sha256": HEX, "subject": st.sampled_from(["ear", "token"])}),
+}
+SOMETHING = st.sampled_from(sorted(RUNNING)).flatmap(lambda kind: RUNNING[kind].map(lambda body: (kind, body)))
+PROBES = st.fixed_dictionaries({"detail": ASCII, "probe": WORDS, "result": st.sampled_from(["clean", "unverifiable"])})
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.now = 0
+        self.log = EventLog(run_id=RUN, evidence_key=KEY, clock_us=lambda: self.now, sink=self.lines.append)
+
+
+@given(st.data())
+def test_whatever_the_agent_can_write_the_verifier_accepts(data: st.DataObject) -> None:
+    """A walk at random along the state table, with events and heads in between."""
+    writer, last = Writer(), None
+    while writer.log.state is not State.ZEROIZED:
+        writer.now = data.draw(st.integers(0, MAX_INTEGER))
+        state = data.draw(st.sampled_from(sorted(NEXT[writer.log.state])))
+        writer.log.transition(state, outcome=Outcome.REFUSED if state is State.ZEROIZED else None)
+        if state is State.RUNNING:
+            for kind, body in data.draw(st.lists(SOMETHING, max_size=3)):
+                writer.log.append(kind, body)
+        if state is State.ZEROIZING:
+            writer.log.append(EventType.PROBE, data.draw(PROBES))
+        if data.draw(st.booleans()):
+            last = countersign(
+                writer.log.head(),
+                writer.log.consistency_from(last.head.size if last else 0),
+                run_id=RUN,
+                previous=last,
+                evidence_public=KEY.public,
+                broker_key=BROKER,
+                now_us=1,
+            )
+    head = Head.parse_signed(writer.log.head(), evidence_public=KEY.public)
+    assert verify_log(writer.lines, head).outcome is Outcome.REFUSED
+    for line in writer.lines:
+        # The fast encoder of events is the canonical one.
+        assert encode(decode(line[:-1], max_bytes=MAX_EVENT_BYTES)) + b"\n" == line
+        assert Event.parse(line[:-1]).encode() + b"\n" == line
+    at = data.draw(st.integers(0, len(writer.lines) - 1))
+    dropped = writer.lines[:at] + writer.lines[at + 1 :]
+    with pytest.raises(VerificationError):
+        verify_log(dropped, head)
+
+
+JSONISH = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(list(EventType)),
+    st.data(),
+)
+def test_a_hostile_body_is_refused_or_lawful(kind: EventType, data: st.DataObject) -> None:
+    body = {name: data.draw(JSONISH) for name in BODIES[kind]}
+    try:
+        event = Event(sequence=0, time_us=0, state=State.RUNNING, type=kind, body=body)
+    except FormatError:
+        return
+    assert Event.parse(event.encode()) == event
+
+
+@given(st.binary(max_size=300) | st.text(alphabet='{}[]":,0aestyp\\', max_size=80).map(str.encode))
+def test_hostile_lines_are_only_refused(line: bytes) -> None:
+    with pytest.raises(FormatError):
+        Event.parse(line)
+
+
+@given(st.binary(max_size=300))
+def test_hostile_heads_are_only_refused(head: bytes) -> None:
+    with pytest.raises(RefusedError):
+        countersign(head, [], run_id=RUN, previous=None, evidence_public=KEY.public, broker_key=BROKER, now_us=0)
+
+
+@given(st.data())
+def test_damage_anywhere_in_a_bundle_is_refused(data: st.DataObject) -> None:
+    damaged = bytearray(GOOD.data)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    if bytes(damaged) == GOOD.data:
+        return
+    with pytest.raises(GlasshouseError):
+        verify_bundle(bytes(damaged), owner=WORLD.owner.public)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(decode(GOOD.data, max_bytes=1 << 20))), JSONISH, min_size=1))
+def test_a_bundle_with_hostile_parts_is_never_good(parts: dict[str, Any]) -> None:
+    whole: Any = decode(GOOD.data, max_bytes=1 << 20)
+    with contextlib.suppress(FormatError):
+        data = encode({**whole, **parts})
+        try:
+            verdict = verify_bundle(data, owner=WORLD.owner.public)
+        except GlasshouseError:
+            return
+        assert verdict.status is Status.INCOMPLETE
+        assert verdict.chain.missing == ("countersignature",)
+
+
+@given(st.binary(max_size=500))
+def test_hostile_artifacts_are_only_refused(data: bytes) -> None:
+    with pytest.raises(GlasshouseError):
+        verify_artifact(data, owner=WORLD.owner.public)
+
+
+@given(st.binary(min_size=8, max_size=40), st.text(max_size=10), st.text(max_size=10), st.data())
+def test_a_canary_is_found_wherever_it_is_planted(secret: bytes, before: str, after: str, data: st.DataObject) -> None:
+    form = data.draw(st.sampled_from(sorted(spellings(secret))))
+    try:
+        planted = before + form.decode() + after
+        document = encode({"value": planted})
+    except (UnicodeDecodeError, FormatError):
+        return
+    if "\0" in planted:
+        return
+    with pytest.raises(VerificationError) as caught:
+        check_canaries(document, [secret], vocabulary=frozenset({"value"}), max_bytes=10_000)
+    assert caught.value.code is Code.ARTIFACT_CANARY

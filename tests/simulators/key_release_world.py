@@ -1,0 +1,232 @@
+"""A whole key release in memory, with fixed keys, ids and times, for tests and for the vectors' generator.
+
+Everything is derived from names, so that two runs make the same bytes; only HPKE ciphertexts are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from glasshouse.attestation.claims import Claims, ContainerSource, composite
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence, HardwareEvidence
+from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.handshake.broker_side import (
+    Appraisal,
+    Challenge,
+    DeploymentRecord,
+    LaunchRecord,
+    appraise,
+    build_release,
+    check_2_challenge,
+    check_13_budget,
+    make_challenge,
+    peek_nonce,
+)
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.tokens import TokenClaims, issue_token
+from glasshouse.wire import dsse
+from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.kdf import derive, sha256
+from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import State
+
+NOW_US = 1_790_000_000_000_000
+SECOND_US = 1_000_000
+PASSED, FAILED, UNAVAILABLE = CheckResult.PASSED, CheckResult.FAILED, CheckResult.UNAVAILABLE
+
+
+def signing_key(name: str) -> SigningKey:
+    return SigningKey(sha256(b"glasshouse test key: " + name.encode()))
+
+
+def hpke_key(name: str) -> RecipientKey:
+    return RecipientKey(derive(sha256(name.encode()), b"glasshouse test hpke key", length=96))
+
+
+def identifier(name: str) -> str:
+    return sha256(b"glasshouse test id: " + name.encode())[:16].hex()
+
+
+def digest(name: str) -> bytes:
+    return sha256(b"glasshouse test digest: " + name.encode())
+
+
+def report(**changes: Any) -> HardeningReport:
+    """A consistent report of the profile `standard`, on a kernel with everything."""
+    whole = HardeningReport(
+        profile=Profile.STANDARD,
+        anti_debug=True,
+        agent=dict.fromkeys(CHECKS["agent"], PASSED),
+        worker=dict.fromkeys(CHECKS["worker"], PASSED),
+        workspace=WorkspaceKind.TMPFS_NOSWAP,
+        secret_memory=SecretMemoryKind.MEMFD_SECRET,
+        details={"landlock-abi": 7},
+    )
+    return replace(whole, **changes)
+
+
+def answers(process: str, **changed: CheckResult) -> dict[str, CheckResult]:
+    """All checks of a process passed, but for those named (with `_` for `-`)."""
+    found = dict.fromkeys(CHECKS["agent" if process == "agent" else "worker"], PASSED)
+    found.update({name.replace("_", "-"): result for name, result in changed.items()})
+    return found
+
+
+class World:
+    """One owner, one broker, one deployment, one launch and one runtime; every part may be replaced."""
+
+    def __init__(self) -> None:
+        self.owner, self.broker = signing_key("owner"), signing_key("broker")
+        self.launch_key, self.evidence_key = signing_key("launch"), signing_key("evidence")
+        self.hpke = hpke_key("runtime")
+        self.package_key = digest("package key")
+        self.now_us = NOW_US
+        self.floor = Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD)
+        self.policy = DeploymentPolicy(
+            assurance=Assurance.SOFTWARE,
+            profile=Profile.STANDARD,
+            egress=(),
+            reference_measurements=(digest("runtime"),),
+            release_budget=1,
+            not_after_us=NOW_US + 86_400 * SECOND_US,
+            lease_s=600,
+            max_duration_s=7200,
+        )
+        self.launch = LaunchRecord(
+            jti=identifier("token"),
+            deployment=identifier("deployment"),
+            run_id=identifier("run"),
+            container_id=identifier("container"),
+            container_source=ContainerSource.MINTED,
+            launch_public=self.launch_key.public,
+            expires_us=NOW_US + 3600 * SECOND_US,
+        )
+        self.challenge = make_challenge(
+            digest("nonce"), identifier("deployment"), now_us=NOW_US - SECOND_US, lifetime_us=120 * SECOND_US
+        )
+
+    @cached_property
+    def record(self) -> DeploymentRecord:
+        return DeploymentRecord(
+            deployment=identifier("deployment"),
+            package_id=identifier("package"),
+            manifest_sha256=digest("manifest"),
+            key_commitment=digest("commitment"),
+            floor=self.floor,
+            policy=self.policy,
+            revoked=False,
+        )
+
+    @cached_property
+    def delegation(self) -> dsse.Envelope:
+        return Delegation(
+            broker_public=self.broker.public,
+            uses=frozenset(Use),
+            not_before_us=NOW_US - 3600 * SECOND_US,
+            not_after_us=NOW_US + 86_400 * SECOND_US,
+        ).sign(self.owner)
+
+    def token_claims(self, **changes: Any) -> TokenClaims:
+        claims = TokenClaims(
+            jti=self.launch.jti,
+            deployment=self.record.deployment,
+            run_id=self.launch.run_id,
+            package_id=self.record.package_id,
+            manifest_sha256=self.record.manifest_sha256,
+            floor_sha256=self.record.floor.sha256,
+            policy_sha256=self.record.policy.sha256,
+            container_id=self.launch.container_id,
+            container_source=self.launch.container_source,
+            launch_public=self.launch_key.public,
+            issued_s=NOW_US // SECOND_US - 60,
+            expires_s=self.launch.expires_us // SECOND_US,
+        )
+        return replace(claims, **changes)
+
+    def token(self, **changes: Any) -> str:
+        return issue_token(self.broker, self.token_claims(**changes))
+
+    def launch_file(self, **changes: Any) -> LaunchFile:
+        launch = LaunchFile(
+            token=self.token(),
+            launch_seed=self.launch_key.seed(),
+            broker_public=self.broker.public,
+            broker_url="http://127.0.0.1:8443",
+            delegation=self.delegation,
+            run_id=self.launch.run_id,
+            container_id=self.launch.container_id,
+            container_source=self.launch.container_source,
+            profile=Profile.STANDARD,
+        )
+        return replace(launch, **changes)
+
+    def claims(self, **changes: Any) -> Claims:
+        claims = Claims(
+            nonce=self.challenge.nonce,
+            issued_us=NOW_US,
+            started_us=NOW_US - 2 * SECOND_US,
+            manifest_sha256=self.record.manifest_sha256,
+            package_id=self.record.package_id,
+            deployment=self.record.deployment,
+            run_id=self.launch.run_id,
+            container_id=self.launch.container_id,
+            container_source=self.launch.container_source,
+            measurement=digest("runtime"),
+            environment_sha256=digest("environment"),
+            hardening=report(),
+            state=State.MEASURED,
+            gpus=(),
+            assurance=Assurance.SOFTWARE,
+            hpke_public=self.hpke.public,
+            evidence_public=self.evidence_key.public,
+            token=changes.pop("token", None) or self.token(),
+        )
+        return replace(claims, **changes)
+
+    def message(
+        self,
+        claims: Claims | None = None,
+        *,
+        hardware: Sequence[HardwareEvidence] = (),
+        composite_digest: bytes | None = None,
+        keys: Sequence[SigningKey] | None = None,
+        payload_type: str = EVIDENCE_TYPE,
+    ) -> bytes:
+        """An evidence message, signed by whoever the story says: the attacker re-signs what they change."""
+        claims = claims or self.claims()
+        evidence = Evidence(claims=claims, composite=composite_digest or composite(claims), hardware=tuple(hardware))
+        return dsse.sign(payload_type, evidence.encode(), keys or [self.evidence_key, self.launch_key]).encode()
+
+    def gate(
+        self, message: bytes, *, used: bool = False, unknown: bool = False, released_to: int = 0, known: bool = False
+    ) -> Appraisal:
+        """All thirteen checks, in order, as a broker runs them."""
+        nonce = peek_nonce(message)
+        stored: Challenge | None = None if unknown or nonce != self.challenge.nonce else self.challenge
+        challenge = check_2_challenge(stored, used=used, now_us=self.now_us)
+        appraisal = appraise(
+            message,
+            challenge=challenge,
+            record=self.record,
+            launch=self.launch,
+            broker_public=self.broker.public,
+            now_us=self.now_us,
+        )
+        check_13_budget(released_to=released_to, known=known, policy=self.record.policy)
+        return appraisal
+
+    def release(self, message: bytes) -> bytes:
+        return build_release(
+            self.gate(message),
+            package_key=self.package_key,
+            broker_key=self.broker,
+            challenge=self.challenge,
+            record=self.record,
+            now_us=self.now_us,
+        )

@@ -1,0 +1,106 @@
+"""A broker on a thread, with a clock that a test moves; the same applications, sockets and server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.gate import GateLimits
+from glasshouse.broker.listen import Server, bind_tcp, bind_unix
+from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
+
+
+class _QuickServer(Server):
+    """Does not wait for what is under way: hundreds of tests end one."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class LocalBroker:
+    """Everything of a broker but its process.
+
+    Args:
+        directory: data and owner's socket go below it.
+        limits: of the gate.
+    """
+
+    def __init__(self, directory: Path, *, limits: GateLimits | None = None) -> None:
+        self.data = directory / "data"
+        self._offset_us = 0
+        self._broker = open_broker(self.data)
+        self._executor = ThreadPoolExecutor(max_workers=1)
+        apps = create_apps(self._broker, executor=self._executor, clock_us=self.clock_us, limits=limits)
+        runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
+        owner, owner_url = bind_unix(directory / "s" / "owner")
+        self._socket = Path(owner_url.removeprefix("unix:"))
+        self.broker_public = self._broker.key.public
+        self._listeners = [(apps.runtime, runtime), (apps.owner, owner)]
+        self._servers: list[Server] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)))
+        self._thread.start()
+        assert started.wait(10)
+
+    def clock_us(self) -> int:
+        return system_clock_us() + self._offset_us
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, at the broker only."""
+        self._offset_us += int(seconds * 1_000_000)
+
+    def client(self) -> OwnerClient:
+        return OwnerClient(self._socket)
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        """Look into the database from outside."""
+        connection = sqlite3.connect(self.data / DATABASE_NAME)
+        try:
+            return connection.execute(query).fetchall()
+        finally:
+            connection.close()
+
+    def count(self, table: str) -> int:
+        [(count,)] = self.rows(f"SELECT count(*) FROM {table}")
+        assert isinstance(count, int)
+        return count
+
+    def close(self) -> None:
+        assert self._loop is not None
+        for server in self._servers:
+            self._loop.call_soon_threadsafe(server.stop)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self._executor.shutdown()
+        self._broker.database.close()
+        for _, listener in self._listeners:
+            listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _run(self, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._servers = [_QuickServer(app) for app, _ in self._listeners]
+        async with asyncio.TaskGroup() as group:
+            for server, (_, listener) in zip(self._servers, self._listeners, strict=True):
+                group.create_task(server.serve(sockets=[listener]))
+            while not all(server.started for server in self._servers):
+                await asyncio.sleep(0.001)
+            started.set()

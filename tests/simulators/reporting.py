@@ -1,0 +1,93 @@
+"""What a played runtime reports after its release: heads of a real log, and a receipt."""
+
+from __future__ import annotations
+
+from glasshouse.broker.client import Reply
+from glasshouse.errors import Code
+from glasshouse.evidence.countersignature import ReceiptSubmission
+from glasshouse.evidence.events import ProbeResult
+from glasshouse.evidence.heads import HeadSubmission
+from glasshouse.evidence.log import EventLog
+from glasshouse.evidence.receipt import LIFECYCLE, Receipt
+from glasshouse.evidence.results import Probe
+from glasshouse.tamper.stage import Actor, clock_us
+from glasshouse.wire.policy import Assurance
+from glasshouse.wire.states import Outcome, State
+
+
+def release_to(actor: Actor) -> bytes:
+    """Go through the whole exchange and return the package key."""
+    challenge = actor.challenge()
+    evidence = actor.sign(actor.claims(challenge))
+    return actor.open(actor.send(evidence).content(), challenge, evidence)
+
+
+class Reporter:
+    """Keeps a log and sends what stands in it.
+
+    Args:
+        actor: whose log it is.
+    """
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.log = EventLog(
+            run_id=actor.launch.run_id, evidence_key=actor.evidence, clock_us=clock_us, sink=lambda _line: None
+        )
+        self.confirmed = 0
+        self.final = b""
+
+    def go_on(self, *states: State) -> None:
+        for state in states:
+            self.log.transition(state)
+
+    def end(self) -> None:
+        self.log.transition(State.ZEROIZING, code=Code.INTERRUPTED)
+        self.log.transition(State.ZEROIZED, outcome=Outcome.INTERRUPTED, code=Code.INTERRUPTED)
+
+    def submission(self) -> bytes:
+        self.final = self.log.head()
+        return HeadSubmission(head=self.final, proof=tuple(self.log.consistency_from(self.confirmed))).encode()
+
+    def send(self, submission: bytes) -> Reply:
+        reply = self.actor.post("/v1/heads", submission)
+        if reply.status == 200:
+            self.confirmed = self.log.size
+        return reply
+
+    def receipt(self, *, finished_us: int | None = None) -> bytes:
+        """Return the submission of this run's receipt."""
+        actor, manifest, now_us = self.actor, self.actor.owner.manifest, clock_us()
+        receipt = Receipt(
+            run_id=actor.launch.run_id,
+            deployment=actor.owner.deployment,
+            package_id=manifest.package_id,
+            workload=manifest.workload,
+            manifest_sha256=manifest.sha256,
+            floor_sha256=manifest.floor.sha256,
+            policy_sha256=actor.launch.claims().policy_sha256,
+            evidence_sha256=bytes(32),
+            ear_sha256=bytes(32),
+            evidence_public=actor.evidence.public,
+            assurance=Assurance.SOFTWARE,
+            profile=actor.launch.profile,
+            workspace="tmpfs-noswap",
+            secret_memory="memfd-secret",
+            measurement=bytes(32),
+            environment_sha256=bytes(32),
+            log_root=self.log.root,
+            log_size=self.log.size,
+            work=None,
+            loss=None,
+            trainable=None,
+            outputs=(),
+            segments=0,
+            zeroization=(Probe(probe="memory", result=ProbeResult.CLEAN),),
+            lifecycle_us=dict.fromkeys(LIFECYCLE),
+            training_imports_us=None,
+            outcome=Outcome.INTERRUPTED,
+            code=Code.INTERRUPTED,
+            started_us=now_us - 1000,
+            finished_us=finished_us or now_us,
+        )
+        return ReceiptSubmission(receipt=receipt.sign(actor.evidence), head=self.final).encode()

@@ -1,0 +1,60 @@
+"""A real broker that kills itself, as by a lost machine, at one moment of one request.
+
+Usage: dying_broker.py PATH WHEN [options of ``python -m glasshouse.broker``]
+
+WHEN is ``arrival`` (the body was read), ``uncommitted`` (decided, the transaction is open) or
+``committed`` (the transaction is on disk, the answer has not left).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from glasshouse.broker import service
+from glasshouse.broker.__main__ import main
+from glasshouse.broker.database import Database
+from glasshouse.broker.http import Answer, add_route
+
+_armed = False
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(path: str, when: str) -> None:
+    def dying(app: Any, method: str, route: str, handler: Callable[..., Answer], **rest: Any) -> None:
+        def handle(body: bytes, parameters: Mapping[str, str]) -> Answer:
+            global _armed
+            if when == "arrival":
+                die()
+            _armed = when == "uncommitted"
+            answer = handler(body, parameters)
+            if when == "committed":
+                die()
+            return answer
+
+        add_route(app, method, route, handle if route == path else handler, **rest)
+
+    def write(self: Database, decide: Callable[..., Any]) -> Any:
+        def decided(connection: Any) -> Any:
+            result = decide(connection)
+            if _armed and isinstance(result, Answer):
+                die()
+            return result
+
+        return really_write(self, decided)
+
+    really_write = Database.write
+    service.add_route = dying  # type: ignore[assignment]
+    Database.write = write  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    arm(sys.argv[1], sys.argv[2])
+    del sys.argv[1:3]
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What the machine under the tests offers; a test that needs more is skipped and says why."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from glasshouse.runtime import kernel as linux
+from glasshouse.runtime import seccomp
+from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from tools.forked import in_child
+
+CAP_SYS_PTRACE = 19
+
+
+def _namespaces() -> bool:
+    def enter() -> bool:
+        flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
+        try:
+            REAL.unshare(flags | (0 if os.geteuid() == 0 else linux.CLONE_NEWUSER))
+        except KernelError:
+            return False
+        return True
+
+    return in_child(enter)
+
+
+def _secret_memory() -> bool:
+    try:
+        os.close(REAL.memfd_secret())
+    except KernelError:
+        return False
+    return True
+
+
+def _has_capability(number: int) -> bool:
+    return bool(int(REAL.status("self")["CapEff"], 16) >> number & 1)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_namespaces = pytest.mark.skipif(not _namespaces(), reason="this machine gives no namespaces")
+needs_landlock = pytest.mark.skipif(REAL.landlock_abi() < 1, reason="this kernel has no Landlock")
+needs_secret_memory = pytest.mark.skipif(not _secret_memory(), reason="this kernel has no memfd_secret")
+needs_filters = pytest.mark.skipif(not seccomp.supports(REAL.machine), reason="no filter for this architecture")
+needs_tracing = pytest.mark.skipif(
+    not _has_capability(CAP_SYS_PTRACE), reason="attaching to a process that is not dumpable needs CAP_SYS_PTRACE"
+)
+
+
+class WithoutLandlock(Kernel):
+    """A kernel before 5.13, or one built without it."""
+
+    def landlock_abi(self) -> int:
+        return 0
+
+
+class WithoutSecretMemory(Kernel):
+    """A kernel before 5.14, or one booted with secretmem.enable=0."""
+
+    def memfd_secret(self) -> int:
+        raise KernelError("memfd_secret", 38)
+
+
+class WithoutSeccomp(Kernel):
+    """A kernel built without system call filters."""
+
+    def seccomp(self, program: bytes, flags: int) -> None:
+        raise KernelError("seccomp", 22)
+
+
+class WithoutNamespaces(Kernel):
+    """A container that allows no namespaces."""
+
+    def unshare(self, flags: int) -> None:
+        raise KernelError("unshare", 1)
+
+
+class WithoutMounts(Kernel):
+    """A container that gives a mount namespace, but no mounts in it."""
+
+    def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        raise KernelError(f"mount {target}", 1)
+
+
+class WithoutNoswap(Kernel):
+    """A kernel before 6.4."""
+
+    def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        if data is not None and "noswap" in data:
+            raise KernelError(f"mount {target}", 22)
+        super().mount(source, target, kind, flags, data)
+
+
+class WithoutMemoryLock(Kernel):
+    """A machine whose limit on locked memory is too low."""
+
+    def mlockall(self, flags: int) -> None:
+        raise KernelError("mlockall", 12)
+
+    def mlock(self, address: int, length: int) -> None:
+        raise KernelError("mlock", 12)
+
+
+class WithSwap(Kernel):
+    """A machine with a swap device."""
+
+    def read(self, path: str) -> bytes:
+        if path == "/proc/swaps":
+            return b"Filename\tType\tSize\tUsed\tPriority\n/dev/sda2 partition 1 0 -1\n"
+        return super().read(path)

@@ -1,0 +1,272 @@
+"""A whole world for one agent: owner, package, broker process, launch, and the real agent as a process."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.measurement import measure_runtime
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.process import BrokerProcess
+from glasshouse.errors import Code, ExitCode
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.jobs.verdict import Verdict
+from glasshouse.jobs.verify import verify_bundle, verify_log_beside
+from glasshouse.package.outputs import open_output
+from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.signing import SigningKey
+from glasshouse.workloads.params import canonical
+from tools.runtime_package import OwnersPackage, seal
+
+HOUR_US = 3600 * 1_000_000
+CANARY = b"Canary Jane Doe, born 1948, malignant, 17.99 mm"
+
+
+@dataclass(kw_only=True)
+class Broken:
+    """What a world shall be, other than good."""
+
+    budget: int = 1
+    references: tuple[bytes, ...] = ()
+    lease_s: int = 600
+    max_duration_s: int = 3600
+    profile: Profile = Profile.STANDARD
+
+
+@dataclass
+class AgentProcess:
+    """A running agent."""
+
+    world: World
+    process: subprocess.Popen[bytes]
+    out: Path
+    stderr: Path
+    run_id: str
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.out / "events.log"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+    def states(self) -> list[str]:
+        return [event["state"] for event in self.events() if event["type"] in ("start", "transition")]
+
+    def wait_for(self, what: Callable[[], object], *, within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not what():
+            assert self.process.poll() is None or what(), f"the agent ended: {self.stderr.read_text()} {self.states()}"
+            assert time.monotonic() < deadline, f"nothing happened: {self.states()} {self.stderr.read_text()}"
+            time.sleep(0.01)
+
+    def wait_for_state(self, state: str) -> None:
+        self.wait_for(lambda: state in self.states())
+
+    def wait(self, *, within_s: float = 60.0) -> int:
+        return self.process.wait(within_s)
+
+    def children(self) -> dict[int, bytes]:
+        """Return the agent's children and their command lines."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (path / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if parent == self.process.pid:
+                found[int(path.name)] = command
+        return found
+
+    def worker_pid(self) -> int:
+        return next(pid for pid, command in self.children().items() if b"glasshouse.workloads.worker" in command)
+
+    def receipt(self) -> bytes:
+        return (self.out / "receipt.json").read_bytes()
+
+    def log(self) -> str:
+        """Return what the worker printed, opened with the owner's key."""
+        return "".join(self.open(path)[1].decode() for path in sorted((self.out / "log").glob("*.sealed")))
+
+    def outputs(self) -> dict[str, bytes]:
+        return dict(self.open(path) for path in sorted((self.out / "outputs").glob("*.sealed")))
+
+    def open(self, path: Path) -> tuple[str, bytes]:
+        package, plain = self.world.package, io.BytesIO()
+        with path.open("rb", buffering=0) as stream:
+            found = open_output(stream, package.recipient, run_id=self.run_id, manifest_sha256=package.manifest.sha256)
+            found.copy_to(plain)
+        return found.name, plain.getvalue()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@dataclass
+class World:
+    """An owner with one package, deployed at a broker of their own."""
+
+    folder: Path
+    broker: BrokerProcess
+    package: OwnersPackage
+    broken: Broken
+    own_broker: BrokerProcess | None = None
+    deployment: str = ""
+    agents: list[AgentProcess] = field(default_factory=list)
+
+    def deploy(self) -> None:
+        now_us = time.time_ns() // 1000
+        self.delegation = Delegation(
+            broker_public=self.broker.broker_public,
+            uses=frozenset(Use),
+            not_before_us=now_us - HOUR_US,
+            not_after_us=now_us + 24 * HOUR_US,
+        ).sign(self.package.owner)
+        client = self.broker.client()
+        client.put_delegation(self.delegation, self.package.owner.public)
+        policy = DeploymentPolicy(
+            assurance=Assurance.SOFTWARE,
+            profile=self.package.manifest.floor.profile,
+            egress=(),
+            reference_measurements=self.broken.references or (measure_runtime().sha256,),
+            release_budget=self.broken.budget,
+            not_after_us=now_us + HOUR_US,
+            lease_s=self.broken.lease_s,
+            max_duration_s=self.broken.max_duration_s,
+        )
+        self.deployment = client.add_deployment(self.package.envelope, self.package.key, policy)
+
+    def launch(self, *, broker_url: str | None = None) -> LaunchFile:
+        key, run_id, container = SigningKey.generate(), secrets.token_hex(16), secrets.token_hex(8)
+        token = self.broker.client().add_launch(
+            deployment=self.deployment,
+            run_id=run_id,
+            container_id=container,
+            container_source="minted",
+            launch_public=key.public,
+            lifetime_s=600,
+        )
+        return LaunchFile(
+            token=token,
+            launch_seed=key.seed(),
+            broker_public=self.broker.broker_public,
+            broker_url=broker_url or self.broker.runtime_url,
+            delegation=self.delegation,
+            run_id=run_id,
+            container_id=container,
+            container_source=ContainerSource.MINTED,
+            profile=self.broken.profile,
+        )
+
+    def start(
+        self,
+        launch: LaunchFile | None = None,
+        *,
+        package: Path | None = None,
+        options: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "glasshouse.runtime"),
+        out: Path | None = None,
+    ) -> AgentProcess:
+        launch = launch or self.launch()
+        number = len(self.agents)
+        out, empty = out or self.folder / f"out-{number}", self.folder / f"empty-{number}"
+        empty.mkdir()
+        stderr = self.folder / f"stderr-{number}"
+        with stderr.open("wb") as errors:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-B", "-X", f"pycache_prefix={empty}", *program),
+                    *("--package", str(package or self.package.path), "--out", str(out), *options),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+        assert process.stdin is not None
+        process.stdin.write(launch.encode())
+        process.stdin.close()
+        agent = AgentProcess(world=self, process=process, out=out, stderr=stderr, run_id=launch.run_id)
+        self.agents.append(agent)
+        return agent
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.kill()
+        if self.own_broker is not None:
+            self.own_broker.stop()
+
+
+def script_world(
+    folder: Path,
+    script: str,
+    files: Mapping[str, bytes] | None = None,
+    *,
+    broken: Broken | None = None,
+    broker: BrokerProcess | None = None,
+    **params: Any,
+) -> World:
+    """Return a world whose job is one script without a framework.
+
+    Args:
+        folder: everything lies below it.
+        script: the job.
+        files: its inputs.
+        broken: what is other than good.
+        broker: one that others use too; else one of its own is started.
+        params: of the workload.
+    """
+    broken = broken or Broken()
+    package = seal(
+        folder / "job.sealed",
+        {"train.py": script.encode(), **(files or {})},
+        job=canonical("script", {"script": "train.py", **params}),
+        profile=broken.profile,
+    )
+    home = folder / "broker"
+    home.mkdir(mode=0o700)
+    own = None if broker else BrokerProcess(home)
+    world = World(folder=folder, broker=broker or own, own_broker=own, package=package, broken=broken)
+    world.deploy()
+    return world
+
+
+def verified(agent: AgentProcess) -> Verdict:
+    """Verify bundle and log as the owner does, with nothing but their public key."""
+    verdict = verify_bundle(agent.receipt(), owner=agent.world.package.owner.public)
+    lines = (agent.out / "events.log").read_bytes().splitlines(keepends=True)
+    heads = (agent.out / "heads.log").read_bytes().splitlines(keepends=True)
+    return verify_log_beside(verdict, lines, heads)
+
+
+def ended(agent: AgentProcess, *, exit_code: ExitCode, outcome: str, code: Code | None) -> Verdict:
+    """Check how a run ended, and that it left nothing; the receipt must say the same."""
+    assert agent.wait() == exit_code, (agent.stderr.read_text(), agent.states())
+    verdict = verified(agent)
+    receipt = verdict.chain.receipt
+    assert (receipt.outcome.value, receipt.code) == (outcome, code)
+    assert agent.states()[-2:] == ["zeroizing", "zeroized"]
+    assert {probe.probe: probe.result.value for probe in receipt.zeroization}["agent-memory"] == "clean"
+    nothing_in_the_clear(agent)
+    return verdict
+
+
+def nothing_in_the_clear(agent: AgentProcess) -> None:
+    files = [path for path in agent.out.rglob("*") if path.is_file()]
+    assert files
+    for path in [*files, agent.stderr]:
+        assert CANARY not in path.read_bytes(), path
+        assert path == agent.stderr or path.stat().st_mode & 0o777 == 0o600, path
+    assert not [path for path in files if path.suffix == ".partial" or path.name == ".reserve"]

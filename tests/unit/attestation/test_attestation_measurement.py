@@ -1,0 +1,211 @@
+"""The runtime measurement: the same everywhere, and different as soon as code that could touch a key is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import site
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cryptography
+import pytest
+
+import glasshouse
+from glasshouse.attestation import measurement
+from glasshouse.attestation.measurement import measure_environment, measure_runtime, runtime_files
+from glasshouse.errors import Code, PlatformError
+
+STDLIB = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_PRINT = """
+from glasshouse.attestation.measurement import measure_environment, measure_runtime
+print(measure_runtime().sha256.hex(), measure_environment().hex())
+"""
+
+
+def test_the_owner_and_the_runtime_measure_the_same(tmp_path: Path) -> None:
+    """An ordinary interpreter, with a poisoned path and variables, against one started as the agent is."""
+    (tmp_path / "caches").mkdir()
+    (tmp_path / "sitecustomize.py").write_text("")  # of the owner's own path, which the runtime never looks at
+    agent = [sys.executable, "-I", "-B", "-X", f"pycache_prefix={tmp_path / 'caches'}", "-c", _PRINT]
+    ordinary = [sys.executable, "-c", _PRINT]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    ours = f"{measure_runtime().sha256.hex()} {measure_environment().hex()}\n"
+    for command in (agent, ordinary):
+        told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        assert told.stdout == ours
+
+
+def test_it_covers_what_is_trusted_with_keys() -> None:
+    files = dict(runtime_files())
+    names = set(files)
+    assert measure_runtime().files == len(names) > 500
+    assert files["interpreter"] == hashlib.sha256(Path(sys.executable).resolve().read_bytes()).digest()
+    assert {"glasshouse/runtime/__init__.py", "glasshouse/wire/hpke.py", "stdlib/hashlib.py"} <= names
+    assert any(name.startswith("cryptography/") and name.endswith(".so") for name in names)
+    assert any(name.startswith("stdlib/lib-dynload/") and name.endswith(".so") for name in names)
+    assert not any("__pycache__" in name or "site-packages" in name for name in names)
+    for directory in site.getsitepackages():
+        for listing in Path(directory).glob("*.pth"):
+            assert hashlib.sha256(listing.read_bytes()).digest() in files.values()
+
+
+def test_every_module_that_the_protocol_loads_is_measured(tmp_path: Path) -> None:
+    """A module that came from anywhere else would be code with keys in reach that nobody judged."""
+    code = """
+import sys
+import glasshouse.handshake.runtime_side, glasshouse.handshake.broker_side, glasshouse.attestation.measurement
+import glasshouse.package.grant, glasshouse.evidence.log, glasshouse.wire.hpke
+for name, module in sorted(sys.modules.items()):
+    path = getattr(module, "__file__", None)
+    if path and name != "__main__": print(path)
+"""
+    command = [sys.executable, "-I", "-B", "-X", f"pycache_prefix={tmp_path}", "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    measured = {os.path.realpath(path) for _, path in measurement._places()}
+    assert [path for path in loaded if path and os.path.realpath(path) not in measured] == []
+    assert len(loaded) > 50
+
+
+@pytest.fixture
+def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small installation of our own to poison: packages, standard library, site directory."""
+    for name in ("glasshouse", "cryptography", STDLIB):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        (tmp_path / name / "code.py").write_text("genuine = True\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "helper").mkdir()
+    (tmp_path / "site" / "helper" / "__init__.py").write_text("")
+    (tmp_path / "site" / "start.pth").write_text("# comment\n/nowhere\nimport helper; helper.start()\n")
+    (tmp_path / "site" / "torch-2.dist-info").mkdir()
+    (tmp_path / "site" / "torch-2.dist-info" / "RECORD").write_text("torch/__init__.py,sha256=abc,0\n")
+    monkeypatch.setattr(glasshouse, "__file__", str(tmp_path / "glasshouse" / "__init__.py"))
+    monkeypatch.setattr(cryptography, "__file__", str(tmp_path / "cryptography" / "__init__.py"))
+    monkeypatch.setattr(measurement.os, "__file__", str(tmp_path / STDLIB / "os.py"))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    return tmp_path
+
+
+def _write(path: str, text: str = "import os\n") -> Callable[[Path], None]:
+    def apply(root: Path) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+    return apply
+
+
+def _link(path: str, target: str) -> Callable[[Path], None]:
+    def apply(root: Path) -> None:
+        _write(f"{target}/__init__.py")(root)
+        (root / path).symlink_to(root / target)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        _write("glasshouse/code.py", "genuine = False\n"),
+        _write("cryptography/code.py", "genuine = False\n"),
+        _write(f"{STDLIB}/code.py", "genuine = False\n"),
+        _write("glasshouse/code.cpython-311-x86_64-linux-gnu.so"),  # an extension is found before the source
+        _write("glasshouse/code/__init__.py"),  # and so is a package of the same name
+        _link("glasshouse/code", "elsewhere"),  # also behind a link
+        _write(f"{STDLIB}/json.pyc"),  # byte code without a source, beside it
+        _write(f"{STDLIB.replace('.', '')}.zip"),  # comes before the standard library
+        _write(f"lib{STDLIB}.so.1.0"),
+        _write("site/evil.pth", "import os\n"),
+        _write("site/start.pth", "import helper; helper.other()\n"),
+        _write("site/helper/__init__.py", "stolen = True\n"),  # what a .pth line imports
+        _write("site/helper.py"),
+        _write("site/sitecustomize.py"),
+        _write("site/usercustomize/__init__.py"),
+        _write(f"{STDLIB}/sitecustomize.py"),
+        _write("site/_cffi_backend.so"),
+    ],
+)
+def test_poison_changes_the_measurement(installation: Path, poison: Callable[[Path], None]) -> None:
+    before = measure_runtime().sha256
+    assert measure_runtime().sha256 == before
+    poison(installation)
+    assert measure_runtime().sha256 != before
+
+
+def test_what_a_path_line_adds_is_searched_for_hooks_too(installation: Path) -> None:
+    _write("site/start.pth", f"{installation / 'added'}\n")(installation)
+    (installation / "added").mkdir()
+    before = measure_runtime().sha256
+    _write("added/sitecustomize.py")(installation)
+    assert measure_runtime().sha256 != before
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        _write("glasshouse/__pycache__/code.cpython-311.pyc"),  # never read: -B and an empty pycache_prefix
+        _write(f"{STDLIB}/site-packages/torch.py"),
+        _write("site/torch/__init__.py"),  # trusted with plaintext only
+        _write("glasshouse/notes.txt"),
+    ],
+)
+def test_what_is_never_loaded_does_not_matter(installation: Path, harmless: Callable[[Path], None]) -> None:
+    before = measure_runtime().sha256
+    harmless(installation)
+    assert measure_runtime().sha256 == before
+
+
+def test_where_it_is_installed_does_not_matter(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = runtime_files()
+    moved = installation / "moved"
+    for name in ("glasshouse", "cryptography", STDLIB, "site"):
+        shutil.copytree(installation / name, moved / name)
+    monkeypatch.setattr(glasshouse, "__file__", str(moved / "glasshouse" / "__init__.py"))
+    monkeypatch.setattr(cryptography, "__file__", str(moved / "cryptography" / "__init__.py"))
+    monkeypatch.setattr(measurement.os, "__file__", str(moved / STDLIB / "os.py"))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(moved / "site")])
+    assert runtime_files() == before
+
+
+def test_the_environment_is_told_by_versions_and_records(installation: Path) -> None:
+    seen = {measure_environment()}
+    assert measure_environment() in seen
+    for change in (
+        _write("site/torch-2.dist-info/RECORD", "torch/__init__.py,sha256=other,0\n"),
+        _write("site/evil-1.dist-info/RECORD", ""),
+        _write("site/bare-1.dist-info/METADATA", ""),
+    ):
+        change(installation)
+        seen.add(measure_environment())
+    assert len(seen) == 4
+    _write("site/glasshouse-9.dist-info/RECORD", "x")(installation)  # measured file by file already
+    assert measure_environment() in seen
+
+
+def test_a_file_that_cannot_be_read_is_not_left_out(installation: Path) -> None:
+    (installation / "glasshouse" / "gone.py").symlink_to("/nonexistent/file")
+    with pytest.raises(PlatformError) as refusal:
+        measure_runtime()
+    assert refusal.value.code is Code.PLATFORM
+
+
+def test_a_tree_without_end_is_refused(installation: Path) -> None:
+    (installation / "glasshouse" / "again").symlink_to(installation / "glasshouse")
+    with pytest.raises(PlatformError):
+        measure_runtime()
+
+
+def test_it_takes_a_quarter_of_a_second_at_most() -> None:
+    measure_runtime()  # the page cache is the operating system's
+    fastest = min(_elapsed() for _ in range(5))
+    assert fastest <= 0.25
+
+
+def _elapsed() -> float:
+    begun = time.perf_counter()
+    measure_runtime()
+    return time.perf_counter() - begun

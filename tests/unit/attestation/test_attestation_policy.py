@@ -1,0 +1,103 @@
+"""A deployment policy: never empty, never looser than what the owner signed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError
+from glasshouse.handshake.broker_side import DeploymentRecord
+from glasshouse.wire.policy import Assurance, Floor, Profile
+from simulators.key_release_world import World, digest, identifier
+
+
+@pytest.fixture
+def policy() -> DeploymentPolicy:
+    return World().policy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reference_measurements": ()},
+        {"reference_measurements": tuple(sorted(digest(str(number)) for number in range(65)))},
+        {"release_budget": 0},
+        {"release_budget": -1},
+        {"release_budget": 1001},
+        {"profile": Profile.OFF},
+        {"lease_s": 0},
+        {"lease_s": 86_401},
+        {"max_duration_s": 0},
+        {"clock_skew_us": 600_000_001},
+        {"clock_skew_us": -1},
+        {"not_after_us": 0},
+    ],
+    ids=str,
+)
+def test_a_policy_that_would_accept_too_much_does_not_exist(policy: DeploymentPolicy, changes: dict[str, Any]) -> None:
+    with pytest.raises(FormatError) as refusal:
+        replace(policy, **changes)
+    assert refusal.value.code is Code.POLICY_IMPOSSIBLE
+
+
+@pytest.mark.parametrize(
+    "references",
+    [(digest("b"), digest("a")) * 2, (bytes(31),), (digest("a"), digest("a"))],
+    ids=["order", "size", "twice"],
+)
+def test_reference_measurements_are_sorted_distinct_digests(
+    policy: DeploymentPolicy, references: tuple[bytes, ...]
+) -> None:
+    with pytest.raises(FormatError):
+        replace(policy, reference_measurements=references)
+
+
+@pytest.mark.parametrize(
+    ("floor", "loosened"),
+    [
+        (Floor(assurance=Assurance.TPM, profile=Profile.STANDARD), "assurance"),
+        (Floor(assurance=Assurance.SOFTWARE, profile=Profile.STRICT), "profile"),
+        (Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD, egress=("a.example:1",)), "egress"),
+    ],
+    ids=["assurance", "profile", "egress"],
+)
+def test_a_policy_that_loosens_the_floor_is_refused_by_policy_and_by_record(
+    policy: DeploymentPolicy, floor: Floor, loosened: str
+) -> None:
+    loose = replace(policy, egress=("a.example:1", "b.example:2"))
+    with pytest.raises(RefusedError, match=loosened) as refusal:
+        loose.tightens(floor)
+    assert refusal.value.code is Code.POLICY_LOOSENED
+    with pytest.raises(RefusedError):
+        DeploymentRecord(
+            deployment=identifier("deployment"),
+            package_id=identifier("package"),
+            manifest_sha256=digest("manifest"),
+            key_commitment=digest("commitment"),
+            floor=floor,
+            policy=loose,
+            revoked=False,
+        )
+
+
+def test_a_policy_may_tighten_everything(policy: DeploymentPolicy) -> None:
+    floor = Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD, egress=("a.example:1", "b.example:2"))
+    tight = replace(policy, assurance=Assurance.GPU_TEE, profile=Profile.STRICT, egress=("b.example:2",))
+    tight.tightens(floor)
+
+
+def test_the_digest_follows_the_content(policy: DeploymentPolicy) -> None:
+    assert DeploymentPolicy.parse(policy.encode()) == policy
+    changes: list[dict[str, Any]] = [{"release_budget": 2}, {"lease_s": 1}, {"clock_skew_us": 0}, {"not_after_us": 9}]
+    digests = {policy.sha256} | {replace(policy, **change).sha256 for change in changes}
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize("name", list(World().policy.to_json()))
+def test_nothing_in_a_policy_has_a_default_on_the_wire(policy: DeploymentPolicy, name: str) -> None:
+    value = {key: part for key, part in policy.to_json().items() if key != name}
+    with pytest.raises(GlasshouseError):
+        DeploymentPolicy.from_json(value)

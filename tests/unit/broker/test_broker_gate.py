@@ -1,0 +1,344 @@
+"""What the gate decides, what it keeps of it, and what it never keeps."""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from glasshouse.attestation.hardening import CheckResult
+from glasshouse.broker import audit, service
+from glasshouse.broker.database import Database
+from glasshouse.broker.gate import GateLimits
+from glasshouse.errors import Code, RefusedError
+from glasshouse.handshake import broker_side
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.runtime_side import challenge_request
+from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.policy import Profile
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import State
+from simulators.local_broker import LocalBroker
+
+LIMITS = GateLimits(outstanding=3, per_launch=6)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path, limits=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(broker: LocalBroker) -> Owner:
+    return Owner(broker)
+
+
+def exchange(actor: Actor) -> bytes:
+    """Go through the whole exchange and return the package key."""
+    challenge = actor.challenge()
+    evidence = actor.sign(actor.claims(challenge))
+    return actor.open(actor.send(evidence).content(), challenge, evidence)
+
+
+def refused(actor: Actor, evidence: bytes) -> Code:
+    reply = actor.send(evidence)
+    assert reply.status != 200
+    return reply.problem().code
+
+
+def test_good_evidence_gets_the_package_key_and_moves_the_counter(owner: Owner) -> None:
+    assert exchange(Actor.enter(owner)) == owner.package_key
+    assert owner.releases() == 1
+
+
+def test_a_second_use_of_a_challenge_is_a_replay_after_a_release_and_after_a_refusal(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    challenge = actor.challenge()
+    good = actor.sign(actor.claims(challenge))
+    assert actor.send(good).status == 200
+    assert refused(actor, good) is Code.NONCE_REPLAYED
+    second = actor.challenge()
+    bad = actor.sign(replace(actor.claims(second), state=State.CREATED))
+    assert refused(actor, bad) is Code.STATE_MISMATCH
+    assert refused(actor, bad) is Code.NONCE_REPLAYED
+    assert refused(actor, actor.sign(actor.claims(second))) is Code.NONCE_REPLAYED
+
+
+def test_evidence_that_nobody_signed_consumes_the_challenge_that_it_names(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    challenge = actor.challenge()
+    stranger = replace(actor, launch=owner.launch(), evidence=SigningKey.generate())
+    forged = stranger.sign(replace(actor.claims(challenge), evidence_public=stranger.evidence.public))
+    assert refused(actor, forged) is Code.EVIDENCE_SIGNATURE
+    assert refused(actor, actor.sign(actor.claims(challenge))) is Code.NONCE_REPLAYED
+    assert owner.releases() == 0
+
+
+def test_an_unknown_challenge_and_a_message_that_is_none_leave_no_trace(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    now_us = broker.clock_us()
+    made_up = Challenge(nonce=bytes(32), deployment=owner.deployment, issued_us=now_us, expires_us=now_us + 1)
+    before = broker.rows("SELECT * FROM audit")
+    assert refused(actor, actor.sign(actor.claims(made_up))) is Code.NONCE_UNKNOWN
+    assert refused(actor, b"{}") is Code.MESSAGE_INVALID
+    assert refused(actor, b"") is Code.MESSAGE_INVALID
+    assert broker.rows("SELECT * FROM audit") == before
+    assert broker.count("challenges") == 0
+
+
+def test_nothing_is_stored_for_a_challenge_request_that_proves_nothing(broker: LocalBroker, owner: Owner) -> None:
+    launch = owner.launch()
+    stolen_token = replace(launch, launch_seed=SigningKey.generate().seed())
+    before = broker.rows("SELECT * FROM audit")
+    for message, code in (
+        (challenge_request(stolen_token), Code.TOKEN_KEY),
+        (challenge_request(launch).replace(b"payload", b"qayload"), Code.MESSAGE_INVALID),
+        (b"[" * 30_000, Code.MESSAGE_INVALID),
+    ):
+        reply = Actor.enter(owner, launch).post("/v1/challenge", message)
+        assert reply.problem().code is code
+    assert broker.count("challenges") == 0
+    assert broker.rows("SELECT * FROM audit") == before
+
+
+def test_a_token_of_another_broker_gets_no_challenge(owner: Owner, tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "other") as other:
+        stranger = Actor.enter(owner, Owner(other).launch(), url=owner.launch().broker_url)
+        with pytest.raises(RefusedError) as caught:
+            stranger.challenge()
+    assert caught.value.code is Code.TOKEN_SIGNATURE
+
+
+def test_the_same_request_again_is_the_same_challenge_until_it_was_used(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    request = challenge_request(actor.launch)
+    first = actor.post("/v1/challenge", request).content()
+    assert actor.post("/v1/challenge", request).content() == first
+    assert broker.count("challenges") == 1
+    actor.send(actor.sign(actor.claims(Challenge.parse(first))))
+    assert actor.post("/v1/challenge", request).problem().code is Code.NONCE_REPLAYED
+
+
+def test_an_expired_challenge_is_consumed_too(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    broker.advance(LIMITS.challenge_lifetime_us / 1e6 + 1)
+    assert refused(actor, evidence) is Code.NONCE_EXPIRED
+    assert refused(actor, evidence) is Code.NONCE_REPLAYED
+
+
+def test_a_tombstone_lives_as_long_as_its_token_and_is_swept_then(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner, owner.launch(lifetime_s=200))
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    assert actor.send(evidence).status == 200
+    broker.advance(195)
+    Actor.enter(owner).challenge()
+    assert broker.count("challenges") == 2
+    assert refused(actor, evidence) is Code.NONCE_REPLAYED
+    broker.advance(6)
+    Actor.enter(owner).challenge()
+    assert broker.count("challenges") == 2, "the first one is gone"
+    assert refused(actor, evidence) is Code.NONCE_UNKNOWN
+
+
+def test_a_clock_that_is_set_back_a_little_costs_no_runtime_its_challenge(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    asking = challenge_request(actor.launch)
+    challenge = Challenge.parse(actor.post("/v1/challenge", asking).content())
+    evidence = actor.sign(actor.claims(challenge))
+    broker.advance(-0.5)
+    assert Challenge.parse(actor.post("/v1/challenge", asking).content()) == challenge
+    assert actor.open(actor.send(evidence).content(), challenge, evidence) == owner.package_key
+
+
+def test_a_challenge_does_not_outlive_its_token(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner, owner.launch(lifetime_s=10))
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    broker.advance(11)
+    assert refused(actor, evidence) is Code.NONCE_EXPIRED
+
+
+def test_outstanding_challenges_are_capped_and_expiry_makes_room(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    for _ in range(LIMITS.outstanding):
+        actor.challenge()
+    with pytest.raises(RefusedError) as caught:
+        Actor.enter(owner).challenge()
+    assert caught.value.code is Code.TOO_MANY_CHALLENGES
+    assert broker.count("challenges") == LIMITS.outstanding
+    broker.advance(LIMITS.challenge_lifetime_us / 1e6 + 1)
+    assert Actor.enter(owner).post("/v1/challenge", challenge_request(owner.launch())).status == 200
+
+
+def test_one_launch_cannot_fill_the_store(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    for _ in range(LIMITS.per_launch):
+        actor.send(actor.sign(replace(actor.claims(actor.challenge()), state=State.CREATED)))
+    with pytest.raises(RefusedError) as caught:
+        actor.challenge()
+    assert caught.value.code is Code.TOO_MANY_CHALLENGES
+    Actor.enter(owner).challenge()
+
+
+def test_the_budget_counts_runtimes_and_not_answers(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    assert exchange(actor) == exchange(actor) == owner.package_key
+    assert owner.releases() == 1
+    assert owner.client().deployment(owner.deployment)["answers"] == 2
+    second = Actor.enter(owner)
+    assert refused(second, second.sign(second.claims(second.challenge()))) is Code.RELEASE_BUDGET
+    assert exchange(actor) == owner.package_key
+    assert owner.releases() == 1
+
+
+def test_a_runtime_that_lost_its_answer_is_checked_in_full_again(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    exchange(actor)
+    claims = actor.claims(actor.challenge())
+    traced = {**claims.hardening.worker, "not-traced": CheckResult.FAILED}
+    report = replace(claims.hardening, worker=traced)
+    assert refused(actor, actor.sign(replace(claims, hardening=report))) is Code.ANTI_DEBUG_INCONSISTENT
+
+
+@pytest.mark.parametrize("mixed", ["hpke", "evidence", "run"])
+def test_the_keys_of_an_attested_runtime_do_not_mix_with_others(broker: LocalBroker, mixed: str) -> None:
+    owner = Owner(broker, releases=5)
+    actor = Actor.enter(owner)
+    exchange(actor)
+    changed = {
+        "hpke": replace(actor, hpke=RecipientKey.generate()),
+        "evidence": replace(actor, evidence=SigningKey.generate()),
+        "run": replace(actor, launch=owner.launch()),
+    }[mixed]
+    assert refused(changed, changed.sign(changed.claims(changed.challenge()))) is Code.RELEASE_BUDGET
+    assert owner.releases() == 1
+
+
+def test_a_revoked_package_is_released_no_more_not_even_to_an_open_challenge(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    exchange(actor)
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    owner.client().revoke(owner.manifest.package_id)
+    assert refused(actor, evidence) is Code.PACKAGE_REVOKED
+    assert refused(actor, evidence) is Code.NONCE_REPLAYED
+    with pytest.raises(RefusedError) as caught:
+        actor.challenge()
+    assert caught.value.code is Code.PACKAGE_REVOKED
+    assert owner.client().deployment(owner.deployment)["revoked"] is True
+
+
+def test_a_deployment_that_is_over_releases_no_more(broker: LocalBroker, owner: Owner) -> None:
+    launch = owner.launch()
+    broker.advance(3600)
+    with pytest.raises(RefusedError) as caught:
+        Actor.enter(owner, launch).challenge()
+    assert caught.value.code in (Code.DEPLOYMENT_EXPIRED, Code.TOKEN_EXPIRED)
+
+
+def test_a_defect_while_deciding_releases_nothing_and_still_consumes(
+    owner: Owner, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = Actor.enter(owner)
+    evidence = actor.sign(actor.claims(actor.challenge()))
+
+    def broken(*_arguments: object, **_named: object) -> bytes:
+        raise RuntimeError(f"the package key is {owner.package_key.hex()}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker_side, "build_release", broken)
+        reply = actor.send(evidence)
+    assert (reply.status, reply.problem().code) == (500, Code.INTERNAL)
+    assert owner.package_key.hex().encode() not in reply.body
+    assert refused(actor, evidence) is Code.NONCE_REPLAYED
+    assert owner.releases() == 0
+    assert exchange(actor) == owner.package_key
+
+
+def test_a_database_that_somebody_holds_is_a_reason_to_try_again_and_consumes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "Database", partial(Database, busy_timeout_s=0.1))
+    with LocalBroker(tmp_path) as broker:
+        actor = Actor.enter(Owner(broker))
+        evidence = actor.sign(actor.claims(actor.challenge()))
+        held = sqlite3.connect(broker.data / service.DATABASE_NAME, isolation_level=None)
+        held.execute("BEGIN IMMEDIATE")
+        reply = actor.send(evidence)
+        held.execute("ROLLBACK")
+        held.close()
+        assert (reply.status, reply.problem().code) == (503, Code.BROKER_UNREACHABLE)
+        assert actor.send(evidence).status == 200
+
+
+def test_evidence_with_any_byte_changed_is_refused_and_breaks_nothing(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    good = actor.sign(actor.claims(actor.challenge()))
+    statuses = set()
+    for position in range(0, len(good), 101):
+        changed = bytearray(good)
+        changed[position] ^= 1
+        statuses.add(actor.send(bytes(changed)).status)
+    assert statuses <= {400, 403, 409}
+    assert owner.releases() == 0
+    assert exchange(actor) == owner.package_key
+
+
+def test_a_refusal_says_the_safe_part_of_expected_and_actual(owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    claims = actor.claims(actor.challenge())
+    reply = actor.send(actor.sign(replace(claims, measurement=bytes(32))))
+    problem = reply.problem()
+    assert (problem.code, problem.check) == (Code.MEASUREMENT_UNKNOWN, "8")
+    assert (problem.expected, problem.actual) == (owner.measurement.hex(), bytes(32).hex())
+
+
+def test_the_stored_answer_is_the_one_that_left(owner: Owner, broker: LocalBroker) -> None:
+    actor = Actor.enter(owner)
+    good = actor.send(actor.sign(actor.claims(actor.challenge())))
+    bad = actor.send(actor.sign(replace(actor.claims(actor.challenge()), state=State.CREATED)))
+    stored = broker.rows("SELECT status, answer FROM challenges ORDER BY used_us")
+    assert stored == [(200, good.body), (403, bad.body)]
+
+
+def _audit(owner: Owner) -> list[Json]:
+    return owner.client().audit()
+
+
+def test_every_decision_is_in_the_audit_log_once_and_no_secret_is(owner: Owner, broker: LocalBroker) -> None:
+    actor = Actor.enter(owner)
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    actor.send(evidence)
+    for _ in range(3):
+        assert refused(actor, evidence) is Code.NONCE_REPLAYED
+    records = _audit(owner)
+    audit.verify_chain(records)
+    events = [(r["event"], r["facts"].get("code")) for r in records if isinstance(r, dict)]
+    assert events == [
+        ("delegation", None),
+        ("deployment", None),
+        ("launch", None),
+        ("challenge", None),
+        ("release", None),
+        ("refusal", "nonce-replayed"),
+    ]
+    for name in ("broker.sqlite3", "broker.sqlite3-wal"):
+        content = (broker.data / name).read_bytes() if (broker.data / name).exists() else b""
+        for form in (owner.package_key, owner.package_key.hex().encode(), base64.b64encode(owner.package_key)):
+            assert form not in content
+            assert base64.urlsafe_b64encode(form) not in content
+
+
+def test_a_profile_below_the_policy_is_refused_whatever_the_token_says(broker: LocalBroker) -> None:
+    owner = Owner(broker, profile=Profile.STRICT)
+    actor = Actor.enter(owner)
+    claims = actor.claims(actor.challenge())
+    standard = replace(claims.hardening, profile=Profile.STANDARD)
+    assert refused(actor, actor.sign(replace(claims, hardening=standard))) is Code.ANTI_DEBUG_DOWNGRADED

@@ -1,0 +1,192 @@
+"""Heads and receipts: what the broker countersigns, once, and what it says of a run that fell silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code
+from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer
+from glasshouse.evidence.heads import CountersignedHead, HeadSubmission
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.tamper.stage import Actor, Owner, clock_us
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import State
+from simulators.local_broker import LocalBroker
+from simulators.reporting import Reporter, release_to
+
+BEFORE_RUNNING = (State.HARDENED, State.MEASURED, State.ATTESTED, State.RELEASED, State.OPENED)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(broker: LocalBroker) -> Owner:
+    return Owner(broker, releases=3)
+
+
+@pytest.fixture
+def reporter(owner: Owner) -> Reporter:
+    actor = Actor.enter(owner)
+    release_to(actor)
+    return Reporter(actor)
+
+
+def countersigned(reporter: Reporter, body: bytes) -> CountersignedHead:
+    return CountersignedHead.parse(
+        body, broker_public=reporter.actor.launch.broker_public, evidence_public=reporter.actor.evidence.public
+    )
+
+
+def test_growing_heads_are_countersigned_one_after_the_other(reporter: Reporter, owner: Owner) -> None:
+    first = countersigned(reporter, reporter.send(reporter.submission()).content())
+    reporter.go_on(*BEFORE_RUNNING)
+    second = countersigned(reporter, reporter.send(reporter.submission()).content())
+    assert (first.previous_size, second.previous_size) == (0, first.head.size)
+    run = owner.client().run(reporter.actor.launch.run_id)
+    assert (run["state"], run["lost"], run["outcome"]) == ("opened", False, None)
+    assert Envelope.from_json(run["head"]) == second.envelope
+
+
+def test_a_head_whose_answer_was_lost_gets_the_same_answer_again(reporter: Reporter) -> None:
+    submission = reporter.submission()
+    answer = reporter.send(submission).content()
+    assert reporter.actor.post("/v1/heads", submission).content() == answer
+
+
+def test_another_history_is_refused_and_changes_nothing(reporter: Reporter, owner: Owner) -> None:
+    reporter.go_on(*BEFORE_RUNNING)
+    kept = countersigned(reporter, reporter.send(reporter.submission()).content())
+    other = Reporter(reporter.actor)
+    other.go_on(*BEFORE_RUNNING, State.RUNNING)
+    other.submission()
+    other.confirmed = kept.head.size
+    refusal = other.send(other.submission())
+    assert refusal.problem().code is Code.HEAD_INCONSISTENT
+    assert Envelope.from_json(owner.client().run(reporter.actor.launch.run_id)["head"]) == kept.envelope
+
+
+def test_a_smaller_head_is_refused(reporter: Reporter) -> None:
+    early = reporter.submission()
+    reporter.go_on(*BEFORE_RUNNING)
+    reporter.send(HeadSubmission(head=reporter.log.head()).encode())
+    assert reporter.actor.post("/v1/heads", early).problem().code is Code.HEAD_INCONSISTENT
+
+
+def test_a_head_of_a_run_that_was_never_attested_is_refused(owner: Owner, broker: LocalBroker) -> None:
+    never = Reporter(Actor.enter(owner))
+    assert never.send(never.submission()).problem().code is Code.RUN_UNKNOWN
+    assert broker.count("releases") == 0
+
+
+def test_a_head_signed_by_another_key_is_refused(reporter: Reporter) -> None:
+    stranger = Reporter(replace(reporter.actor, evidence=SigningKey.generate()))
+    assert stranger.send(stranger.submission()).problem().code is Code.RUN_UNKNOWN
+    envelope = Envelope.parse(stranger.log.head(), max_bytes=4096)
+    [(_, signature)] = envelope.signatures
+    renamed = replace(envelope, signatures=((reporter.actor.evidence.key_id, signature),))
+    forged = HeadSubmission(head=renamed.encode()).encode()
+    assert reporter.actor.post("/v1/heads", forged).problem().code is Code.EVIDENCE_SIGNATURE
+
+
+def test_two_runtimes_of_one_run_each_have_their_own_history(reporter: Reporter, owner: Owner) -> None:
+    reporter.send(reporter.submission())
+    second = Actor.enter(owner, reporter.actor.launch)
+    release_to(second)
+    later = Reporter(second)
+    later.go_on(State.HARDENED)
+    assert later.send(later.submission()).status == 200
+    run = owner.client().run(second.launch.run_id)
+    assert (run["releases"], run["state"]) == (2, "hardened")
+
+
+@pytest.mark.parametrize("message", [b"", b"{}", b'{"head":{},"proof":[]}', b"\xff"])
+def test_what_is_no_submission_is_refused(reporter: Reporter, message: bytes) -> None:
+    for path in ("/v1/heads", "/v1/receipt"):
+        reply = reporter.actor.post(path, message)
+        assert reply.status == 400
+        assert reply.problem().code in (Code.SCHEMA, Code.MESSAGE_INVALID)
+
+
+def test_a_finished_run_gets_one_countersigned_receipt(reporter: Reporter, owner: Owner) -> None:
+    reporter.go_on(*BEFORE_RUNNING)
+    reporter.send(reporter.submission())
+    reporter.end()
+    reporter.send(reporter.submission())
+    submission = reporter.receipt()
+    content = reporter.actor.post("/v1/receipt", submission).content()
+    answer = ReceiptAnswer.parse(content)
+    signed = CountersignedReceipt.parse(answer.countersignature, broker_public=reporter.actor.launch.broker_public)
+    assert answer.delegation == owner.delegation.encode()
+    assert reporter.actor.post("/v1/receipt", submission).content() == content, "a lost answer is given again"
+    other = reporter.receipt(finished_us=clock_us() + 5)
+    assert reporter.actor.post("/v1/receipt", other).problem().code is Code.HEAD_INCONSISTENT
+    run = owner.client().run(reporter.actor.launch.run_id)
+    assert (run["state"], run["outcome"], run["lost"]) == ("zeroized", "interrupted", False)
+    assert run["receipt_sha256"] == signed.receipt_sha256.hex()
+
+
+def test_a_receipt_before_its_final_head_was_countersigned_is_refused(reporter: Reporter) -> None:
+    reporter.send(reporter.submission())
+    reporter.end()
+    reporter.submission()
+    assert reporter.actor.post("/v1/receipt", reporter.receipt()).problem().code is Code.HEAD_INCONSISTENT
+
+
+def test_a_receipt_is_not_countersigned_without_a_delegation_to_do_so(
+    broker: LocalBroker, owner: Owner, reporter: Reporter
+) -> None:
+    reporter.end()
+    reporter.send(reporter.submission())
+    owner_key = owner.signing
+    weaker = Delegation(
+        broker_public=broker.broker_public,
+        uses=frozenset({Use.RELEASE}),
+        not_before_us=0,
+        not_after_us=clock_us() + 10**9,
+    ).sign(owner_key)
+    owner.client().put_delegation(weaker, owner_key.public)
+    assert reporter.actor.post("/v1/receipt", reporter.receipt()).problem().code is Code.CHAIN_DELEGATION
+    owner.client().put_delegation(owner.delegation, owner_key.public)
+    assert reporter.actor.post("/v1/receipt", reporter.receipt()).status == 200
+
+
+def test_a_run_that_is_silent_for_longer_than_its_lease_is_lost_until_it_speaks(
+    broker: LocalBroker, owner: Owner, reporter: Reporter
+) -> None:
+    run_id = reporter.actor.launch.run_id
+    reporter.send(reporter.submission())
+    broker.advance(590)
+    assert owner.client().run(run_id)["lost"] is False
+    broker.advance(20)
+    lost = owner.client().run(run_id)
+    assert (lost["lost"], lost["outcome"]) == (True, "lost")
+    assert reporter.send(HeadSubmission(head=reporter.final).encode()).status == 200
+    assert owner.client().run(run_id)["lost"] is True, "a head repeated by whoever recorded it is no sign of life"
+    reporter.go_on(State.HARDENED)
+    reporter.send(reporter.submission())
+    assert owner.client().run(run_id)["lost"] is False
+
+
+def test_a_run_that_was_released_and_never_spoke_is_lost_too(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    assert owner.client().run(actor.launch.run_id)["state"] is None
+    release_to(actor)
+    broker.advance(601)
+    assert owner.client().run(actor.launch.run_id)["outcome"] == "lost"
+
+
+def test_a_finished_run_is_never_lost(broker: LocalBroker, owner: Owner, reporter: Reporter) -> None:
+    reporter.end()
+    reporter.send(reporter.submission())
+    assert reporter.actor.post("/v1/receipt", reporter.receipt()).status == 200
+    broker.advance(3000)
+    assert owner.client().run(reporter.actor.launch.run_id)["lost"] is False

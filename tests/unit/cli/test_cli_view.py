@@ -1,0 +1,184 @@
+"""The live view says what passed and how long it took, in a terminal and without one, at 80 and at 120 columns."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from glasshouse.cli.closing import say_ended
+from glasshouse.cli.output import Output
+from glasshouse.cli.view import View
+from glasshouse.errors import Code
+from glasshouse.evidence.events import Event, EventType
+from glasshouse.jobs.finish import conclude
+from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.supervise import Ended
+from glasshouse.wire.states import Outcome, State
+from simulators.owner_side import OwnersWorld
+
+STEPS = ("hardened", "measured", "attested", "released", "opened", "started", "trained", "sealed", "zeroized")
+
+
+def console(width: int, *, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
+
+
+def text_of(where: Console) -> str:
+    file = where.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def events(world: OwnersWorld, **story: object) -> Iterator[tuple[Event, Seen]]:
+    seen = Seen()
+    for line in world.run(**story).lines:
+        event = Event.parse(line[:-1])
+        seen.take(event)
+        yield event, seen
+
+
+def show(where: Console, **story: object) -> str:
+    view = View(where)
+    view.expect(assurance="software", profile="standard")
+    with view:
+        for event, seen in events(OwnersWorld(), **story):
+            view.event(event, seen)
+    return text_of(where)
+
+
+def test_the_hardening_is_said_in_numbers() -> None:
+    where, seen = console(80, terminal=False), Seen()
+    seen.checks = {
+        ("agent", "watched"): "passed",
+        ("agent", "no-swap"): "passed",
+        ("worker", "landlock"): "unavailable",
+    }
+    view = View(where)
+    view.expect(assurance="software", profile="standard")
+    for event, _ in events(OwnersWorld()):
+        if event.state is State.HARDENED and event.type is EventType.TRANSITION:
+            view.event(event, seen)
+    assert "standard: 2 checks passed, 1 unavailable" in text_of(where)
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(80, True), (120, True), (80, False)])
+def test_every_step_is_shown_with_its_time(width: int, terminal: bool) -> None:
+    shown = show(console(width, terminal=terminal))
+    for step in STEPS:
+        assert shown.count(f"✓ {step}") == 1, step
+    assert "key released at assurance software" in shown
+    assert "5 steps, loss 0.4" in shown
+    assert "2 outputs, 1 log segment" in shown
+    assert "2 of 3 probes clean, 1 unverifiable" in shown
+    assert "0.01 s" in shown
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    for width in (80, 120):
+        shown = show(console(width, terminal=True))
+        lines = [line.split("\r")[-1] for line in shown.splitlines()]
+        printed = [line for line in lines if "✓" in line]
+        assert printed
+        assert max(len(line.replace("\x1b[2K", "")) for line in printed) <= width
+
+
+def test_without_a_terminal_there_is_no_escape() -> None:
+    assert "\x1b" not in show(console(80, terminal=False))
+
+
+def test_a_failed_run_says_why_and_a_residue_cannot_be_overlooked() -> None:
+    failed = show(console(80, terminal=False), outcome=Outcome.FAILED, code=Code.NONFINITE_LOSS)
+    assert "✗ ended" in failed
+    assert "the loss was no finite number" in failed
+    residue = show(console(80, terminal=False), outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
+    assert "1 FOUND SOMETHING" in residue
+    assert "✗ zeroized" in residue
+
+
+def test_progress_has_rate_loss_and_remaining_time() -> None:
+    where = console(120, terminal=True)
+    view = View(where)
+    with view:
+        for event, seen in events(OwnersWorld()):
+            if seen.work is not None and seen.work.done == 3 and event.type.value == "progress":
+                view._drawn_s = 0.0  # the view draws at most twice a second; this test is faster
+                view.event(event, seen)
+    shown = text_of(where)
+    for figure in ("3/5 steps", "1000/s", "loss 0.6", "ETA 0:00"):
+        assert figure in shown, figure
+
+
+def test_stopping_says_that_it_zeroizes_and_that_asking_twice_does_not_help() -> None:
+    where = console(80, terminal=False)
+    view = View(where)
+    view.stopping(1)
+    view.stopping(2)
+    assert "keys are wiped" in text_of(where)
+    assert "still zeroizing" in text_of(where)
+
+
+def closing(tmp_path: Path, world: OwnersWorld, monkeypatch: pytest.MonkeyPatch, **story: object) -> tuple[int, str]:
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run(**story))
+    conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
+    ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
+    output = Output(False)
+    where = console(120, terminal=False)
+    monkeypatch.setattr(output, "_console", where)
+    code = say_ended(output, ended, sealing=world.owner_hpke)
+    return code, text_of(where)
+
+
+def test_the_closing_summary_says_all_and_names_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OwnersWorld()
+    code, said = closing(tmp_path, world, monkeypatch)
+    assert code == 0
+    for fact in (
+        "completed, at assurance software",
+        "a host with root could read the run's memory",
+        "5 steps in 0.01 s",
+        "0.8 → 0.4",
+        "270,336 parameters",
+        "adapter.safetensors",
+        "checkpoints/step-5.safetensors",
+        "2 of 3 probes clean; cannot be checked here: swap",
+        "genuine and complete, at assurance software",
+        str(tmp_path / "home" / "runs" / world.id("run")),
+        "glasshouse fetch",
+    ):
+        assert fact in said, fact
+    assert "verified" not in said, "that word never stands without the level"
+
+
+def test_a_run_that_nobody_countersigned_is_not_called_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = closing(tmp_path, OwnersWorld(), monkeypatch, broker_away=True)
+    assert code == 5
+    assert "incomplete: not countersigned" in said
+    assert "genuine and complete" not in said
+
+
+def test_outputs_that_do_not_match_are_said_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    (folder.out / "outputs" / "0000.sealed").write_bytes(b"exchanged")
+    world.tell(folder, world.run())
+    conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
+    ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
+    output, where = Output(False), console(120, terminal=False)
+    monkeypatch.setattr(output, "_console", where)
+    say_ended(output, ended, sealing=world.owner_hpke)
+    assert "not the file that the receipt names" in text_of(where)
+
+
+def test_what_comes_from_outside_is_no_markup() -> None:
+    output, where = Output(False), console(80, terminal=False)
+    output._console = where
+    output.say("[bold red]not ours[/]")
+    output.facts({"name": "[link=http://evil]x[/link]", "nothing": None})
+    assert "[bold red]not ours[/]" in text_of(where)
+    assert "[link=http://evil]x[/link]" in text_of(where)
+    assert "nothing" not in text_of(where)

@@ -1,0 +1,243 @@
+"""The public artifact through its real path: planted secrets go in at every door, and none comes out."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
+from glasshouse.evidence.artifact import ARTIFACT_TYPE, Artifact
+from glasshouse.evidence.receipt import Receipt
+from glasshouse.evidence.results import Loss, Probe
+from glasshouse.jobs.artifact import host_canaries, make_artifact
+from glasshouse.jobs.verify import ArtifactVerdict, verify_artifact, verify_bundle, verify_file
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.states import Outcome, State
+from simulators.world import Run, World, envelope
+
+CANARY = "erika-mustermann-1964"
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(scope="module")
+def run(world: World) -> Run:
+    return world.run()
+
+
+@pytest.fixture(scope="module")
+def artifact(world: World, run: Run) -> bytes:
+    return make_artifact(
+        run.data, owner=world.owner, canaries=[world.package_key], numbers={"accuracy": "0.956", "auc": "1"}
+    )
+
+
+def make(world: World, bundle: bytes, **options: Any) -> bytes:
+    return make_artifact(bundle, **{"owner": world.owner, "canaries": [world.package_key], **options})
+
+
+def refusal(data: bytes, owner: bytes) -> Code:
+    with pytest.raises(GlasshouseError) as caught:
+        verify_artifact(data, owner=owner)
+    return caught.value.code
+
+
+def test_it_verifies_offline_with_the_owners_key_alone(world: World, run: Run, artifact: bytes) -> None:
+    verdict = verify_artifact(artifact, owner=world.owner.public)
+    assert verdict.exit_code is ExitCode.DONE
+    assert "assurance software" in verdict.sentence
+    assert verdict.artifact.bundle_sha256 == sha256(run.data)
+    assert verdict.artifact.numbers == {"accuracy": "0.956", "auc": "1"}
+    assert verdict.to_json()["assurance"] == "software"
+
+
+def test_plaintext_digests_stand_in_it_for_weights_only(world: World, run: Run, artifact: bytes) -> None:
+    weights, file = verify_artifact(artifact, owner=world.owner.public).artifact.outputs
+    assert (weights.digest_of, weights.sha256) == ("plaintext", run.receipt.outputs[0].sha256)
+    assert (file.digest_of, file.sha256) == ("sealed", run.receipt.outputs[1].sealed_sha256)
+
+
+def test_every_alteration_is_refused(world: World, artifact: bytes) -> None:
+    for at in range(len(artifact)):
+        damaged = bytearray(artifact)
+        damaged[at] ^= 1
+        assert refusal(bytes(damaged), world.owner.public) in (Code.ARTIFACT_INVALID, Code.OWNER_UNKNOWN)
+    for end in range(0, len(artifact), 50):
+        assert refusal(artifact[:end], world.owner.public) is Code.ARTIFACT_INVALID
+
+
+def test_another_owners_artifact_is_not_this_owners(world: World) -> None:
+    rival = World("rival")
+    other = make(rival, rival.run().data)
+    assert refusal(other, world.owner.public) is Code.OWNER_UNKNOWN
+    posing = dsse.sign(ARTIFACT_TYPE, envelope(other).payload, [rival.owner])
+    posing = replace(posing, signatures=((world.owner.key_id, posing.signatures[0][1]),))
+    assert refusal(posing.encode(), world.owner.public) is Code.ARTIFACT_INVALID
+
+
+def test_what_the_owner_signed_as_something_else_is_no_artifact(world: World, run: Run) -> None:
+    assert run.bundle.manifest
+    assert refusal(run.bundle.manifest.encode(), world.owner.public) is Code.ARTIFACT_INVALID
+    assert refusal(run.bundle.delegation.encode(), world.owner.public) is Code.ARTIFACT_INVALID
+
+
+def test_it_is_made_of_a_good_bundle_and_of_no_other(world: World) -> None:
+    away = World().run(broker_away=True).data
+    failed = World().run(outcome=Outcome.FAILED, code=Code.WORKER_FAILED, reach=State.RUNNING).data
+    residue = World().run(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND).data
+    for bundle in (away, failed, residue):
+        with pytest.raises(VerificationError) as caught:
+            make(world, bundle)
+        assert caught.value.code is Code.ARTIFACT_INVALID
+    with pytest.raises(VerificationError) as caught:
+        make(world, World("rival").run().data)
+    assert caught.value.code is Code.OWNER_UNKNOWN
+
+
+def test_a_file_is_recognised_as_an_artifact(world: World, artifact: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "public.json"
+    path.write_bytes(artifact)
+    assert isinstance(verify_file(path, owner=world.owner.public), ArtifactVerdict)
+
+
+# ---- canaries
+
+
+def spellings(secret: str) -> list[str]:
+    raw = secret.encode()
+    return [
+        secret,
+        raw.hex(),
+        raw.hex().upper(),
+        base64.b64encode(raw).decode(),
+        base64.b64encode(b"-" + raw).decode(),
+        base64.b64encode(b"--" + raw).decode(),
+        base64.urlsafe_b64encode(raw).decode(),
+        secret.encode("utf-16-le").hex(),
+        "".join(f"%{byte:02x}" for byte in raw),
+        secret[::-1],
+        "".join(f"\\u{byte:04x}" for byte in raw),
+    ]
+
+
+def test_canaries_planted_in_everything_that_the_runtime_writes_do_not_come_out(world: World) -> None:
+    def plant(receipt: Receipt) -> Receipt:
+        assert receipt.work
+        return replace(
+            receipt,
+            work=replace(receipt.work, stop_reason=CANARY),
+            zeroization=tuple(
+                Probe(probe=f"{CANARY}-{number}", result=probe.result, detail=f"/home/{CANARY}/data.csv")
+                for number, probe in enumerate(receipt.zeroization)
+            ),
+        )
+
+    bundle = World().run(change=plant).data
+    assert CANARY.encode() in envelope_payloads(bundle)
+    data = make(world, bundle, canaries=[CANARY, world.package_key])
+    everything = data + envelope(data).payload
+    for form in spellings(CANARY):
+        assert form.lower().encode() not in everything.lower()
+    made = verify_artifact(data, owner=world.owner.public).artifact
+    assert made.stop_reason == "other"
+    assert {probe for probe, _ in made.zeroization} == {"other"}
+
+
+def envelope_payloads(bundle: bytes) -> bytes:
+    whole: Any = decode(bundle, max_bytes=1 << 20)
+    return b"".join(
+        base64.b64decode(part["payload"]) for part in whole.values() if isinstance(part, dict) and "payload" in part
+    )
+
+
+def test_a_live_key_in_the_place_of_a_digest_stops_it(world: World) -> None:
+    """A runtime that smuggles a key out as the 'digest' of its output."""
+
+    def smuggle(receipt: Receipt) -> Receipt:
+        weights = replace(receipt.outputs[0], sha256=world.package_key)
+        return replace(receipt, outputs=(weights, *receipt.outputs[1:]))
+
+    bundle = World().run(change=smuggle).data
+    with pytest.raises(VerificationError) as caught:
+        make(world, bundle)
+    assert caught.value.code is Code.ARTIFACT_CANARY
+    assert world.package_key.hex() not in str(caught.value)
+
+
+def test_a_name_spelled_in_a_digest_stops_it(world: World) -> None:
+    def smuggle(receipt: Receipt) -> Receipt:
+        weights = replace(receipt.outputs[0], sha256=b"..." + CANARY.encode() + b"........")
+        return replace(receipt, outputs=(weights, *receipt.outputs[1:]))
+
+    assert len(CANARY) == 21
+    with pytest.raises(VerificationError) as caught:
+        make(world, World().run(change=smuggle).data, canaries=[CANARY])
+    assert caught.value.code is Code.ARTIFACT_CANARY
+
+
+def test_the_runs_own_ids_and_this_host_are_looked_for_unasked(world: World, run: Run) -> None:
+    container = b"container-7"
+
+    def smuggle(receipt: Receipt) -> Receipt:
+        weights = replace(receipt.outputs[0], sha256=container.ljust(32, b"."))
+        return replace(receipt, outputs=(weights, *receipt.outputs[1:]))
+
+    with pytest.raises(VerificationError) as caught:
+        make(world, World().run(change=smuggle).data)
+    assert caught.value.code is Code.ARTIFACT_CANARY
+    found = host_canaries()
+    assert {socket.gethostname(), getpass.getuser(), str(Path.cwd())} <= set(found)
+
+
+def test_digits_of_a_secret_among_the_numbers_stop_it(world: World, run: Run) -> None:
+    with pytest.raises(VerificationError) as caught:
+        make(world, run.data, canaries=["9138274650.12"], numbers={"accuracy": "9138274650.12"})
+    assert caught.value.code is Code.ARTIFACT_CANARY
+
+
+def test_making_it_without_anything_to_look_for_is_still_a_look(world: World, run: Run) -> None:
+    """The host's own names are always looked for: an empty list switches nothing off."""
+    assert make(world, run.data, canaries=[])
+    with pytest.raises(VerificationError) as caught:
+        make(world, run.data, canaries=[b""])
+    assert caught.value.code is Code.ARTIFACT_CANARY
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"patients": "569"}, {"accuracy": "95%"}, {"accuracy": "1e3"}, {"accuracy": "0.12345678"}], ids=str
+)
+def test_only_known_numbers_in_short_decimals(world: World, run: Run, numbers: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        make(world, run.data, numbers=numbers)
+
+
+def test_losses_are_rounded_and_a_diverged_one_is_refused(world: World) -> None:
+    bundle = World().run(change=lambda r: replace(r, loss=Loss(first="2.34567891e+01", final="1.5e-07"))).data
+    made = verify_artifact(make(world, bundle), owner=world.owner.public).artifact
+    assert made.loss == ("23.456789", "0.000000")
+    bundle = World().run(change=lambda r: replace(r, loss=Loss(first="0.5", final="1.0e+30"))).data
+    with pytest.raises(VerificationError) as caught:
+        make(world, bundle)
+    assert caught.value.code is Code.ARTIFACT_INVALID
+
+
+def test_the_artifact_holds_what_the_receipt_says(world: World, run: Run, artifact: bytes) -> None:
+    made = Artifact.from_json(json.loads(envelope(artifact).payload))
+    receipt = verify_bundle(run.data, owner=world.owner.public).chain.receipt
+    assert receipt.work
+    assert (made.done, made.unit, made.elapsed_us) == (receipt.work.done, receipt.work.unit, receipt.work.elapsed_us)
+    assert (made.log_root, made.log_size, made.trainable) == (receipt.log_root, receipt.log_size, receipt.trainable)
+    assert [result for _, result in made.zeroization] == [probe.result for probe in receipt.zeroization]
+    assert encode(made.to_json()) == envelope(artifact).payload

@@ -1,0 +1,97 @@
+"""Nothing enters a package but regular files below the job file's folder, as they were when they were listed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.inputs import gather
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    job = tmp_path / "job"
+    (job / "data" / "deep").mkdir(parents=True)
+    (job / "train.py").write_text("print()")
+    (job / "data" / "b.csv").write_text("b")
+    (job / "data" / "deep" / "a.csv").write_text("aa")
+    (tmp_path / "outside.txt").write_text("secret of another")
+    return job
+
+
+def test_files_and_folders_keep_their_names_in_order(folder: Path) -> None:
+    sources = gather(folder, {"train.py": "train.py", "records": "data"})
+    assert [(source.path, source.bytes) for source in sources] == [
+        ("records/b.csv", 1),
+        ("records/deep/a.csv", 2),
+        ("train.py", 7),
+    ]
+    with sources[1].open() as stream:
+        assert stream.read() == b"aa"
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside.txt", "data/../../outside.txt", "/etc/hostname", "~/x", "data/../train.py"]
+)
+def test_a_path_that_leaves_the_folder_is_refused(folder: Path, path: str) -> None:
+    with pytest.raises(UsageError, match="leaves the job file's folder"):
+        gather(folder, {"x": path})
+
+
+def test_a_link_is_refused_wherever_it_stands_on_the_way(folder: Path) -> None:
+    (folder / "link.txt").symlink_to(folder.parent / "outside.txt")
+    (folder / "linked").symlink_to(folder / "data")
+    (folder / "data" / "inner.csv").symlink_to(folder.parent / "outside.txt")
+    for path in ("link.txt", "linked", "linked/b.csv", "data"):
+        with pytest.raises(UsageError) as refused:
+            gather(folder, {"x": path})
+        assert refused.value.code is Code.JOB_INVALID
+        assert "link" in refused.value.message
+
+
+def test_devices_and_pipes_are_refused(folder: Path) -> None:
+    os.mkfifo(folder / "data" / "pipe")
+    for path in ("data", "data/pipe"):
+        with pytest.raises(UsageError, match="device"):
+            gather(folder, {"x": path})
+
+
+def test_missing_and_empty_inputs_are_named(folder: Path) -> None:
+    (folder / "nothing").mkdir()
+    for path in ("absent.csv", "nothing"):
+        with pytest.raises(UsageError) as missing:
+            gather(folder, {"table": path})
+        assert missing.value.code is Code.FILE_MISSING
+        assert "inputs.'table'" in missing.value.message
+
+
+def test_two_inputs_of_one_name_are_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="two inputs would both be"):
+        gather(folder, {"data": "data", "data/b.csv": "train.py"})
+
+
+def test_a_file_that_changes_before_it_is_read_is_refused(folder: Path) -> None:
+    grown, swapped = gather(folder, {"a": "train.py"}), gather(folder, {"b": "data/b.csv"})
+    (folder / "train.py").write_text("print('longer')")
+    (folder / "data" / "b.csv").unlink()
+    (folder / "data" / "b.csv").symlink_to(folder.parent / "outside.txt")
+    for sources in (grown, swapped):
+        with pytest.raises(UsageError) as changed:
+            sources[0].open()
+        assert changed.value.code is Code.SOURCE_CHANGED
+
+
+def test_a_folder_swapped_for_a_link_after_listing_is_not_followed(folder: Path) -> None:
+    """Between listing and reading an attacker exchanges a folder for a link to another with the same names."""
+    sources = gather(folder, {"records": "data/deep"})
+    (folder / "data").rename(folder / "moved")
+    elsewhere = folder.parent / "elsewhere" / "deep"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "a.csv").write_text("!!")
+    (folder / "data").symlink_to(elsewhere.parent)
+    with pytest.raises(UsageError) as changed:
+        sources[0].open()
+    assert changed.value.code is Code.SOURCE_CHANGED

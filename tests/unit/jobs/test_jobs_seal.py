@@ -1,0 +1,169 @@
+"""Sealing leaves a package and its key, or neither."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.jobfile import Job, parse
+from glasshouse.jobs.keystore import KeyStore
+from glasshouse.jobs.packages import PackageRecord
+from glasshouse.jobs.raw import of_package
+from glasshouse.jobs.run import public_part
+from glasshouse.jobs.seal import Sealed, seal
+
+CANARY = b"patient 4711 has a canary"
+
+
+@pytest.fixture(scope="module")
+def identity() -> Identity:
+    return Identity.generate()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(path=tmp_path / "home").make()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "train.py").write_text("print('hello')")
+    (tmp_path / "rows.csv").write_bytes(CANARY * 2000)
+    text = """
+    workload = "script"
+    [inputs]
+    "train.py" = "train.py"
+    "data/rows.csv" = "rows.csv"
+    [params]
+    script = "train.py"
+    [policy]
+    assurance = "software"
+    profile = "strict"
+    lease = "5m"
+    """
+    return parse(text.encode(), folder=tmp_path, default_name="job")
+
+
+@contextmanager
+def little_room(count: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def sealed_job(job: Job, home: Home, identity: Identity) -> Sealed:
+    return seal(job, out=home.path / "job.sealed", home=home, identity=identity)
+
+
+def test_a_sealed_job_opens_for_its_owner_and_shows_nothing_else(
+    job: Job, home: Home, identity: Identity, tmp_path: Path
+) -> None:
+    sealed = sealed_job(job, home, identity)
+    data = sealed.path.read_bytes()
+    for secret in (CANARY, b"rows.csv", b"train.py", b"hello"):
+        assert secret not in data
+    manifest, _envelope = public_part(sealed.path, owner_signing=identity.signing.public)
+    assert manifest == sealed.manifest
+    assert manifest.floor == job.floor
+    assert manifest.recipients == (identity.sealing.public,)
+    plain = of_package(sealed.path, home=home, identity=identity)
+    assert plain.params == {"script": "train.py"}
+    (tmp_path / "plain").mkdir()
+    plain.lay(tmp_path / "plain")
+    assert (tmp_path / "plain" / "data" / "rows.csv").read_bytes() == CANARY * 2000
+
+
+def test_label_and_deployment_stay_on_the_owners_side(job: Job, home: Home, identity: Identity) -> None:
+    sealed = sealed_job(replace(job, name="ward seven"), home, identity)
+    record = PackageRecord.load(home, sealed.manifest.package_id, workload="script")
+    assert (record.name, record.deployment.lease_s) == ("ward seven", 300)
+    assert b"ward seven" not in sealed.path.read_bytes()
+
+
+def test_a_backup_recipient_opens_the_key_and_gets_the_outputs(
+    job: Job, home: Home, identity: Identity, tmp_path: Path
+) -> None:
+    backup = Identity.generate()
+    (tmp_path / "backup.pub").write_bytes(backup.public.encode())
+    sealed = sealed_job(replace(job, backups=(tmp_path / "backup.pub",)), home, identity)
+    assert sealed.manifest.recipients == (identity.sealing.public, backup.sealing.public)
+    keys = [
+        KeyStore(home.keys).get(sealed.manifest.package_id, manifest_sha256=sealed.manifest.sha256, sealing=who.sealing)
+        for who in (identity, backup)
+    ]
+    assert keys[0] == keys[1]
+
+
+def test_a_disk_that_is_full_leaves_no_package_no_key_and_no_record(job: Job, home: Home, identity: Identity) -> None:
+    with little_room(20000), pytest.raises(GlasshouseError) as full:
+        sealed_job(job, home, identity)
+    assert full.value.code is Code.DISK_FULL
+    assert not (home.path / "job.sealed").exists()
+    assert sorted(path.name for path in home.path.iterdir()) == ["broker", "keys", "packages", "runs"]
+    assert not list(home.keys.iterdir())
+    assert not list(home.packages.iterdir())
+
+
+def test_an_existing_package_is_kept_unless_told_otherwise(job: Job, home: Home, identity: Identity) -> None:
+    first = sealed_job(job, home, identity)
+    before = first.path.read_bytes()
+    with pytest.raises(UsageError, match="exists already"):
+        sealed_job(job, home, identity)
+    assert first.path.read_bytes() == before
+    assert len(list(home.keys.iterdir())) == 1
+    again = seal(job, out=first.path, home=home, identity=identity, replace=True)
+    assert again.manifest.package_id != first.manifest.package_id
+
+
+def test_a_file_that_changes_while_it_is_sealed_leaves_nothing(
+    job: Job, home: Home, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from glasshouse.jobs import content as room
+
+    def gather_then_change(*arguments: object) -> object:
+        sources = gather(*arguments)
+        (tmp_path / "rows.csv").write_bytes(b"other")
+        return sources
+
+    gather = room.gather
+    monkeypatch.setattr(room, "gather", gather_then_change)
+    with pytest.raises(UsageError) as changed:
+        sealed_job(job, home, identity)
+    assert changed.value.code is Code.SOURCE_CHANGED
+    assert not (home.path / "job.sealed").exists()
+    assert not list(home.keys.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "key"),
+    [
+        ("script", {"script": "other.py"}, "params.script"),
+        ("mlp", {"data": "absent.csv"}, "params.data"),
+        ("lora", {"model": "config:qwen2-tiny", "data": "absent.jsonl"}, "params.data"),
+        ("lora", {"model": "inputs:weights", "data": "data/rows.csv"}, "params.model"),
+    ],
+)
+def test_a_parameter_that_names_no_input_is_found_here_and_not_on_a_rented_machine(
+    job: Job, home: Home, identity: Identity, workload: str, params: dict[str, str], key: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        sealed_job(replace(job, workload=workload, params=params), home, identity)
+    assert key in refused.value.message
+
+
+def test_a_package_of_another_owner_is_refused(job: Job, home: Home, identity: Identity) -> None:
+    sealed = sealed_job(job, home, identity)
+    with pytest.raises(GlasshouseError) as refused:
+        public_part(sealed.path, owner_signing=Identity.generate().signing.public)
+    assert refused.value.code is Code.PACKAGE_OWNER

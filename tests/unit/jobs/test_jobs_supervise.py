@@ -1,0 +1,275 @@
+"""A supervisor passes interrupts on, waits for zeroization, and records an end whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, ExitCode, PlatformError
+from glasshouse.evidence.events import Event
+from glasshouse.jobs import control, runner, supervise
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.providers.base import Request
+from glasshouse.wire.states import Outcome
+from simulators.owner_side import OwnersWorld
+
+NOBODY = ProcessName(pid=2**22 - 1, started=1)
+
+
+@dataclass
+class Machine:
+    """A provider whose runtime plays back a story: each step is done at one `wait`."""
+
+    story: Iterable[Callable[[], int | None]]
+    name: str = "played"
+    container_source: str = "minted"
+    requests: list[Request] = field(default_factory=list)
+    interrupts: int = 0
+    killed: bool = False
+    pid: int = NOBODY.pid
+
+    def place(self, request: Request) -> Machine:
+        self.requests.append(request)
+        self._steps = iter(self.story)
+        return self
+
+    def wait(self, timeout_s: float) -> int | None:
+        return next(self._steps)()
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@dataclass
+class Watching:
+    events: list[Event] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+
+    def event(self, event: Event, seen: Seen) -> None:
+        assert seen.last_us == event.time_us
+        self.events.append(event)
+
+    def stopping(self, times: int) -> None:
+        self.stops.append(times)
+
+
+class NoBroker(Embedded):
+    """A broker that is always there and costs nothing."""
+
+    given_back = 0
+
+    @property
+    def serving(self) -> object:  # type: ignore[override]
+        return object()
+
+    def give_back(self) -> bool:
+        self.given_back += 1
+        return True
+
+
+@pytest.fixture
+def world() -> OwnersWorld:
+    return OwnersWorld()
+
+
+@pytest.fixture
+def folder(world: OwnersWorld, tmp_path: Path) -> RunFolder:
+    return world.settle(tmp_path)
+
+
+def told(world: OwnersWorld, folder: RunFolder, **story: object) -> Callable[[], int | None]:
+    def step() -> int | None:
+        world.tell(folder, world.run(**story))
+        return None
+
+    return step
+
+
+def stay(world: OwnersWorld, folder: RunFolder, machine: Machine, watcher: Watching, interrupts: supervise.Interrupts):
+    return supervise.supervise(
+        folder,
+        b"launch",
+        home=world.home,
+        provider=machine,
+        broker=NoBroker(world.home),
+        watcher=watcher,
+        interrupts=interrupts,
+    )
+
+
+def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder: RunFolder) -> None:
+    watcher, machine = Watching(), Machine([lambda: None, told(world, folder), lambda: 0])
+    ended = stay(world, folder, machine, watcher, supervise.Interrupts())
+    assert len(watcher.events) == len(folder.events.read_bytes().splitlines())
+    assert (ended.conclusion.outcome, ended.conclusion.exit_code) == (Outcome.COMPLETED, ExitCode.DONE)
+    record = folder.load()
+    assert (record.phase, record.outcome, record.verdict, record.exit_code) == (Phase.ENDED, "completed", "good", 0)
+    (request,) = machine.requests
+    assert request.launch == b"launch"
+    assert "launch" not in repr(request)
+    assert (request.out, request.max_seconds) == (folder.out, 3600)
+
+
+def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: OwnersWorld, folder: RunFolder) -> None:
+    def write_and_end() -> int:
+        world.tell(folder, world.run())
+        return 0
+
+    watcher = Watching()
+    ended = stay(world, folder, Machine([write_and_end]), watcher, supervise.Interrupts())
+    assert watcher.events[-1].state.value == "zeroized"
+    assert ended.seen.ended
+
+
+def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorld, folder: RunFolder) -> None:
+    interrupts, watcher = supervise.Interrupts(), Watching()
+
+    def ctrl_c() -> None:
+        interrupts()
+
+    story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
+    machine = Machine([ctrl_c, lambda: None, ctrl_c, told(world, folder, **story), lambda: 130])
+    ended = stay(world, folder, machine, watcher, interrupts)
+    assert machine.interrupts == 2
+    assert watcher.stops == [1, 2]
+    assert not machine.killed
+    assert ended.conclusion.exit_code is ExitCode.INTERRUPTED
+
+
+def test_a_runtime_that_does_not_stop_is_killed_and_called_lost(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "STOP_PATIENCE_S", 0.0)
+    interrupts = supervise.Interrupts()
+    machine = Machine([lambda: interrupts(), lambda: None, lambda: -signal.SIGKILL])
+    ended = stay(world, folder, machine, Watching(), interrupts)
+    assert machine.killed
+    assert ended.conclusion.outcome is Outcome.LOST
+    assert folder.load().outcome == "lost"
+
+
+def test_a_broker_that_died_is_started_again(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead(NoBroker):
+        started = 0
+
+        @property
+        def serving(self) -> None:  # type: ignore[override]
+            return None
+
+        def ensure(self) -> object:  # type: ignore[override]
+            self.started += 1
+            return None
+
+    monkeypatch.setattr(supervise, "_BROKER_CHECK_S", 0.0)
+    broker = Dead(world.home)
+    supervise.supervise(
+        folder,
+        b"",
+        home=world.home,
+        provider=Machine([lambda: None, told(world, folder), lambda: 0]),
+        broker=broker,
+        watcher=Watching(),
+        interrupts=supervise.Interrupts(),
+    )
+    assert broker.started >= 1
+
+
+def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoMachine:
+        def place(self, _request: Request) -> Machine:
+            raise PlatformError(Code.PLATFORM, "no machine today")
+
+    monkeypatch.setattr(runner, "LocalProvider", NoMachine)
+    broker = NoBroker(world.home)
+    with pytest.raises(PlatformError):
+        runner.run_here(folder, b"", home=world.home, broker=broker, watcher=Watching())
+    record = folder.load()
+    assert (record.phase, record.outcome, record.code) == (Phase.ENDED, "failed", "platform-unsupported")
+    assert broker.given_back == 1
+
+
+def test_a_signal_to_the_command_reaches_the_runtime(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signal_us() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
+    machine = Machine([signal_us, lambda: None, told(world, folder, **story), lambda: 130])
+    monkeypatch.setattr(runner, "LocalProvider", lambda: machine)
+    before = signal.getsignal(signal.SIGTERM)
+    ended = runner.run_here(folder, b"", home=world.home, broker=NoBroker(world.home), watcher=Watching())
+    assert machine.interrupts == 1
+    assert ended.conclusion.outcome is Outcome.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_whose_processes_are_all_gone_is_lost(world: OwnersWorld, folder: RunFolder) -> None:
+    folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=NOBODY)
+    found = control.look(folder, world.home)
+    assert (found.doing, found.record.outcome, found.record.verdict) == ("ended", "lost", "no-receipt")
+    assert control.looks(world.home)[0].record.outcome == "lost"
+    assert not control.stop(folder, world.home)
+
+
+def test_a_run_that_ended_without_its_supervisor_is_settled_by_its_receipt(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=NOBODY)
+    world.tell(folder, world.run())
+    found = control.look(folder, world.home)
+    assert (found.record.outcome, found.record.verdict, found.record.exit_code) == ("completed", "good", 0)
+
+
+def test_a_run_whose_supervisor_alone_died_is_unattended_and_can_be_stopped(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    import subprocess
+    import sys
+
+    agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=ProcessName.of(agent.pid))
+        assert control.look(folder, world.home).doing == "unattended"
+        assert control.stop(folder, world.home)
+        agent.wait(10)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert agent.returncode == -signal.SIGTERM
+    assert control.look(folder, world.home).record.outcome == "lost"
+
+
+def test_attaching_follows_to_the_very_end(world: OwnersWorld, folder: RunFolder) -> None:
+    folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of())
+    watcher = Watching()
+
+    def other_process() -> None:
+        time.sleep(0.2)
+        world.tell(folder, world.run())
+        time.sleep(0.2)
+        folder.end(outcome="completed", verdict="good", exit_code=0)
+
+    thread = threading.Thread(target=other_process)
+    thread.start()
+    ended = control.wait(folder, world.home, watcher)
+    thread.join()
+    assert ended.conclusion.verdict == "good"
+    assert len(watcher.events) == len(folder.events.read_bytes().splitlines())

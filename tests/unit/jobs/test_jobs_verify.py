@@ -1,0 +1,366 @@
+"""Verification as attack stories: every link of the chain is broken once, and the break has its own name."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES, Bundle
+from glasshouse.evidence.receipt import RECEIPT_TYPE
+from glasshouse.jobs.chain import walk
+from glasshouse.jobs.verify import Status, Verdict, verify_bundle, verify_file, verify_log_beside
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.states import Outcome, State
+from simulators.bundle_stories import SECOND_US, STORIES, Story
+from simulators.world import START_US, Run, World, envelope
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(scope="module")
+def run(world: World) -> Run:
+    return world.run()
+
+
+def refusal(data: bytes, owner: bytes) -> Code:
+    with pytest.raises(GlasshouseError) as caught:
+        verify_bundle(data, owner=owner)
+    return caught.value.code
+
+
+# ---- what is told of an honest run
+
+
+def test_an_honest_run_is_good_and_says_at_which_level(world: World, run: Run) -> None:
+    verdict = verify_bundle(run.data, owner=world.owner.public)
+    assert (verdict.status, verdict.outcome, verdict.exit_code) == (Status.GOOD, Outcome.COMPLETED, ExitCode.DONE)
+    assert "assurance software" in verdict.sentence
+    assert verdict.to_json()["attestation"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "reach", "exit_code"),
+    [
+        (Outcome.FAILED, Code.WORKER_KILLED, State.RUNNING, ExitCode.RUN_FAILED),
+        (Outcome.REFUSED, Code.KEY_COMMITMENT, State.RELEASED, ExitCode.REFUSED),
+        (Outcome.INTERRUPTED, Code.INTERRUPTED, State.OPENED, ExitCode.INTERRUPTED),
+        (Outcome.RESIDUE, Code.RESIDUE_FOUND, State.SEALED, ExitCode.RESIDUE),
+    ],
+)
+def test_a_run_that_did_not_complete_is_authentic_and_not_good(
+    world: World, outcome: Outcome, code: Code, reach: State, exit_code: ExitCode
+) -> None:
+    run = World().run(outcome=outcome, code=code, reach=reach)
+    verdict = verify_bundle(run.data, owner=world.owner.public)
+    assert (verdict.status, verdict.outcome, verdict.exit_code) == (Status.NOT_COMPLETED, outcome, exit_code)
+    assert "assurance software" in verdict.sentence
+    assert code.value in verdict.sentence
+    assert verify_log_beside(verdict, run.lines, [head.encode() for head in run.heads]).log
+
+
+def test_without_the_brokers_last_word_a_run_is_incomplete(world: World) -> None:
+    verdict = verify_bundle(World().run(broker_away=True).data, owner=world.owner.public)
+    assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.VERIFICATION_FAILED)
+    assert verdict.chain.missing == ("head_countersignature", "countersignature")
+    assert "assurance software" in verdict.sentence
+
+
+@pytest.mark.parametrize(("evidence_made", "reach"), [(True, State.MEASURED), (False, State.CREATED)])
+def test_a_run_refused_at_the_gate_is_incomplete_and_unattested(
+    world: World, evidence_made: bool, reach: State
+) -> None:
+    run = World().run(
+        attested=False, evidence_made=evidence_made, reach=reach, outcome=Outcome.REFUSED, code=Code.ASSURANCE_TOO_LOW
+    )
+    verdict = verify_bundle(run.data, owner=world.owner.public)
+    assert (verdict.status, verdict.outcome) == (Status.INCOMPLETE, Outcome.REFUSED)
+    assert "unattested" in verdict.sentence
+    assert "software" not in verdict.sentence
+    assert verify_log_beside(verdict, run.lines).log
+
+
+def test_no_verdict_is_told_without_its_level(world: World, run: Run) -> None:
+    for bundle in (run.data, World().run(broker_away=True).data):
+        verdict = verify_bundle(bundle, owner=world.owner.public)
+        assert verdict.assurance in verdict.sentence
+        assert verdict.to_json()["assurance"] == verdict.assurance
+
+
+def test_the_links_are_told_one_by_one_and_a_missing_one_is_named(world: World, run: Run) -> None:
+    whole = dict(verify_bundle(run.data, owner=world.owner.public).links)
+    assert all(whole.values())
+    assert whole["attestation result"] == "warning, assurance software"
+    away = dict(verify_bundle(World().run(broker_away=True).data, owner=world.owner.public).links)
+    assert [name for name, says in away.items() if says is None] == [
+        "head's countersignature",
+        "receipt's countersignature",
+    ]
+
+
+# ---- one alteration per link
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.told)
+def test_a_broken_link_is_refused_under_its_own_name(world: World, run: Run, story: Story) -> None:
+    assert refusal(story.forge(world, run), world.owner.public) is story.code
+
+
+def test_every_link_has_a_story() -> None:
+    links = {code for code in Code if code.name.startswith("CHAIN_")} - {Code.CHAIN_INCOMPLETE}
+    assert {story.code for story in STORIES} == links
+
+
+def test_a_token_that_had_expired_when_the_key_was_released(world: World) -> None:
+    late = World()
+    late.token = lambda **changes: World.token(late, **{"expires_s": START_US // SECOND_US, **changes})
+    assert refusal(late.run().data, world.owner.public) is Code.CHAIN_TOKEN
+
+
+# ---- absence never means yes
+
+
+@pytest.mark.parametrize("part", ["delegation", "token", "head", "receipt"])
+def test_a_bundle_is_no_bundle_without_these(world: World, run: Run, part: str) -> None:
+    whole: Any = decode(run.data, max_bytes=MAX_BUNDLE_BYTES)
+    assert refusal(encode({**whole, part: None}), world.owner.public) is Code.SCHEMA
+
+
+@pytest.mark.parametrize("part", ["manifest", "evidence", "ear", "countersignature"])
+def test_a_bundle_that_lost_a_part_is_never_good(world: World, run: Run, part: str) -> None:
+    whole: Any = decode(run.data, max_bytes=MAX_BUNDLE_BYTES)
+    data = encode({**whole, part: None})
+    if part == "countersignature":
+        assert verify_bundle(data, owner=world.owner.public).status is Status.INCOMPLETE
+    else:
+        assert refusal(data, world.owner.public) in (Code.CHAIN_EAR, Code.CHAIN_HEAD)
+    without = encode({name: value for name, value in whole.items() if name != part})
+    assert refusal(without, world.owner.public) is Code.SCHEMA
+
+
+def test_a_runtime_that_hides_its_attestation_gains_nothing(world: World) -> None:
+    """It left something behind, and now tells of a refusal, signed by every key it has."""
+    run = World().run(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
+    clean = tuple(World().probes(Outcome.COMPLETED))
+    story = replace(
+        run.receipt,
+        ear_sha256=None,
+        assurance=None,
+        outcome=Outcome.REFUSED,
+        code=Code.MEASUREMENT_UNKNOWN,
+        zeroization=clean,
+    )
+    receipt = envelope(story.sign(world.evidence_key, world.launch_key))
+    data = run.with_parts(ear=None, receipt=receipt, head=envelope(run.final_head), countersignature=None)
+    verdict = verify_bundle(data, owner=world.owner.public)
+    assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.VERIFICATION_FAILED)
+    # Its own log, whose head it cannot sign away, says otherwise.
+    with pytest.raises(VerificationError) as caught:
+        verify_log_beside(verdict, run.lines)
+    assert caught.value.code is Code.LOG_INVALID
+    # Nor does a countersigned head go with a run that nobody attested.
+    kept = run.with_parts(ear=None, receipt=receipt, countersignature=None)
+    assert refusal(kept, world.owner.public) is Code.CHAIN_HEAD
+
+
+def test_a_completed_run_cannot_do_without_attestation(world: World, run: Run) -> None:
+    statement: Any = decode(run.bundle.receipt.payload, max_bytes=1 << 20)
+    statement["predicate"].update(ear_sha256=None, assurance=None)
+    receipt = dsse.sign(RECEIPT_TYPE, encode(statement), [world.evidence_key, world.launch_key])
+    data = run.with_parts(ear=None, receipt=receipt, head=envelope(run.final_head), countersignature=None)
+    assert refusal(data, world.owner.public) is Code.CHAIN_RECEIPT
+
+
+def test_an_unattested_receipt_needs_the_launch_key(world: World) -> None:
+    refused = World().run(
+        attested=False, evidence_made=False, reach=State.CREATED, outcome=Outcome.REFUSED, code=Code.HARDENING_MISSING
+    )
+    lone = dsse.sign(RECEIPT_TYPE, refused.bundle.receipt.payload, [world.evidence_key])
+    assert refusal(refused.with_parts(receipt=lone), world.owner.public) is Code.CHAIN_RECEIPT
+
+
+# ---- another owner, and damage anywhere
+
+
+def test_a_wholly_sound_bundle_by_another_owner(world: World) -> None:
+    other = World("rival").run()
+    assert verify_bundle(other.data, owner=World("rival").owner.public).status is Status.GOOD
+    assert refusal(other.data, world.owner.public) is Code.OWNER_UNKNOWN
+    refused = World("rival").run(
+        attested=False, evidence_made=False, reach=State.CREATED, outcome=Outcome.REFUSED, code=Code.HARDENING_MISSING
+    )
+    assert refusal(refused.with_parts(manifest=None), world.owner.public) is Code.OWNER_UNKNOWN
+
+
+def test_another_owners_run_under_this_owners_delegation_or_manifest(world: World, run: Run) -> None:
+    other = World("rival").run()
+    grafted = other.with_parts(delegation=run.bundle.delegation)
+    assert refusal(grafted, world.owner.public) is Code.CHAIN_MANIFEST
+    grafted = other.with_parts(manifest=run.bundle.manifest)
+    assert refusal(grafted, world.owner.public) is Code.CHAIN_DELEGATION
+    grafted = other.with_parts(manifest=run.bundle.manifest, delegation=run.bundle.delegation)
+    assert refusal(grafted, world.owner.public) is Code.CHAIN_TOKEN
+
+
+def test_a_flip_at_every_hundredth_byte(world: World, run: Run) -> None:
+    codes: set[Code] = set()
+    for at in range(0, len(run.data), 100):
+        damaged = bytearray(run.data)
+        damaged[at] ^= 1
+        codes.add(refusal(bytes(damaged), world.owner.public))
+    assert {Code.CHAIN_MANIFEST, Code.CHAIN_EVIDENCE, Code.CHAIN_RECEIPT} <= codes
+
+
+def test_a_cut_at_any_place(world: World, run: Run) -> None:
+    for end in range(0, len(run.data), 500):
+        assert refusal(run.data[:end], world.owner.public) in (Code.SCHEMA, Code.NOT_CANONICAL)
+
+
+def test_any_two_parts_exchanged(world: World, run: Run) -> None:
+    whole: Any = decode(run.data, max_bytes=MAX_BUNDLE_BYTES)
+    parts = sorted(set(whole) - {"kind"})
+    for one in parts:
+        for two in parts:
+            if one < two:
+                swapped = encode({**whole, one: whole[two], two: whole[one]})
+                refusal(swapped, world.owner.public)
+
+
+def test_random_damage_never_crashes(world: World, run: Run) -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        damaged = bytearray(run.data)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        if bytes(damaged) != run.data:
+            refusal(bytes(damaged), world.owner.public)
+
+
+def test_a_bundle_that_is_too_large(world: World) -> None:
+    assert refusal(b" " * (MAX_BUNDLE_BYTES + 1), world.owner.public) is Code.TOO_LARGE
+
+
+# ---- the log beside the bundle
+
+
+@pytest.fixture
+def verdict(world: World, run: Run) -> Verdict:
+    return verify_bundle(run.data, owner=world.owner.public)
+
+
+def test_log_and_heads_tell_the_receipts_story(verdict: Verdict, run: Run) -> None:
+    told = verify_log_beside(verdict, run.lines, [head.encode() + b"\n" for head in run.heads])
+    assert told.to_json()["log_events"] == len(run.lines)
+
+
+def lying_receipt(world: World, **changes: Any) -> tuple[Verdict, Run]:
+    run = World().run(change=lambda receipt: replace(receipt, **changes))
+    return verify_bundle(run.data, owner=world.owner.public), run
+
+
+def test_a_receipt_that_tells_another_story_than_its_log(world: World, run: Run) -> None:
+    receipt = run.receipt
+    lies: list[dict[str, Any]] = [
+        {"outcome": Outcome.FAILED, "code": Code.WORKER_FAILED},
+        {"zeroization": receipt.zeroization[:2]},
+        {"zeroization": (replace(receipt.zeroization[0], detail="none"), *receipt.zeroization[1:])},
+        {"outputs": receipt.outputs[:1]},
+        {"outputs": (replace(receipt.outputs[0], sealed_sha256=bytes(32)), receipt.outputs[1])},
+        {"segments": 0},
+    ]
+    for lie in lies:
+        verdict, told = lying_receipt(world, **lie)
+        with pytest.raises(VerificationError, match="different") as caught:
+            verify_log_beside(verdict, told.lines)
+        assert caught.value.code is Code.LOG_INVALID
+
+
+def test_a_log_whose_digests_are_of_something_else(world: World) -> None:
+    honest = World()
+    honest.measurement = bytes(32)  # what the log says; claims and receipt say so too
+    run = honest.run()
+    assert any(b'"subject":"measurement"' in line for line in run.lines)
+    other = replace(run.receipt, measurement=b"\x01" * 32)
+    chain = walk(World().run().data, owner=world.owner.public)
+    verdict = Verdict(chain=replace(chain, receipt=other, head=run.heads[-1].head))
+    with pytest.raises(VerificationError, match="digests"):
+        verify_log_beside(verdict, run.lines)
+
+
+def test_heads_that_are_none_or_of_another_run(verdict: Verdict, run: Run) -> None:
+    other = World("rival").run()
+    for lines in ([b"{}\n"], [other.heads[0].encode()], [run.heads[1].encode(), run.heads[0].encode()]):
+        with pytest.raises(VerificationError) as caught:
+            verify_log_beside(verdict, run.lines, lines)
+        assert caught.value.code is Code.LOG_INVALID
+
+
+def test_countersigned_heads_beside_a_run_that_nobody_attested(world: World, run: Run) -> None:
+    refused = World().run(
+        attested=False, evidence_made=False, reach=State.CREATED, outcome=Outcome.REFUSED, code=Code.HARDENING_MISSING
+    )
+    verdict = verify_bundle(refused.data, owner=world.owner.public)
+    with pytest.raises(VerificationError, match="never attested"):
+        verify_log_beside(verdict, refused.lines, [run.heads[0].encode()])
+
+
+# ---- files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, run: Run) -> Path:
+    (tmp_path / "receipt.json").write_bytes(run.data)
+    (tmp_path / "events.log").write_bytes(b"".join(run.lines))
+    (tmp_path / "heads.log").write_bytes(b"".join(head.encode() + b"\n" for head in run.heads))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "events.log", "heads.log"])
+def test_any_file_of_a_run_verifies_it_whole(world: World, folder: Path, name: str) -> None:
+    verdict = verify_file(folder / name, owner=world.owner.public)
+    assert isinstance(verdict, Verdict)
+    assert verdict.log is not None
+
+
+def test_a_damaged_log_beside_a_sound_bundle_is_refused(world: World, folder: Path) -> None:
+    log = folder / "events.log"
+    log.write_bytes(log.read_bytes().replace(b'"0.8"', b'"0.7"'))
+    with pytest.raises(VerificationError) as caught:
+        verify_file(folder / "receipt.json", owner=world.owner.public)
+    assert caught.value.code is Code.LOG_INVALID
+
+
+def test_a_bundle_alone_is_verified_without_its_log(world: World, folder: Path) -> None:
+    (folder / "events.log").unlink()
+    verdict = verify_file(folder / "receipt.json", owner=world.owner.public)
+    assert isinstance(verdict, Verdict)
+    assert verdict.log is None
+
+
+def test_a_log_alone_proves_nothing(world: World, folder: Path) -> None:
+    (folder / "receipt.json").unlink()
+    with pytest.raises(VerificationError) as caught:
+        verify_file(folder / "events.log", owner=world.owner.public)
+    assert caught.value.code is Code.CHAIN_INCOMPLETE
+
+
+def test_a_file_that_is_not_there_or_is_none_of_these(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        verify_file(tmp_path / "nothing", owner=world.owner.public)
+    assert caught.value.code is Code.FILE_MISSING
+    other = tmp_path / "photo.png"
+    other.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(GlasshouseError):
+        verify_file(other, owner=world.owner.public)
+
+
+def test_bundles_are_parsed_as_they_were_written(run: Run) -> None:
+    assert Bundle.parse(run.data).encode() == run.data

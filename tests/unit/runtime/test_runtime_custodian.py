@@ -1,0 +1,161 @@
+"""The custodian: it alone sees the keys, leaves what others may have, and is gone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, PeerError
+from glasshouse.package.grant import Grant
+from glasshouse.runtime.custodian import Custodian, Opened, Regions
+from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.needles import NeedleKind, Needles
+from glasshouse.wire import hpke
+from glasshouse.wire.hpke import RecipientKey
+from tools.runtime_package import OwnersPackage, seal
+
+INFO = b"what the release is bound to"
+FILES = {"a-empty": b"", "b-tiny": b"nineteen bytes here", "data.bin": secrets.token_bytes(200_000)}
+
+
+class Bench:
+    """An agent's view of one custodian."""
+
+    def __init__(self, package: OwnersPackage, key: RecipientKey | None = None) -> None:
+        self.package = package
+        self.loop = Loop()
+        self.stream = package.path.open("rb", buffering=0)
+        self.regions = Regions.for_package(package.manifest)
+        make_key = RecipientKey.generate if key is None else lambda: key
+        self.custodian = Custodian.start(self.loop, self.stream, self.regions, make_key)
+
+    def open(self, package_key: bytes | None = None, *, info: bytes = INFO, manifest: bytes | None = None) -> Opened:
+        sealed = hpke.seal(package_key or self.package.key, recipient=self.custodian.public(), info=INFO)
+        return self.custodian.open(
+            sealed_key=sealed, info=info, manifest_sha256=manifest or self.package.manifest.sha256
+        )
+
+    def close(self) -> None:
+        self.custodian.dismiss()
+        self.stream.close()
+        self.regions.close()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> OwnersPackage:
+    return seal(tmp_path / "job.sealed", FILES, job={"entry": "train.py"})
+
+
+@pytest.fixture
+def bench(package: OwnersPackage) -> Iterator[Bench]:
+    bench = Bench(package)
+    yield bench
+    bench.close()
+
+
+def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
+    assert bench.open() == Opened(assets=3, needles=3 + 1 + 3 + 3)
+    granted = Grant.parse(bench.regions.grant.view)
+    assert granted.job == {"entry": "train.py"}
+    with granted.open(bench.stream, "data.bin") as reader:
+        found = bytearray(200_000)
+        reader.read_into(0, found)
+    assert found == FILES["data.bin"]
+    assert bench.package.key not in bytes(bench.regions.grant.view)
+
+
+def test_the_needles_are_the_keys_and_three_windows_of_every_asset(package: OwnersPackage) -> None:
+    key = RecipientKey.generate()
+    bench = Bench(package, key)
+    bench.open()
+    found: dict[NeedleKind, list[bytes]] = {kind: [] for kind in NeedleKind}
+    for kind, window in Needles(bench.regions.needles.view):
+        found[kind].append(bytes(window))
+        window.release()
+    data, private = FILES["data.bin"], key.private()
+    assert found[NeedleKind.PACKAGE_KEY] == [package.key]
+    assert b"".join(found[NeedleKind.HPKE_PRIVATE]) == private
+    assert found[NeedleKind.ASSET_WINDOW] == [data[:32], data[99_984 : 99_984 + 32], data[-32:]]
+    assert sorted(found[NeedleKind.ASSET_KEY]) == sorted(Grant.parse(bench.regions.grant.view).keys)
+    bench.close()
+
+
+def test_a_run_that_is_refused_still_has_its_private_key_to_look_for(bench: Bench) -> None:
+    bench.custodian.public()
+    kinds = [kind for kind, _ in Needles(bench.regions.needles.view)]
+    assert kinds == [NeedleKind.HPKE_PRIVATE] * 3
+
+
+def test_it_is_gone_and_reaped_when_the_release_is_open(bench: Bench) -> None:
+    pid = bench.custodian.pid
+    bench.open()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "code"),
+    [
+        ({"package_key": bytes(32)}, PeerError, Code.RELEASE_INVALID),
+        ({"info": b"bound to something else"}, PeerError, Code.RELEASE_INVALID),
+        ({"manifest": bytes(32)}, PackageError, Code.PACKAGE_TAMPERED),
+    ],
+    ids=["the key of another package", "a release for other evidence", "a package that changed"],
+)
+def test_a_release_that_does_not_fit_leaves_nothing(
+    bench: Bench, spoil: dict[str, bytes], error: type[GlasshouseError], code: Code
+) -> None:
+    with pytest.raises(error) as caught:
+        bench.open(**spoil)  # type: ignore[arg-type]
+    assert caught.value.code is code
+    assert bench.regions.grant.is_zero()
+
+
+def test_an_asset_that_was_altered_is_found_before_the_worker_gets_a_key(package: OwnersPackage) -> None:
+    sealed = bytearray(package.path.read_bytes())
+    sealed[-10] ^= 1
+    package.path.write_bytes(sealed)
+    bench = Bench(package)
+    with pytest.raises(PackageError) as caught:
+        bench.open()
+    assert caught.value.code is Code.PACKAGE_TAMPERED
+    assert bench.regions.grant.is_zero()
+    bench.close()
+
+
+def test_a_custodian_that_dies_is_an_error_of_ours(bench: Bench) -> None:
+    bench.custodian.public()
+    os.kill(bench.custodian.pid, 9)
+    with pytest.raises(InternalError):
+        bench.custodian.open(sealed_key=b"", info=b"", manifest_sha256=bytes(32))
+
+
+def test_it_writes_to_no_terminal_and_keeps_no_descriptor_of_the_agents(bench: Bench) -> None:
+    extra = os.open(os.devnull, os.O_RDONLY)
+    second = Bench(bench.package)
+    second.custodian.public()
+    names = {str(entry.readlink()) for entry in Path(f"/proc/{second.custodian.pid}/fd").iterdir()}
+    os.close(extra)
+    second.close()
+    assert {name.split(":")[0] for name in names} <= {
+        "/dev/null",
+        "socket",
+        str(bench.package.path),
+        "/secretmem (deleted)",
+        "/memfd",
+    }
+    assert sum(name.startswith("socket") for name in names) == 1
+
+
+def test_text_that_every_process_holds_is_no_needle(tmp_path: Path) -> None:
+    package = seal(tmp_path / "zeros.sealed", {"zeros": bytes(100_000)})
+    bench = Bench(package)
+    bench.open()
+    kinds = [kind for kind, _ in Needles(bench.regions.needles.view)]
+    bench.close()
+    assert NeedleKind.ASSET_WINDOW not in kinds
+    assert NeedleKind.ASSET_KEY in kinds

@@ -1,0 +1,402 @@
+"""The worker's sandbox: what it sees, what it cannot do, how it ends, and what is said where the kernel lacks means."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.errors import Code, FormatError, PlatformError
+from glasshouse.runtime import named_directory, sandbox
+from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.sandbox import SandboxReport, Worker
+from tools.forked import in_child
+from tools.machine import (
+    WithoutLandlock,
+    WithoutMounts,
+    WithoutNamespaces,
+    WithoutNoswap,
+    WithoutSeccomp,
+    needs_filters,
+    needs_landlock,
+    needs_namespaces,
+    needs_root,
+)
+from tools.sandboxed import WORKSPACE_BYTES, children_of, first_message, is_gone, run, specification, start
+
+pytestmark = needs_filters
+
+TRIED = {"debug-env-clean", "egress-closed", "landlock", "preload-clean", "seccomp-filter"}
+
+LOOK = """
+import json, os, sys
+def tried(path, flags):
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except OSError as error:
+        return error.errno
+    return 0
+def group(path):
+    try:
+        return sorted(os.listdir(path))
+    except OSError as error:
+        return error.errno
+print(json.dumps({
+    "pid": os.getpid(), "cwd": os.getcwd(), "argument": sys.argv[1], "environment": sorted(os.environ),
+    "processes": [name for name in os.listdir("/proc") if name.isdigit()],
+    "descriptors": [name for name in os.listdir("/proc/self/fd")],
+    "own": [tried(place + "/file", os.O_CREAT | os.O_RDWR) for place in (".", "/tmp", "/dev/shm")],
+    "others": [tried(path, os.O_CREAT | os.O_WRONLY) for path in ("/file", "/usr/file", "/etc/file", "/dev/file")],
+    "sysctl": tried("/proc/sys/kernel/core_pattern", os.O_WRONLY), "root": group("/"),
+    "devices": group("/dev"), "host": open("/etc/hosts").read(), "users": open("/etc/passwd").read(),
+}))
+"""
+
+
+@needs_namespaces
+@needs_landlock
+def test_on_a_machine_with_everything_all_trials_pass() -> None:
+    ran = run("pass")
+    assert ran.passed() == TRIED
+    assert ran.report.workspace in (WorkspaceKind.TMPFS_NOSWAP, WorkspaceKind.TMPFS)
+    assert not [note for note in ran.report.notes if note.startswith(("no-", "open-", "reached-", "unproven-"))]
+    assert (ran.exit_code, ran.errors) == (0, "")
+
+
+@needs_namespaces
+@needs_landlock
+def test_the_worker_sees_itself_its_workspace_and_little_else(tmp_path: Path) -> None:
+    ran = run(LOOK, environment={"OMP_NUM_THREADS": "1"})
+    seen = json.loads(ran.output)
+    assert seen["pid"] == 1
+    assert seen["processes"] == ["1"]
+    assert seen["cwd"] == seen["argument"] == "/run/glasshouse/work"
+    assert set(seen["descriptors"]) <= {"0", "1", "2", "3", "4"}  # the last is the listing itself
+    assert set(seen["environment"]) >= {"HOME", "LANG", "OMP_NUM_THREADS", "PATH", "TMPDIR"}
+    assert set(seen["environment"]) <= set(sandbox.minimal_environment("")) | {"HOME", "OMP_NUM_THREADS", "TMPDIR"}
+    assert seen["own"] == [0, 0, 0]
+    assert 0 not in [*seen["others"], seen["sysctl"]]
+    shown = {path.split("/")[1] for path in sandbox.default_read_paths()}
+    assert set(seen["root"]) <= shown | {"dev", "etc", "proc", "run", "tmp", "var"}
+    assert not {"mem", "kmsg", "vda", "sda", "kvm"} & set(seen["devices"])
+    assert os.uname().nodename not in seen["host"]
+    assert seen["users"].count("\n") == 1
+
+
+@needs_namespaces
+@needs_landlock
+def test_the_machines_files_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("owner's")
+    assert run(f"import os; print(os.path.exists({str(tmp_path)!r}))").output == "False\n"
+
+
+@needs_namespaces
+def test_nothing_that_the_worker_writes_has_a_name_on_the_machine() -> None:
+    marker = "glasshouse-test-marker-file"
+    ran = run(f"open('{marker}','w').write('x'); open('/tmp/{marker}','w'); open('/dev/shm/{marker}','w'); print('ok')")
+    assert ran.output == "ok\n"
+    assert not [path for place in ("/tmp", "/dev/shm", "/run") for path in Path(place).glob(f"*{marker}*")]
+    assert b"/run/glasshouse " not in REAL.read("/proc/self/mountinfo")
+    assert not list(Path("/dev/shm").glob(f"glasshouse-ws-{os.getpid()}-*"))
+
+
+@needs_namespaces
+def test_the_workspace_is_full_when_its_limit_is_reached() -> None:
+    ran = run(f"with open('big','wb') as file: file.write(bytes({WORKSPACE_BYTES + 1}))")
+    assert "No space left on device" in ran.errors
+    assert ran.exit_code == 1
+
+
+@needs_namespaces
+@needs_landlock
+def test_the_workers_state_is_read_back_from_outside() -> None:
+    def look(worker: Worker) -> dict[str, object]:
+        status = REAL.status(worker.pid or 0)
+        facts: dict[str, object] = {name: status[name] for name in ("NoNewPrivs", "Seccomp", "PPid", "NSpid")}
+        return facts | {
+            "held": int(status["CapEff"], 16) | int(status["CapPrm"], 16),
+            "limits": REAL.read(f"/proc/{worker.pid}/limits").decode(),
+            "agent": str(os.getpid()),
+        }
+
+    facts = run("import time; time.sleep(0.2)", after=look).facts
+    assert (facts["NoNewPrivs"], facts["Seccomp"], facts["held"]) == ("1", "2", 0)
+    assert facts["PPid"] == facts["agent"]
+    assert str(facts["NSpid"]).endswith("\t1")
+    core = next(line for line in str(facts["limits"]).splitlines() if "core" in line)
+    assert core.split()[4:6] == ["0", "0"]
+
+
+def test_the_workers_exit_code_is_the_agents_to_read() -> None:
+    assert run("raise SystemExit(7)").exit_code == 7
+
+
+@needs_namespaces
+def test_the_end_of_the_worker_is_the_end_of_all_that_it_started() -> None:
+    code = "import os,time\nif os.fork()==0: os.setsid()\nprint('up',flush=True); time.sleep(60)"
+
+    def story() -> tuple[int, int, bool]:
+        worker = start(specification(code))
+        os.read(worker.stdout, 3)
+        family = [worker.pid or 0, *children_of(worker.pid or 0)]
+        first, second = worker.end(), worker.end()
+        return first, second, len(family) == 2 and all(map(is_gone, family))
+
+    assert in_child(story) == (-signal.SIGKILL, -signal.SIGKILL, True)
+
+
+@needs_namespaces
+def test_an_agent_that_is_killed_takes_the_worker_and_its_children_along() -> None:
+    code = "import os,time\nif os.fork()==0: os.setsid()\nprint('up',flush=True); time.sleep(60)"
+
+    def story() -> bool:
+        reader, writer = os.pipe()
+        agent = os.fork()
+        if agent == 0:
+            worker = start(specification(code))
+            os.read(worker.stdout, 3)
+            family = [worker.pid or 0, *children_of(worker.pid or 0)]
+            os.write(writer, json.dumps(family).encode())
+            time.sleep(60)
+        family = json.loads(os.read(reader, 256))
+        os.kill(agent, signal.SIGKILL)
+        os.waitpid(agent, 0)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not all(map(is_gone, family)):
+            time.sleep(0.01)
+        named_directory.sweep(REAL)
+        return len(family) == 2 and all(map(is_gone, family))
+
+    assert in_child(story)
+
+
+def test_a_worker_can_be_ended_before_it_has_said_anything() -> None:
+    def story() -> tuple[int, list[int]]:
+        worker = sandbox.start(specification("import time; time.sleep(60)"))
+        code = worker.end()
+        return code, children_of(os.getpid())
+
+    code, left = in_child(story)
+    assert (code < 0 or code == 70, left) == (True, [])
+
+
+# degraded, and said
+
+
+@needs_landlock
+def test_without_namespaces_the_workspace_has_a_name_and_is_not_called_memory() -> None:
+    ran = run("open('file','w').write('x'); print(__import__('os').getcwd())", kernel=WithoutNamespaces())
+    assert ran.report.workspace is WorkspaceKind.DIRECTORY
+    assert {"named-workspace", "no-mount-namespace", "no-pid-namespace", "no-network-namespace"} <= set(
+        ran.report.notes
+    )
+    assert {"landlock", "egress-closed", "seccomp-filter"} <= ran.passed()
+    assert not Path(ran.output.strip()).exists()
+
+
+def test_without_a_process_namespace_no_child_can_leave_the_group_and_the_group_is_ended() -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    try:
+        os.setsid()
+    except PermissionError:
+        print('kept', flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+
+    def story() -> tuple[bytes, bool]:
+        worker = start(specification(code), WithoutNamespaces())
+        said = os.read(worker.stdout, 16)
+        family = [worker.pid or 0, *children_of(worker.pid or 0)]
+        worker.end()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not all(map(is_gone, family)):
+            time.sleep(0.01)
+        return said, len(family) == 2 and all(map(is_gone, family))
+
+    assert in_child(story) == (b"kept\n", True)
+
+
+@needs_namespaces
+def test_where_mounts_are_refused_the_workspace_has_a_name() -> None:
+    ran = run("pass", kernel=WithoutMounts())
+    assert ran.report.workspace is WorkspaceKind.DIRECTORY
+    assert {"no-private-root", "named-workspace"} <= set(ran.report.notes)
+
+
+@needs_root
+@needs_namespaces
+def test_before_linux_6_4_the_workspace_is_memory_that_could_be_swapped() -> None:
+    assert run("pass", kernel=WithoutNoswap()).report.workspace is WorkspaceKind.TMPFS
+
+
+@needs_namespaces
+def test_without_landlock_the_check_is_unavailable_and_the_private_root_still_hides_the_machine(tmp_path: Path) -> None:
+    ran = run(f"import os; print(os.path.exists({str(tmp_path)!r}))", kernel=WithoutLandlock())
+    assert ran.report.observed["landlock"] is CheckResult.UNAVAILABLE
+    assert ran.output == "False\n"
+    assert {"egress-closed", "seccomp-filter"} <= ran.passed()
+
+
+@needs_namespaces
+def test_without_filters_no_check_that_rests_on_them_passes() -> None:
+    ran = run("pass", kernel=WithoutSeccomp())
+    assert ran.report.observed["seccomp-filter"] is CheckResult.UNAVAILABLE
+    assert ran.report.observed["egress-closed"] is CheckResult.FAILED
+    assert "no-seccomp-filter" in ran.report.notes
+
+
+def test_a_worker_that_reaches_the_agents_listener_fails_whatever_the_launcher_says() -> None:
+    class Open(WithoutNamespaces, WithoutSeccomp, WithoutLandlock):
+        """Nothing at all."""
+
+    ran = run("pass", kernel=Open())
+    assert not ran.passed() & {"egress-closed", "landlock", "seccomp-filter"}
+    assert {"open-tcp", "reached-tcp", "reached-udp", "reached-abstract", "reached-named"} <= set(ran.report.notes)
+
+
+def test_a_launcher_that_fails_says_so_and_nothing_runs() -> None:
+    def story() -> tuple[object, bytes]:
+        spec = specification("print('ran')", python=sys.executable)
+        worker = sandbox.start(spec, spawn=_broken)
+        message = first_message(worker)
+        worker.end()
+        return message, os.read(worker.stderr, 4096) + os.read(worker.stdout, 16)
+
+    message, said = in_child(story)
+    assert message == {"code": "platform-unsupported", "type": "failed"}
+    assert b"KeyError" in said
+    assert b"ran" not in said
+
+
+def _broken(spec: sandbox.SandboxSpec, streams: list[str | int]) -> int:
+    """Spawn a launcher that finds nothing in its specification."""
+    os.read(int(streams[4]), 1 << 16)
+    reader, writer = os.pipe()
+    os.write(writer, b"{0")  # an empty mapping, as marshal writes it
+    os.close(writer)
+    return sandbox._spawn(spec, [*streams[:4], reader, streams[5]])
+
+
+# as another user
+
+
+@needs_root
+@needs_namespaces
+@needs_landlock
+def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace() -> None:
+    script = Path(__file__).parents[2] / "tools" / "as_nobody.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode == 77:
+        pytest.skip("no user namespaces for ordinary users here")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert set(answer["passed"]) == TRIED
+    assert answer["workspace"] == "tmpfs"
+    assert "user-namespace" in answer["notes"]
+    assert answer["output"] == "65534\n"
+
+
+# the specification and the report
+
+
+@pytest.mark.parametrize("path", ["/", "/home", "/etc", "/root", "usr", "/usr/../etc", "/usr/", "/proc"])
+def test_a_sandbox_cannot_be_told_to_show_the_machine(path: str) -> None:
+    with pytest.raises(ValueError, match="cannot show"):
+        specification("pass", read_paths=(path,))
+
+
+def test_a_list_of_peers_is_refused_because_it_could_not_be_kept() -> None:
+    with pytest.raises(PlatformError) as caught:
+        specification("pass", egress=("huggingface.co:443",))
+    assert caught.value.code is Code.POLICY_IMPOSSIBLE
+
+
+def test_what_a_worker_may_read_never_includes_a_home_or_the_machines_settings() -> None:
+    paths = sandbox.default_read_paths()
+    assert {"/usr", sys.prefix} <= set(paths)
+    assert not {"/", "/etc", "/home", "/root", "/tmp", "/var", str(Path.home())} & set(paths)
+
+
+def test_a_program_that_does_not_exist_is_a_platform_error_and_leaves_nothing() -> None:
+    def story() -> tuple[str, list[Path]]:
+        with pytest.raises(PlatformError) as caught:
+            sandbox.start(specification("pass", python="/no/such/python"))
+        return caught.value.code.value, list(Path("/dev/shm").glob(f"glasshouse-ws-{os.getpid()}-*"))
+
+    assert in_child(story) == ("platform-unsupported", [])
+
+
+GOOD = {
+    "base": "/run/glasshouse",
+    "notes": ["landlock-abi-7"],
+    "observed": {"landlock": "passed"},
+    "type": "sandbox",
+    "workspace": "tmpfs",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "ready"},
+        {"workspace": "cloud"},
+        {"observed": {"landlock": "yes"}},
+        {"observed": []},
+        {"notes": ["two words"]},
+        {"notes": ["x"] * 65},
+        {"base": 7},
+        {"more": 1},
+    ],
+)
+def test_a_report_of_another_shape_is_refused(change: dict[str, object]) -> None:
+    assert SandboxReport.from_json(GOOD).observed == {"landlock": CheckResult.PASSED}
+    with pytest.raises(FormatError):
+        SandboxReport.from_json({**GOOD, **change})  # type: ignore[dict-item]
+
+
+def test_a_second_report_is_refused() -> None:
+    def story() -> str:
+        worker = start(specification("import time; time.sleep(60)"))
+        try:
+            worker.confirm(GOOD)
+        except FormatError as error:
+            return error.message
+        finally:
+            worker.end()
+        return ""
+
+    assert in_child(story) == "a second sandbox frame"
+
+
+# named directories
+
+
+def test_a_directory_whose_agent_is_gone_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    own = Path(named_directory.make(REAL, [str(tmp_path)]))
+    dead = tmp_path / f"glasshouse-ws-{2**22 + 1}-12345-feed"
+    reused = tmp_path / f"glasshouse-ws-{os.getpid()}-1-feed"  # our number, but another start
+    for path in (dead, reused):
+        path.mkdir()
+        (path / "work").mkdir()
+        (path / "work" / "plain").write_text("left behind")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"glasshouse-ws-{2**22 + 2}-1-link").symlink_to(tmp_path / "elsewhere")
+    assert named_directory.sweep(REAL, [str(tmp_path)]) == 2
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {own.name, "elsewhere", f"glasshouse-ws-{2**22 + 2}-1-link"}
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_place_for_a_directory_is_a_platform_error(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError):
+        named_directory.make(REAL, [str(tmp_path / "missing")])

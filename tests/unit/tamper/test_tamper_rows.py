@@ -1,0 +1,105 @@
+"""A row says whether a story went as it must; a gate with a hole is found by the story about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.attestation import appraise, verify
+from glasshouse.errors import Code
+from glasshouse.handshake import token_checks
+from glasshouse.tamper.run import Row, _row
+from glasshouse.tamper.stage import Owner
+from glasshouse.tamper.stories import CONTROL, STORIES, Story
+from simulators.local_broker import LocalBroker
+
+REFUSED = Row(
+    story="a story",
+    changed="something",
+    expected_check="6",
+    actual_check="6",
+    expected=Code.MANIFEST_MISMATCH,
+    actual=Code.MANIFEST_MISMATCH,
+    released=False,
+    counter_before=0,
+    counter_after=0,
+)
+RELEASED = replace(
+    REFUSED, expected_check="", actual_check="", expected=None, actual=None, released=True, counter_after=1
+)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    with LocalBroker(tmp_path) as broker:
+        yield Owner(broker)
+
+
+def story(name: str) -> Story:
+    [found] = [one for one in (*STORIES, CONTROL) if one.name == name]
+    return found
+
+
+def test_a_row_holds_only_when_everything_is_as_it_must() -> None:
+    assert REFUSED.held
+    assert RELEASED.held
+    for wrong in (
+        replace(REFUSED, actual=Code.STATE_MISMATCH),
+        replace(REFUSED, actual_check="7"),
+        replace(REFUSED, counter_after=1),
+        replace(REFUSED, released=True),
+        replace(REFUSED, actual=None, actual_check="", released=True, counter_after=1),
+        replace(RELEASED, counter_after=0),
+        replace(RELEASED, counter_after=2),
+        replace(RELEASED, released=False),
+    ):
+        assert not wrong.held
+    assert REFUSED.to_json()["held"] is True
+
+
+def test_there_are_nine_stories_of_nine_checks_and_one_control() -> None:
+    assert len(STORIES) == 9
+    assert len({one.expected for one in STORIES}) == 9
+    assert len({one.check for one in STORIES}) == 9
+    assert CONTROL.expected is None
+
+
+@pytest.mark.parametrize("one", [*STORIES, CONTROL], ids=lambda one: one.name)
+def test_every_story_holds_against_a_sound_gate(owner: Owner, one: Story) -> None:
+    assert _row(owner, one).held
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "check"),
+    [
+        ("composite hash mismatch", verify, "check_9_composite"),
+        ("manifest hash mismatch", appraise, "check_6_manifest"),
+        ("container id mismatch", appraise, "check_7_container"),
+        ("stale timestamp", appraise, "check_5_time"),
+        ("anti-debug disabled", appraise, "check_11_hardening"),
+        ("runtime state spoofed", appraise, "check_10_state"),
+        ("anti-debug profile downgrade", appraise, "check_11_hardening"),
+        ("JWT claim mismatch", token_checks, "_same_claim"),
+    ],
+)
+def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, name: str, module: object, check: str
+) -> None:
+    def nothing(*_arguments: object, **_named: object) -> None: ...
+
+    monkeypatch.setattr(module, check, nothing)
+    row = _row(owner, story(name))
+    assert not row.held
+    assert row.released
+    assert row.counter_after == 1
+
+
+def test_a_gate_that_forgets_its_challenges_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "glasshouse.broker.gate.Gate._replayed",
+        lambda gate, connection, row, digest, now_us: gate._decided(connection, row, b"{}", digest, now_us),
+    )
+    assert not _row(owner, story("nonce replay")).held

@@ -1,0 +1,135 @@
+"""Canonical JSON: the examples of RFC 8785, and everything that is not the one valid encoding."""
+
+from __future__ import annotations
+
+import pytest
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import MAX_DEPTH, MAX_INTEGER, decode, encode
+
+
+def refusal(data: bytes, *, max_bytes: int = 1000) -> Code:
+    with pytest.raises(FormatError) as caught:
+        decode(data, max_bytes=max_bytes)
+    return caught.value.code
+
+
+def test_the_sorting_example_of_rfc_8785_section_3_2_3() -> None:
+    value = {
+        "\u20ac": "Euro Sign",
+        "\r": "Carriage Return",
+        "\ufb33": "Hebrew Letter Dalet With Dagesh",
+        "1": "One",
+        "\U0001f600": "Emoji: Grinning Face",
+        "\u0080": "Control",
+        "\u00f6": "Latin Small Letter O With Diaeresis",
+    }
+    expected = (
+        '{"\\r":"Carriage Return","1":"One","\u0080":"Control","ö":"Latin Small Letter O With Diaeresis",'
+        '"€":"Euro Sign","\U0001f600":"Emoji: Grinning Face","\ufb33":"Hebrew Letter Dalet With Dagesh"}'
+    ).encode()
+    assert encode(value) == expected
+    assert decode(expected, max_bytes=1000) == value
+
+
+def test_the_string_example_of_rfc_8785_section_3_2_2() -> None:
+    text = "\u20ac$\u000f\u000aA'\u0042\u0022\u005c\\\"/"
+    assert encode(text) == '"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"'.encode()
+    assert decode(encode(text), max_bytes=100) == text
+
+
+def test_the_literals_example_of_rfc_8785() -> None:
+    assert encode({"literals": [None, True, False]}) == b'{"literals":[null,true,false]}'
+
+
+def test_control_characters_are_escaped_in_the_shortest_way() -> None:
+    assert encode("\b\t\n\f\r\x00\x1f\x7f") == b'"\\b\\t\\n\\f\\r\\u0000\\u001f\x7f"'
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, MAX_INTEGER, -MAX_INTEGER])
+def test_whole_numbers_up_to_two_to_the_53(number: int) -> None:
+    assert decode(encode(number), max_bytes=100) == number
+
+
+@pytest.mark.parametrize(
+    "value", [MAX_INTEGER + 1, -MAX_INTEGER - 1, 0.5, float("nan"), b"x", {1: 2}, "\ud800", {"\udfff": 1}]
+)
+def test_what_has_no_canonical_form_is_not_encoded(value: object) -> None:
+    with pytest.raises(FormatError) as caught:
+        encode(value)
+    assert caught.value.code is Code.SCHEMA
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b" 1",
+        b"1 ",
+        b"1\n",
+        b'{"a":1, "b":2}',
+        b'{"b":1,"a":2}',
+        b'{"\\u0061":1}',
+        b'"\\u00e9"',
+        b'"\\/"',
+        b'"\\u000A"',
+        b"-0",
+        b'{"\xef\xac\xb3":1,"\xf0\x9f\x98\x80":2}',  # sorted by code points, not by UTF-16 units
+    ],
+)
+def test_another_spelling_of_the_same_value_is_refused(data: bytes) -> None:
+    assert refusal(data) is Code.NOT_CANONICAL
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"nul",
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"1.0",
+        b"1e3",
+        b"1E400",
+        b"9007199254740992",
+        b"1" * 400,
+        b'{"a":1,"a":1}',
+        b'"\\ud800"',
+        b"\xff",
+        b"\xef\xbb\xbf1",
+        b"'a'",
+        b"01",
+        b"+1",
+        b"[1,]",
+        b"1 2",
+        b"\x00",
+    ],
+)
+def test_what_is_not_our_json_is_refused(data: bytes) -> None:
+    assert refusal(data) is Code.SCHEMA
+
+
+def test_the_size_is_looked_at_before_anything_else() -> None:
+    assert refusal(b"\xff" * 11, max_bytes=10) is Code.TOO_LARGE
+    assert decode(b'"12345678"', max_bytes=10) == "12345678"
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def test_depth_is_bounded_and_a_bomb_of_brackets_is_only_refused() -> None:
+    assert decode(nested(MAX_DEPTH + 1), max_bytes=100)
+    assert refusal(nested(MAX_DEPTH + 2)) is Code.SCHEMA
+    assert refusal(nested(100_000), max_bytes=1 << 20) is Code.SCHEMA
+    assert refusal(b'{"a":' * 100_000, max_bytes=1 << 20) is Code.SCHEMA
+
+
+def test_buffers_of_every_kind_are_read() -> None:
+    for data in (b"[1]", bytearray(b"[1]"), memoryview(b"[1]")):
+        assert decode(data, max_bytes=10) == [1]
+
+
+def test_tuples_are_arrays_and_booleans_are_not_numbers() -> None:
+    assert encode((1, True, False)) == b"[1,true,false]"

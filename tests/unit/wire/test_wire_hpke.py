@@ -1,0 +1,83 @@
+"""HPKE: opens for one key in one context, and for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire import hpke
+
+ALICE = hpke.RecipientKey(bytes(range(96)))
+BOB = hpke.RecipientKey(bytes(range(1, 97)))
+SECRET, INFO = b"a package key of 32 bytes.......", b"run 7"
+
+
+def refused(sealed: bytes, *, key: hpke.RecipientKey = ALICE, info: bytes = INFO) -> None:
+    with pytest.raises(FormatError) as caught:
+        key.open(sealed, info=info)
+    assert caught.value.code is Code.SIGNATURE
+
+
+@pytest.fixture(scope="module")
+def sealed() -> bytes:
+    return hpke.seal(SECRET, recipient=ALICE.public, info=INFO)
+
+
+def test_what_was_sealed_opens_for_its_recipient(sealed: bytes) -> None:
+    assert ALICE.open(sealed, info=INFO) == SECRET
+    assert len(sealed) == len(SECRET) + hpke.OVERHEAD_BYTES
+    assert hpke.seal(SECRET, recipient=ALICE.public, info=INFO) != sealed
+
+
+def test_another_recipient_or_another_context(sealed: bytes) -> None:
+    refused(sealed, key=BOB)
+    for info in (b"", b"run 8", INFO + b"\x00", INFO[:-1]):
+        refused(sealed, info=info)
+
+
+def test_changed_cut_and_lengthened_messages(sealed: bytes) -> None:
+    for at in (0, 500, 1087, 1088, 1119, 1120, len(sealed) - 17, len(sealed) - 1):
+        changed = bytearray(sealed)
+        changed[at] ^= 1
+        refused(bytes(changed))
+    for wrong in (
+        b"",
+        sealed[:1],
+        sealed[:1119],
+        sealed[:1120],
+        sealed[:1135],
+        sealed[:-1],
+        sealed + b"\x00",
+        sealed * 2,
+    ):
+        refused(wrong)
+
+
+def test_private_keys_come_back_from_their_bytes(sealed: bytes) -> None:
+    again = hpke.RecipientKey(ALICE.private())
+    assert again.public == ALICE.public
+    assert again.open(sealed, info=INFO) == SECRET
+    assert len(ALICE.public) == hpke.PUBLIC_BYTES == 1216
+    assert len(ALICE.private()) == hpke.PRIVATE_BYTES == 96
+    fresh = hpke.RecipientKey.generate()
+    assert fresh.open(hpke.seal(b"", recipient=fresh.public, info=b""), info=b"") == b""
+
+
+@pytest.mark.parametrize("size", [0, 95, 97, 32])
+def test_a_private_key_has_one_length(size: int) -> None:
+    with pytest.raises(ValueError, match="96 bytes"):
+        hpke.RecipientKey(bytes(size))
+
+
+@pytest.mark.parametrize(
+    "public", [b"", b"x", bytes(1215), bytes(1217), b"\xff" * 1216, ALICE.public[:-32] + bytes(32)], ids=len
+)
+def test_what_is_no_public_key_is_not_sealed_to(public: bytes) -> None:
+    with pytest.raises(FormatError) as caught:
+        hpke.seal(SECRET, recipient=public, info=INFO)
+    assert caught.value.code is Code.SCHEMA
+
+
+def test_a_key_does_not_print_itself() -> None:
+    assert repr(ALICE) == f"RecipientKey({hpke.recipient_id(ALICE.public)})"
+    assert hpke.recipient_id(ALICE.public) != hpke.recipient_id(BOB.public)

@@ -1,0 +1,146 @@
+"""Job parameters: everything wrong is said by name, before any framework is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.workloads.params import KINDS, LoraParams, MlpParams, ScriptParams, canonical, parse
+
+GOOD: dict[str, dict[str, Any]] = {
+    "mlp": {"data": "a.csv", "epochs": 5, "learning_rate": 0.01},
+    "lora": {"model": "config:qwen2-tiny", "learning_rate": 2e-4, "seconds": 1.5, "target_modules": ["q_proj"]},
+    "script": {"script": "train.py", "arguments": ["--lr", "1"], "requirements": ["torch>=2.11,<3", "numpy"]},
+}
+
+WRONG = [
+    ("mlp", "epochs", 0),
+    ("mlp", "epochs", "5"),
+    ("mlp", "epochs", True),
+    ("mlp", "learning_rate", "fast"),
+    ("mlp", "learning_rate", float("nan")),
+    ("mlp", "learning_rate", True),
+    ("mlp", "device", "tpu"),
+    ("mlp", "data", ""),
+    ("mlp", "surprise", 1),
+    ("mlp", "allow_pickle", True),
+    ("lora", "model", "config:gpt-9"),
+    ("lora", "model", "inputs:"),
+    ("lora", "model", "../../etc"),
+    ("lora", "model", "a/b/c"),
+    ("lora", "rank", 0),
+    ("lora", "target_modules", []),
+    ("lora", "target_modules", ["q_proj", "q_proj"]),
+    ("lora", "target_modules", "q_proj"),
+    ("lora", "dtype", "float64"),
+    ("lora", "steps", -1),
+    ("lora", "seed", 2**31),
+    ("lora", "data", "a\x00b"),
+    ("script", "arguments", [1]),
+    ("script", "requirements", ["torch; os_name=='x'"]),
+    ("script", "requirements", ["x @ http://evil"]),
+    ("script", "outputs", "../up"),
+    ("script", "outputs", "/abs"),
+    ("script", "allow_pickle", "yes"),
+    ("script", "device", "cpu"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_good_parameters_are_taken(kind: str) -> None:
+    found = parse(kind, GOOD[kind])
+    assert kind == found.KIND
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), WRONG)
+def test_a_wrong_parameter_is_named(kind: str, field: str, value: object) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse(kind, GOOD[kind] | {field: value})
+    assert refused.value.code is Code.JOB_INVALID
+    assert f"params.{field}" in refused.value.message
+
+
+@pytest.mark.parametrize(("kind", "field"), [("lora", "model"), ("script", "script")])
+def test_a_missing_parameter_is_named(kind: str, field: str) -> None:
+    with pytest.raises(UsageError, match=field):
+        parse(kind, {name: value for name, value in GOOD[kind].items() if name != field})
+
+
+def test_an_unknown_workload_is_refused() -> None:
+    with pytest.raises(UsageError, match="workload"):
+        parse("diffusion", {})
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    lora = parse("lora", {"model": "Qwen/Qwen2.5-0.5B"})
+    assert isinstance(lora, LoraParams)
+    assert (lora.rank, lora.alpha, lora.target_modules, lora.dtype) == (4, 8, ("q_proj", "v_proj"), "bfloat16")
+    assert (lora.steps, lora.seconds, lora.gradient_clip, lora.fail_on_nonfinite) == (100, None, 1.0, True)
+    mlp, script = parse("mlp", {}), parse("script", {"script": "a.py"})
+    assert isinstance(mlp, MlpParams)
+    assert isinstance(script, ScriptParams)
+    assert (mlp.epochs, mlp.seconds, mlp.device) == (200, None, "auto")
+    assert (script.outputs, script.allow_pickle) == ("outputs", False)
+
+
+def test_a_target_in_seconds_leaves_the_steps_open() -> None:
+    lora = parse("lora", {"model": "config:qwen2-tiny", "seconds": 2})
+    assert isinstance(lora, LoraParams)
+    assert (lora.steps, lora.seconds) == (None, 2.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_travelling_form_is_canonical_json_and_means_the_same(kind: str) -> None:
+    travelling = canonical(kind, GOOD[kind])
+    assert decode(encode(travelling), max_bytes=10_000) == travelling
+    assert parse(kind, travelling) == parse(kind, GOOD[kind])
+    assert canonical(kind, travelling) == travelling
+
+
+@given(st.floats(min_value=1e-9, max_value=10.0))
+def test_a_number_travels_exactly(rate: float) -> None:
+    table = {"model": "config:qwen2-tiny", "learning_rate": rate}
+    found = parse("lora", canonical("lora", table))
+    assert isinstance(found, LoraParams)
+    assert found.learning_rate == rate
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=3)
+NAMES = st.sampled_from(["model", "data", "steps", "seed", "script", "arguments", "threads", "learning_rate", "x"])
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(NAMES, SCALARS | st.lists(SCALARS, max_size=3), max_size=5))
+def test_no_table_crashes_the_parser(kind: str, table: dict[str, Any]) -> None:
+    try:
+        found = parse(kind, table)
+    except UsageError as error:
+        refused = error
+    else:
+        assert kind == found.KIND
+        return
+    assert refused.code is Code.JOB_INVALID
+
+
+def test_checking_parameters_loads_no_framework() -> None:
+    code = "import sys, glasshouse.workloads.params; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_clinics_job_files_hold() -> None:
+    folder = Path(__file__).parents[3] / "examples" / "clinic"
+    jobs = sorted(folder.glob("*.toml"))
+    assert [job.stem for job in jobs] == ["lora", "mlp", "script"]
+    for job in jobs:
+        table = tomllib.loads(job.read_text())
+        parse(table["workload"], table["params"])
+        assert all((folder / source).exists() for source in table["inputs"].values())

@@ -1,0 +1,281 @@
+"""An owner's script in a real worker process, under the agent's protocol: unmodified, and nothing lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.wire import frames
+from glasshouse.workloads.worker import ready_frame
+from tools.fake_agent import Ended, FakeAgent, run_raw
+
+
+def run(tmp_path: Path, source: str, *, files: dict[str, bytes] | None = None, **params: Any) -> Ended:
+    inputs = {"train.py": source.encode()} | (files or {})
+    with FakeAgent("script", {"script": "train.py"} | params, inputs, _workspace(tmp_path)) as agent:
+        return agent.run()
+
+
+def _workspace(tmp_path: Path) -> Path:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    return workspace
+
+
+def test_ready_is_said_in_the_one_format() -> None:
+    assert ready_frame(4711) == frames.control({"type": "ready", "pid": 4711})
+
+
+ORDINARY = """
+import json, os, sys
+from pathlib import Path
+import helper
+print("working on", Path("data/numbers.txt").read_text().strip())
+assert __name__ == "__main__" and __file__ == sys.argv[0] and sys.argv[1:] == ["--lr", "0.1"]
+assert os.environ["GLASSHOUSE_INPUTS"] == os.getcwd()
+out = Path("outputs")
+(out / "plots").mkdir()
+(out / "metrics.json").write_text(json.dumps({"sum": helper.total("data/numbers.txt")}))
+Path(os.environ["GLASSHOUSE_OUTPUTS"], "plots", "a.svg").write_text("<svg/>")
+"""
+HELPER = b"from pathlib import Path\ndef total(p): return sum(map(int, Path(p).read_text().split()))\n"
+FILES = {"helper.py": HELPER, "data/numbers.txt": b"1 2 3\n"}
+
+
+def test_an_ordinary_script_runs_unmodified_and_its_files_come_back(tmp_path: Path) -> None:
+    ended = run(tmp_path, ORDINARY, files=FILES, arguments=["--lr", "0.1"])
+    assert ended.exit_code == 0, ended.log
+    assert ended.outputs == {"metrics.json": b'{"sum": 6}', "plots/a.svg": b"<svg/>"}
+    assert ended.types()[:4] == ["ready", "imported", "opened", "running"]
+    assert ended.types()[-1] == "finished"
+    assert "working on 1 2 3" in ended.log
+    assert ended.one("finished")["work"]["stop_reason"] == "finished"
+
+
+def test_the_raw_leg_does_the_same(tmp_path: Path) -> None:
+    params = {"script": "train.py", "arguments": ["--lr", "0.1"]}
+    ended = run_raw("script", params, FILES | {"train.py": ORDINARY.encode()}, tmp_path)
+    assert ended.exit_code == 0, ended.log
+    assert ended.outputs == {"metrics.json": b'{"sum": 6}', "plots/a.svg": b"<svg/>"}
+    assert ended.types()[:4] == ["ready", "imported", "opened", "running"]
+    assert sorted(path.name for path in (tmp_path / "raw-inputs").iterdir()) == ["data", "helper.py", "train.py"]
+
+
+def test_a_script_may_use_the_task(tmp_path: Path) -> None:
+    source = """
+import glasshouse.task
+task = glasshouse.task.current()
+task.progress(0, 4)
+for step in range(1, 5):
+    task.progress(step, 4, loss=1 / step)
+task.save_bytes("size.txt", str(task.size("train.py")).encode())
+"""
+    ended = run(tmp_path, source)
+    assert ended.outputs == {"size.txt": str(len(source)).encode()}
+    assert ended.one("finished")["work"]["done"] == 4
+    assert ended.one("finished")["loss"] == {"first": "1", "final": "0.25"}
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit", "import sys; sys.exit(0)", "import sys; sys.exit(None)"])
+def test_leaving_with_success_is_success(tmp_path: Path, end: str) -> None:
+    assert run(tmp_path, end).types()[-1] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import sys; sys.exit(3)", "3"),
+        ("import sys; sys.exit('no patients')", "no patients"),
+        ("secret_value = 42\n1 / 0", "ZeroDivisionError"),
+        ("def", "SyntaxError"),
+        ("import no_such_module", "no_such_module"),
+    ],
+)
+def test_a_failing_script_says_why_in_the_sealed_log_only(tmp_path: Path, source: str, says: str) -> None:
+    ended = run(tmp_path, source)
+    assert ended.exit_code == 1
+    assert ended.messages[-1] == {"type": "failed", "code": "script-failed"}
+    assert says in ended.log
+
+
+def test_what_a_script_wrote_before_it_failed_is_not_lost(tmp_path: Path) -> None:
+    ended = run(tmp_path, "open('outputs/epoch1.txt', 'w').write('good')\n1 / 0")
+    assert ended.messages[-1]["code"] == "script-failed"
+    assert ended.outputs == {"epoch1.txt": b"good"}
+
+
+def test_running_out_of_memory_has_its_own_code(tmp_path: Path) -> None:
+    ended = run(tmp_path, "raise MemoryError")
+    assert ended.messages[-1]["code"] == "out-of-memory"
+
+
+def test_a_missing_requirement_is_named_before_anything_runs(tmp_path: Path) -> None:
+    source = "open('outputs/ran', 'w').close()"
+    ended = run(tmp_path, source, requirements=["no-such-dist", "pytest>=999", "cryptography>=1"])
+    assert ended.messages[-1]["code"] == "requirement-missing"
+    assert "no-such-dist" in ended.log
+    assert "pytest>=999" in ended.log
+    assert "cryptography" not in ended.log
+    assert ended.outputs == {}
+
+
+def test_a_script_that_is_not_in_the_package_is_named(tmp_path: Path) -> None:
+    ended = run(tmp_path, "pass", script="other.py")
+    assert ended.messages[-1]["code"] == "file-missing"
+    assert "other.py" in ended.log
+
+
+def test_a_pickle_is_refused_and_everything_else_comes_back(tmp_path: Path) -> None:
+    source = "import pickle\npickle.dump({}, open('outputs/a.pkl', 'wb'))\nopen('outputs/b.txt', 'w').write('b')"
+    ended = run(tmp_path, source)
+    assert ended.messages[-1]["code"] == "output-refused"
+    assert ended.outputs == {"b.txt": b"b"}
+    assert "allow_pickle" in ended.log
+
+
+def test_the_job_file_may_allow_pickles_and_name_the_output_folder(tmp_path: Path) -> None:
+    source = "import pickle\npickle.dump({}, open('results/a.pkl', 'wb'))"
+    ended = run(tmp_path, source, allow_pickle=True, outputs="results")
+    assert ended.exit_code == 0, ended.log
+    assert list(ended.outputs) == ["a.pkl"]
+
+
+def test_threads_and_exit_handlers_finish_before_the_outputs_leave(tmp_path: Path) -> None:
+    source = """
+import atexit, threading, time
+def late(name):
+    time.sleep(0.2)
+    open(f"outputs/{name}", "w").write(name)
+threading.Thread(target=late, args=("thread",)).start()
+atexit.register(late, "handler")
+"""
+    assert run(tmp_path, source).outputs == {"thread": b"thread", "handler": b"handler"}
+
+
+SLEEPY = """
+import time
+open("outputs/so-far.txt", "w").write("kept")
+print("asleep", flush=True)
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "time.sleep(60)",
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise SystemExit(0)",
+        "from glasshouse.task import current\nwhile not current().should_stop():\n    time.sleep(0.01)",
+    ],
+)
+def test_a_stopped_script_keeps_what_it_wrote(tmp_path: Path, body: str) -> None:
+    source = SLEEPY.format(body=body).encode()
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": source}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        agent.send({"type": "prepare"})
+        agent.until("imported")
+        agent.give_grant()
+        agent.until("running")
+        agent.wait_for_log("asleep")
+        started = time.monotonic()
+        agent.send({"type": "stop"})
+        ended = agent.finish()
+    assert time.monotonic() - started < 5
+    assert ended.exit_code == 0, ended.log
+    assert ended.one("finished")["work"]["stop_reason"] == "stopped"
+    assert ended.outputs == {"so-far.txt": b"kept"}
+
+
+def test_a_stop_right_behind_the_grant_is_not_lost(tmp_path: Path) -> None:
+    source = SLEEPY.format(body="time.sleep(60)").encode()
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": source}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        agent.send({"type": "prepare"})
+        agent.until("imported")
+        agent.give_grant()
+        agent.send({"type": "stop"})
+        ended = agent.finish()
+    assert ended.exit_code == 0, ended.log
+    assert ended.one("finished")["work"]["stop_reason"] == "stopped"
+
+
+def test_a_stop_in_the_middle_of_an_output_does_not_break_it(tmp_path: Path) -> None:
+    source = b"""
+from glasshouse.task import current
+task = current()
+for number in range(10_000):
+    task.save_bytes(f"{number}.dat", bytes(3_000_000))
+"""
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": source}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        agent.send({"type": "prepare"})
+        agent.until("imported")
+        agent.give_grant()
+        agent.until("output-end")
+        agent.send({"type": "stop"})
+        ended = agent.finish()  # checks every output's length and digest
+    assert ended.exit_code == 0, ended.log
+    assert ended.one("finished")["work"]["stop_reason"] == "stopped"
+
+
+def test_a_stop_before_the_grant_ends_the_worker_quietly(tmp_path: Path) -> None:
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": b"pass"}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        agent.send({"type": "prepare"})
+        agent.until("imported")
+        agent.send({"type": "stop"})
+        ended = agent.finish()
+    assert (ended.exit_code, ended.types()) == (0, ["ready", "imported"])
+
+
+@pytest.mark.parametrize("when", ["ready", "imported", "running"])
+def test_the_worker_ends_when_its_agent_does(tmp_path: Path, when: str) -> None:
+    source = b"import time; time.sleep(60)"
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": source}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        if when != "ready":
+            agent.send({"type": "prepare"})
+            agent.until("imported")
+        if when == "running":
+            agent.give_grant()
+            agent.until("running")
+        agent.link.close()
+        assert agent.process.wait(timeout=10) == 1
+
+
+def test_a_hostile_grant_is_refused(tmp_path: Path) -> None:
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": b"pass"}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        agent.send({"type": "prepare"})
+        agent.until("imported")
+        agent.send({"type": "grant", "bytes": 100})  # without its descriptors
+        ended = agent.finish()
+    assert ended.messages[-1] == {"type": "failed", "code": "schema-invalid"}
+
+
+def test_the_process_is_closed_to_others_before_it_says_ready(tmp_path: Path) -> None:
+    with FakeAgent("script", {"script": "train.py"}, {"train.py": b"pass"}, _workspace(tmp_path)) as agent:
+        agent.until("ready")
+        proc = Path("/proc") / str(agent.process.pid)
+        limits = (proc / "limits").read_text()
+        # A process that may not be dumped has its /proc entries given to root of the machine.
+        core = next(line.split()[4:6] for line in limits.splitlines() if line.startswith("Max core file size"))
+        assert core == ["0", "0"]
+
+
+def test_dumpable_is_off_in_the_script(tmp_path: Path) -> None:
+    source = "import ctypes; open('outputs/d', 'w').write(str(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)))"
+    assert run(tmp_path, source).outputs == {"d": b"0"}
+
+
+def test_a_deterministic_script_has_its_seeds(tmp_path: Path) -> None:
+    source = "import random, os; print(random.random(), os.environ['OMP_NUM_THREADS'])"
+    files = {"train.py": source.encode()}
+    first = run_raw("script", {"script": "train.py", "deterministic": True, "seed": 3}, files, tmp_path)
+    second = run_raw("script", {"script": "train.py", "deterministic": True, "seed": 3}, files, tmp_path)
+    assert first.exit_code == 0, first.log
+    assert first.log == second.log
+    assert first.log.split()[1] == "1"
