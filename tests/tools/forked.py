@@ -28,9 +28,10 @@ def in_child(action: Callable[[], T], *, limit_s: float = 20.0, user: int | None
         pid = os.fork()
     if pid == 0:
         os.close(reader)
+        os.setsid()  # so that what it leaves behind can be ended with it
         _be_child(action, writer, user)
     os.close(writer)
-    alarm = threading.Timer(limit_s, os.kill, (pid, signal.SIGKILL))
+    alarm = threading.Timer(limit_s, os.killpg, (pid, signal.SIGKILL))
     alarm.start()
     try:
         with os.fdopen(reader, "rb") as stream:

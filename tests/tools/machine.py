@@ -18,7 +18,7 @@ def _namespaces() -> bool:
     def enter() -> bool:
         flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
         try:
-            REAL.unshare(flags | (0 if os.geteuid() == 0 else linux.CLONE_NEWUSER))
+            REAL.unshare(flags | (0 if REAL.capable(linux.CAP_SYS_ADMIN) else linux.CLONE_NEWUSER))
         except KernelError:
             return False
         return True
@@ -34,17 +34,13 @@ def _secret_memory() -> bool:
     return True
 
 
-def _has_capability(number: int) -> bool:
-    return bool(int(REAL.status("self")["CapEff"], 16) >> number & 1)
-
-
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 needs_namespaces = pytest.mark.skipif(not _namespaces(), reason="this machine gives no namespaces")
 needs_landlock = pytest.mark.skipif(REAL.landlock_abi() < 1, reason="this kernel has no Landlock")
 needs_secret_memory = pytest.mark.skipif(not _secret_memory(), reason="this kernel has no memfd_secret")
 needs_filters = pytest.mark.skipif(not seccomp.supports(REAL.machine), reason="no filter for this architecture")
 needs_tracing = pytest.mark.skipif(
-    not _has_capability(CAP_SYS_PTRACE), reason="attaching to a process that is not dumpable needs CAP_SYS_PTRACE"
+    not REAL.capable(CAP_SYS_PTRACE), reason="attaching to a process that is not dumpable needs CAP_SYS_PTRACE"
 )
 
 

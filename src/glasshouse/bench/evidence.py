@@ -76,8 +76,8 @@ def _append(key: SigningKey, stored: BinaryIO, events: int) -> tuple[float, Head
     reports = events - log.size
     begin = time.perf_counter()
     for step in range(reports):
-        body: dict[str, Json] = {"done": step, "elapsed_us": step * 1000, "loss": "0.693147", "total": reports, "unit": "step"}
-        log.append(EventType.PROGRESS, body)
+        work: dict[str, Json] = {"done": step, "elapsed_us": step * 1000, "total": reports, "unit": "step"}
+        log.append(EventType.PROGRESS, work | {"loss": "0.693147"})
     seconds = time.perf_counter() - begin
     payload = Envelope.parse(log.head(), max_bytes=1 << 16).verify(HEAD_TYPE, key.public)
     return seconds * events / reports, Head.from_json(decode(payload, max_bytes=1 << 16))

@@ -85,10 +85,10 @@ def run(arguments: list[str]) -> int:
     except GlasshouseError as error:
         return _failed(error, as_json)
     except (_InterruptedError, typer.Abort):
-        _failed(UsageError(Code.INTERRUPTED, "interrupted"), as_json)
-        return ExitCode.INTERRUPTED
+        return _failed(UsageError(Code.INTERRUPTED, "interrupted"), as_json)
     except (BrokenPipeError, SystemExit):
-        return ExitCode.DONE  # whoever read our output has had enough
+        # Whoever read our output has had enough. What was not said must not pass for a good answer.
+        return ExitCode.INTERNAL
     except Exception as error:
         return _failed(_understood(error), as_json)
 
@@ -153,4 +153,4 @@ def _failed(error: GlasshouseError, as_json: bool) -> int:
         sys.stderr.write(f"error: {error.message} [{error.code.value}]\n")
         if error.hint:
             sys.stderr.write(f"  {error.hint}\n")
-    return error.exit_code
+    return ExitCode.INTERRUPTED if error.code is Code.INTERRUPTED else error.exit_code

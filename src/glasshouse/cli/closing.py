@@ -9,8 +9,9 @@ from rich.text import Text
 
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
-from glasshouse.errors import GlasshouseError
+from glasshouse.errors import Code, GlasshouseError
 from glasshouse.jobs.durations import format_s
+from glasshouse.jobs.summary import missing_checks, summary
 from glasshouse.wire.states import Outcome
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ def say_ended(output: Output, ended: Ended, *, sealing: RecipientKey | None) -> 
         sealing: opens the outputs' names; without it they stay sealed.
     """
     from glasshouse.jobs.collect import look_inside
-    from glasshouse.jobs.summary import summary
 
     conclusion, problem = ended.conclusion, ""
     opened: list[Opened] = []
@@ -64,6 +64,8 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str) -
         facts["assurance"] = f"{level}: {ASSURANCE[level]}"
     if receipt is not None:
         facts |= _facts(receipt, opened)
+    if conclusion.code is Code.HARDENING_MISSING:
+        facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     facts["receipt"] = verdict_words(conclusion.verdict, level)
     facts["problem"] = Text(conclusion.problem or problem, style="red") if conclusion.problem or problem else None
     facts["files"] = ended.folder.path
@@ -77,7 +79,8 @@ def _facts(receipt: Receipt, opened: Sequence[Opened]) -> dict[str, object]:
         work = receipt.work
         seconds = work.elapsed_us / 1e6
         rate = f" ({work.done / seconds:.3g}/s)" if seconds else ""
-        facts["work"] = f"{work.done} {work.unit}s in {format_s(seconds)}{rate}; ended by: {work.stop_reason}"
+        done = f"{work.done} {work.unit}s in " if work.done else ""  # a script need not report any
+        facts["work"] = f"{done}{format_s(seconds)}{rate if done else ''}; ended by: {work.stop_reason}"
     if receipt.loss is not None:
         facts["loss"] = f"{float(receipt.loss.first):.4g} → {float(receipt.loss.final):.4g}"
     if receipt.trainable is not None:

@@ -60,15 +60,21 @@ def _protected(what: Path, job: Job | None, output: Output, place: Home, identit
     folder, broker = RunFolder.create(place), Embedded(place)
     view = None if output.as_json else View(output.console)
     with _removed_if_unused(folder), runner.settled(folder, broker):
-        prepared = _prepare(what, job, view, place, identity, folder, broker)
+        try:
+            with runner.stoppable():
+                prepared = _prepare(what, job, view, place, identity, folder, broker)
+        except KeyboardInterrupt:
+            raise UsageError(
+                Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody"
+            ) from None
         if detach:
             runner.detach(folder, prepared.launch, home=place)
             return _detached(output, folder)
-    if view is None:
-        ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=_Silent())
-    else:
-        with view:
-            ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=view)
+        if view is None:
+            ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=_Silent())
+        else:
+            with view:
+                ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=view)
     # Names are sealed with the outputs; the owner's key opens them.
     return say_ended(output, ended, sealing=identity.sealing)
 

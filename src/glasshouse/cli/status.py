@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,7 +56,7 @@ def _one(output: Output, found: Look, place: Home) -> int:
 
 
 def _brief(found: Look) -> dict[str, Any]:
-    record, seen, work = found.record, found.seen, found.seen.work
+    record, seen, work = found.record, found.seen, found.progress
     return {
         "run_id": record.run_id,
         "name": record.name,
@@ -67,7 +66,7 @@ def _brief(found: Look) -> dict[str, Any]:
         "outcome": record.outcome,
         "code": record.code,
         "verdict": record.verdict,
-        "progress": None if work is None else asdict(work) | {"rate_per_s": seen.rate_per_s},
+        "progress": None if work is None else work | {"rate_per_s": seen.rate_per_s},
         "created_us": record.created_us,
         "ended_us": record.ended_us,
     }
@@ -82,18 +81,18 @@ def _table(output: Output, found: list[Look]) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("run", "job", "is", "done", "loss", "receipt", "began"):
-        table.add_column(name, no_wrap=name != "is")
+        table.add_column(name, no_wrap=name != "is", min_width=len("interrupted") if name == "is" else None)
     for one in found:
-        work = one.seen.work
-        done = "" if work is None else f"{work.done}" + (f"/{work.total}" if work.total else "")
+        work = one.progress
+        done = "" if work is None else f"{work['done']}" + (f"/{work['total']}" if work["total"] else "")
         table.add_row(
             one.record.run_id[:8],
             Text(one.record.name),
             _doing(one),
-            "" if work is None else f"{done} {work.unit}s",
-            "" if work is None or work.loss is None else f"{float(work.loss):.4g}",
+            "" if work is None else f"{done} {work['unit']}s",
+            "" if work is None or work["loss"] is None else f"{float(work['loss']):.4g}",
             one.record.verdict or "",
-            time.strftime("%m-%d %H:%M", time.localtime(one.record.created_us / 1e6)),
+            _began(one.record.created_us / 1e6),
         )
     output.console.print(table)
 
@@ -108,3 +107,9 @@ def _doing(found: Look) -> Any:
     style = {"completed": "green", "interrupted": "yellow"}.get(outcome, "red")
     why = f" ({found.record.code})" if found.record.code not in (None, outcome) else ""
     return Text(outcome + why, style=style)
+
+
+def _began(seconds: float) -> str:
+    """Return the time of today's runs and the date of others."""
+    then, now = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d", then)

@@ -30,7 +30,7 @@ def command(
 ) -> int:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.verify import verify_file
+    from glasshouse.jobs.verify import Verdict, verify_file
 
     output, place = Output(as_json), Home.locate(home)
     path = _path(what, place)
@@ -40,8 +40,13 @@ def command(
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
     verdict = verify_file(path, owner=public, content=content, package_key=key)
     output.result({"path": str(path), "owner": public.fingerprint} | verdict.to_json())
+    if isinstance(verdict, Verdict):
+        output.say(f"From owner {public.fingerprint} to the end of the run:", style="dim")
+        for name, says in verdict.links:
+            mark, style = ("✗", "yellow") if says is None else ("✓", None)
+            output.say(f"  {mark} {name:<28}{says or 'missing'}", style=style)
     output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
-    output.facts({"file": path, "owner": public.fingerprint})
+    output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
     return verdict.exit_code
 
 

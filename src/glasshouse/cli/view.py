@@ -112,11 +112,11 @@ class View:
 
     def stopping(self, times: int) -> None:
         """Say that the run was asked to stop, and that it is being zeroized."""
-        self._stopping = times
-        text = "asked to stop: the worker ends, keys are wiped, memory is searched"
+        if self._stopping == 0:
+            self.done("stopping", "asked to stop: the worker ends, keys are wiped, memory is searched", None, _SOFT)
         if times > 1:
-            text = "still zeroizing; it ends by itself, and asking again does not make it faster"
-        self.done("stopping", text, None, _SOFT)
+            self.done("stopping", "still zeroizing; it ends by itself, asking again is not faster", None, _SOFT)
+        self._stopping = times
 
     def _transition(self, event: Event, seen: Seen, seconds: float | None) -> None:
         match event.state:
@@ -193,7 +193,7 @@ class View:
 
     def _plain_progress(self, seen: Seen) -> None:
         now = time.monotonic()
-        if now - self._plain_s >= _PLAIN_PROGRESS_S:
+        if seen.work is not None and seen.work.done and now - self._plain_s >= _PLAIN_PROGRESS_S:
             self._plain_s = now
             self._console.print(Text(f"  training    {' · '.join(_figures(seen))}"), soft_wrap=True)
 

@@ -33,7 +33,7 @@ class Rules:
         outcome, code: how the run ended, once it is `zeroized`.
     """
 
-    __slots__ = ("_counters", "_time_us", "code", "outcome", "run_id", "size", "state")
+    __slots__ = ("_counters", "_sealed", "_time_us", "code", "outcome", "run_id", "size", "state")
 
     def __init__(self) -> None:
         self.run_id: str | None = None
@@ -42,6 +42,7 @@ class Rules:
         self.outcome: Outcome | None = None
         self.code: Code | None = None
         self._time_us = 0
+        self._sealed = False
         self._counters = {EventType.OUTPUT: 0, EventType.SEGMENT: 0}
 
     def admit(self, event: Event) -> None:
@@ -85,6 +86,8 @@ class Rules:
             raise self._broken("the outcome is said when the run is zeroized, and only then")
         if code is not None and (event.state not in (State.ZEROIZING, State.ZEROIZED) or outcome == Outcome.COMPLETED):
             raise self._broken("a reason is given for a run that ends other than completed")
+        if outcome == Outcome.COMPLETED and not self._sealed:
+            raise self._broken("a run that never sealed its results did not complete")
 
     def take(self, event: Event) -> None:
         """Move on past an event that `check` let through."""
@@ -92,6 +95,7 @@ class Rules:
         if event.type in self._counters:
             self._counters[event.type] += 1
         self.state = event.state
+        self._sealed = self._sealed or event.state is State.SEALED
         self._time_us = event.time_us
         if event.type is EventType.START:
             self.run_id = str(event.body["run_id"])

@@ -11,13 +11,14 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Output
-from glasshouse.jobs.files import private_folder, write_private
+from glasshouse.jobs.files import open_regular, private_folder, write_private
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.package.outputs import OpenedOutput, open_output
@@ -84,7 +85,7 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
         with _open_sealed(folder, output) as stream:
             opened = _opened(stream, output, receipt, sealing)
             with Path(os.devnull).open("wb") as nowhere:
-                digest = opened.copy_to(nowhere)
+                digest = _copied(opened, output, nowhere)
             if digest != (output.sha256 or digest):
                 raise PackageError(
                     Code.OUTPUT_TAMPERED, f"output {output.sequence} has another digest than the receipt says"
@@ -140,7 +141,7 @@ def _write(
 ) -> None:
     def content(out: BinaryIO) -> None:
         with _open_sealed(folder, output) as stream:
-            if _opened(stream, output, receipt, sealing).copy_to(out) != expected:
+            if _copied(_opened(stream, output, receipt, sealing), output, out) != expected:
                 raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} changed while it was fetched")
 
     write_private(target, content, replace=replace_it)
@@ -160,15 +161,24 @@ def _opened(stream: BinaryIO, output: Output, receipt: Receipt, sealing: Recipie
     return opened
 
 
-def _open_sealed(folder: RunFolder, output: Output) -> BinaryIO:
+def _copied(opened: OpenedOutput, output: Output, out: BinaryIO) -> bytes:
+    """Decrypt an output and make sure that what was read is what the receipt names, whatever the file is by now."""
+    digest = opened.copy_to(out)
+    if opened.sealed_sha256 != output.sealed_sha256:
+        raise PackageError(Code.OUTPUT_UNNAMED, f"output {output.sequence} was exchanged while it was read")
+    return digest
+
+
+def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:
     path = folder.out / output.file_name
     try:
-        stream = path.open("rb")
+        stream = open_regular(path)
     except OSError:
         raise PackageError(
             Code.OUTPUT_TAMPERED, f"output {output.sequence} is named by the receipt but not there"
         ) from None
-    if hashlib.file_digest(stream, "sha256").digest() != output.sealed_sha256:
+    same_size = os.fstat(stream.fileno()).st_size == output.sealed_bytes
+    if not same_size or hashlib.file_digest(stream, "sha256").digest() != output.sealed_sha256:
         stream.close()
         raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not the file that the receipt names")
     stream.seek(0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.embedded import Embedded
@@ -36,9 +37,19 @@ class Look:
     seen: Seen
     doing: str
 
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """The last that is known of the work: unit, done, total, elapsed_us, loss."""
+        return _progress(self.seen) or self.record.progress
 
-def look(folder: RunFolder, home: Home) -> Look:
+
+def look(folder: RunFolder, home: Home, *, deep: bool = True) -> Look:
     """Look at a run; one whose processes are all gone is settled: by its receipt, or as `lost`.
+
+    Args:
+        folder: the run's.
+        home: the state home.
+        deep: whether to read an ended run's log.
 
     Raises:
         UsageError: a damaged record.
@@ -52,15 +63,17 @@ def look(folder: RunFolder, home: Home) -> Look:
     doing = record.phase.value
     if record.phase is not Phase.ENDED and not (record.supervisor and record.supervisor.alive):
         doing = "unattended"
-    return Look(folder=folder, record=record, seen=_seen(folder), doing=doing)
+    # The log of a long run takes seconds to read; a list of ended runs does without.
+    seen = Seen() if record.phase is Phase.ENDED and not deep else _seen(folder)
+    return Look(folder=folder, record=record, seen=seen, doing=doing)
 
 
 def looks(home: Home) -> list[Look]:
-    """Look at every run, the newest first; a damaged record is left out."""
+    """Look at every run, the newest first; a damaged record is left out, and logs of ended runs are not read."""
     found: list[Look] = []
     for folder in RunFolder.all(home):
         with contextlib.suppress(UsageError):
-            found.append(look(folder, home))
+            found.append(look(folder, home, deep=False))
     return sorted(found, key=lambda one: one.record.created_us, reverse=True)
 
 
@@ -118,10 +131,15 @@ def _settle(folder: RunFolder, home: Home) -> RunRecord:
         code=None if conclusion.code is None else conclusion.code.value,
         verdict=conclusion.verdict,
         exit_code=int(conclusion.exit_code),
+        progress=_progress(_seen(folder)),
     )
     with contextlib.suppress(GlasshouseError, OSError):
         Embedded(home).give_back()
     return record
+
+
+def _progress(seen: Seen) -> dict[str, Any] | None:
+    return None if seen.work is None else asdict(seen.work)
 
 
 def _seen(folder: RunFolder) -> Seen:

@@ -230,6 +230,9 @@ class Embedded:
         if self._lives(serving):
             serving.process.send(signal.SIGKILL)
         self._record.unlink(missing_ok=True)
+        if serving.owner_socket.parent != self._home.broker:
+            with contextlib.suppress(OSError):
+                serving.owner_socket.parent.rmdir()
 
     def _lives(self, serving: Serving) -> bool:
         self._reap()

@@ -12,12 +12,21 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["MAX_STATE_BYTES", "private_folder", "read_bounded", "read_state", "write_private", "write_state"]
+__all__ = [
+    "MAX_STATE_BYTES",
+    "open_regular",
+    "private_folder",
+    "read_bounded",
+    "read_state",
+    "write_private",
+    "write_state",
+]
 
 MAX_STATE_BYTES = 1 << 20
 
@@ -29,7 +38,10 @@ def private_folder(path: Path) -> Path:
         UsageError: `usage` when something else stands there, or the folder belongs to somebody else.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in reversed((path, *path.parents)):
+            # One by one: `parents` would make those with the mode that the umask leaves, for anyone to write in.
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
     except OSError as error:
         raise UsageError(Code.USAGE, f"cannot make the folder {path}: {_reason(error)}") from None
@@ -110,6 +122,19 @@ def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "f
     if len(data) > max_bytes:
         raise UsageError(Code.TOO_LARGE, f"the {what} {path} is longer than {max_bytes} bytes")
     return data
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file that came from a rented machine: a regular one, no link, and never one that waits for a writer.
+
+    Raises:
+        OSError: it is something else, or not there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def write_state(path: Path, value: Mapping[str, Any]) -> None:

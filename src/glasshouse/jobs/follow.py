@@ -10,6 +10,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
+from glasshouse.jobs.files import open_regular
 from glasshouse.wire.states import Outcome, State
 
 __all__ = ["Seen", "Tail", "Work"]
@@ -38,7 +39,8 @@ class Tail:
         """
         if self._descriptor is None:
             try:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                with open_regular(self._path) as log:
+                    self._descriptor = os.dup(log.fileno())
             except FileNotFoundError:
                 return
             except OSError as error:

@@ -10,6 +10,7 @@ from io import BufferedReader
 
 from glasshouse.errors import Code, PackageError
 from glasshouse.evidence.events import EventType
+from glasshouse.jobs.files import open_regular
 from glasshouse.jobs.follow import Tail
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.package.outputs import open_output
@@ -57,7 +58,7 @@ def segments(folder: RunFolder, *, sealing: RecipientKey, manifest_sha256: bytes
         number = int(str(event.body["sequence"]))
         path = folder.out / "log" / f"{number:04d}.sealed"
         try:
-            stream = path.open("rb")
+            stream = open_regular(path)
         except OSError:
             raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is named but not there") from None
         with stream:
@@ -75,4 +76,6 @@ def _segment(
         raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is something else")
     plain = io.BytesIO()
     opened.copy_to(plain)
+    if opened.sealed_sha256 != bytes.fromhex(sealed_sha256):
+        raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} was exchanged while it was read")
     return Segment(sequence=number, name=opened.name, data=plain.getvalue())

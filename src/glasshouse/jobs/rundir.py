@@ -59,6 +59,7 @@ class RunRecord:
         outcome, code: how it ended; `lost` when nobody can say.
         verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
         exit_code: what its supervisor ended with.
+        progress: the last that its events said of the work, so that a list of runs need not read their logs.
     """
 
     run_id: str
@@ -81,6 +82,7 @@ class RunRecord:
     code: str | None = None
     verdict: str | None = None
     exit_code: int | None = None
+    progress: dict[str, Any] | None = None
 
     @property
     def alive(self) -> bool:
@@ -149,9 +151,10 @@ class RunFolder:
         """
         runs = list(cls.all(home))
         if name == "latest":
-            if not runs:
+            ages = {folder: age for folder in runs if (age := _created_us(folder)) is not None}
+            if not ages:
                 raise UsageError(Code.RUN_UNKNOWN, f"no run in {home.runs}", hint="start one with: glasshouse run")
-            return max(runs, key=lambda folder: folder.load().created_us)
+            return max(ages, key=lambda folder: ages[folder])
         matching = [folder for folder in runs if name and folder.run_id.startswith(name.lower())]
         if len(matching) == 1:
             return matching[0]
@@ -196,3 +199,11 @@ class RunFolder:
     def end(self, **changes: Any) -> RunRecord:
         """Record the end of the run."""
         return self.update(phase=Phase.ENDED, ended_us=time.time_ns() // 1000, **changes)
+
+
+def _created_us(folder: RunFolder) -> int | None:
+    """Return when a run was started; None for a damaged record, which is nobody's latest."""
+    try:
+        return folder.load().created_us
+    except UsageError:
+        return None

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
@@ -22,7 +22,7 @@ from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
 from glasshouse.providers.local import LocalProvider
 from glasshouse.wire.states import Outcome
 
-__all__ = ["detach", "run_here", "settled"]
+__all__ = ["detach", "run_here", "settled", "stoppable"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -35,12 +35,11 @@ def settled(folder: RunFolder, broker: Embedded) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(GlasshouseError, OSError):
             if folder.load().phase is not Phase.ENDED:
-                interrupted = isinstance(error, KeyboardInterrupt)
-                code = error.code.value if isinstance(error, GlasshouseError) else None
-                folder.end(
-                    outcome=(Outcome.INTERRUPTED if interrupted else Outcome.FAILED).value,
-                    code=Code.INTERRUPTED.value if interrupted else code,
-                )
+                code = error.code if isinstance(error, GlasshouseError) else None
+                if isinstance(error, KeyboardInterrupt):
+                    code = Code.INTERRUPTED
+                outcome = Outcome.INTERRUPTED if code is Code.INTERRUPTED else Outcome.FAILED
+                folder.end(outcome=outcome.value, code=None if code is None else code.value)
         with contextlib.suppress(GlasshouseError, OSError):
             broker.give_back()
         raise
@@ -105,15 +104,30 @@ def detach(folder: RunFolder, launch: bytes, *, home: Home) -> ProcessName:
 
 
 @contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this block as Ctrl-C does: by an exception that is cleaned up after."""
+    with _handlers(signal.default_int_handler):
+        yield
+
+
+@contextlib.contextmanager
 def _handled(interrupts: Interrupts) -> Iterator[None]:
     """Count signals instead of dying of them."""
 
     def count(_number: int, _frame: FrameType | None) -> None:
         interrupts()
 
-    before = {number: signal.signal(number, count) for number in _SIGNALS}
+    with _handlers(count):
+        yield
+
+
+@contextlib.contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    # What our caller had ignored stays ignored: `nohup` means it.
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

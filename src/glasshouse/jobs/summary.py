@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from glasshouse.attestation.hardening import REQUIRED, CheckResult
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Loss
 from glasshouse.evidence.results import Work as Done
@@ -13,9 +14,10 @@ from glasshouse.jobs.collect import Opened
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
-__all__ = ["summary"]
+__all__ = ["missing_checks", "summary"]
 
 
 def summary(
@@ -38,7 +40,7 @@ def summary(
         "code": None if conclusion is None or conclusion.code is None else conclusion.code.value,
         "attestation": _attestation(conclusion),
         "assurance": None if receipt is None or receipt.assurance is None else receipt.assurance.value,
-        "hardening": _hardening(receipt),
+        "hardening": _hardening(receipt, record, seen),
         "package": {"id": record.package_id, "manifest_sha256": record.manifest_sha256},
         "workload": record.workload,
         "work": _work(receipt.work if receipt else None),
@@ -64,13 +66,24 @@ def _attestation(conclusion: Conclusion | None) -> dict[str, Any] | None:
     }
 
 
-def _hardening(receipt: Receipt | None) -> dict[str, Any] | None:
+def missing_checks(record: RunRecord, seen: Seen) -> list[str]:
+    """Return the checks that the run's profile demands and that did not pass, as `process.check`."""
+    required = {str(process): names for process, names in REQUIRED[Profile(record.profile)].items()}
+    return sorted(
+        f"{process}.{name}"
+        for (process, name), result in seen.checks.items()
+        if result != CheckResult.PASSED and name in required.get(process, ())
+    )
+
+
+def _hardening(receipt: Receipt | None, record: RunRecord, seen: Seen) -> dict[str, Any] | None:
     if receipt is None:
         return None
     return {
         "profile": receipt.profile.value,
         "workspace": receipt.workspace,
         "secret_memory": receipt.secret_memory,
+        "missing": missing_checks(record, seen),
     }
 
 

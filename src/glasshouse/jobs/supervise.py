@@ -7,10 +7,12 @@ is interrupted. Nothing here needs, or has, a private key of the owner's.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Protocol
 
-from glasshouse.errors import GlasshouseError
+from glasshouse.errors import GlasshouseError, VerificationError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.finish import Conclusion, conclude
@@ -103,13 +105,21 @@ def supervise(
         )
     )
     folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))
-    seen, exit_code = _follow(folder, placement, broker, watcher, interrupts)
+    try:
+        seen, exit_code = _follow(folder, placement, broker, watcher, interrupts)
+    except BaseException:
+        # Whatever went wrong here, no runtime is left behind that nobody watches.
+        placement.interrupt()
+        if placement.wait(STOP_PATIENCE_S) is None:
+            placement.kill()
+        raise
     conclusion = conclude(folder, owner_signing=owner.signing, agent_exit=exit_code)
     record = folder.end(
         outcome=conclusion.outcome.value,
         code=None if conclusion.code is None else conclusion.code.value,
         verdict=conclusion.verdict,
         exit_code=int(conclusion.exit_code),
+        progress=None if seen.work is None else asdict(seen.work),
     )
     return Ended(folder=folder, record=record, seen=seen, conclusion=conclusion)
 
@@ -118,28 +128,64 @@ def _follow(
     folder: RunFolder, placement: Placement, broker: Embedded, watcher: Watcher, interrupts: Interrupts
 ) -> tuple[Seen, int]:
     """Follow the events until the runtime's process has ended; return its exit code too."""
-    seen, tail = Seen(), Tail(folder.events)
+    seen, shown = Seen(), _Shown(Tail(folder.events), watcher)
     passed_on, deadline, next_check = 0, float("inf"), time.monotonic() + _BROKER_CHECK_S
     while True:
         exit_code = placement.wait(_QUICK_S if seen.state is not State.RUNNING else _SLOW_S)
-        for event in tail.read():
-            seen.take(event)
-            watcher.event(event, seen)
+        shown.look(seen)
         if exit_code is not None:
-            tail.close()
+            shown.close()
             return seen, exit_code
         now = time.monotonic()
         if interrupts.count > passed_on:
             passed_on = interrupts.count
             deadline = min(deadline, now + STOP_PATIENCE_S)
             placement.interrupt()
-            watcher.stopping(passed_on)
+            shown.stopping(passed_on)
         if now > deadline:
             # It did not end by itself: the kernel wipes what a killed process held, and nobody vouches for it.
             placement.kill()
         if now > next_check:
             next_check = now + _BROKER_CHECK_S
             _keep(broker)
+
+
+class _Shown:
+    """Shows a run for as long as that is possible: no reader and no log is worth a training."""
+
+    def __init__(self, tail: Tail, watcher: Watcher) -> None:
+        self._tail: Tail | None = tail
+        self._watcher: Watcher | None = watcher
+
+    def look(self, seen: Seen) -> None:
+        """Take and show what is new in the log; one that is none is left to the verification at the end."""
+        if self._tail is None:
+            return
+        try:
+            for event in self._tail.read():
+                seen.take(event)
+                self._show(partial(_tell, event=event, seen=seen))
+        except VerificationError:
+            self.close()
+
+    def stopping(self, times: int) -> None:
+        self._show(lambda watcher: watcher.stopping(times))
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+    def _show(self, what: Callable[[Watcher], None]) -> None:
+        if self._watcher is not None:
+            try:
+                what(self._watcher)
+            except OSError:  # whoever read our output has gone
+                self._watcher = None
+
+
+def _tell(watcher: Watcher, *, event: Event, seen: Seen) -> None:
+    watcher.event(event, seen)
 
 
 def _keep(broker: Embedded) -> None:

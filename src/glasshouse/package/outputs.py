@@ -179,6 +179,7 @@ class OpenedOutput:
         kind: what it is.
         sequence: its number.
         bytes: plaintext length.
+        sealed_sha256: digest of the sealed file as `copy_to` read it; None before.
     """
 
     def __init__(self, source: Positioned, header: OutputHeader, private: bytearray, sealed_bytes: int) -> None:
@@ -190,6 +191,8 @@ class OpenedOutput:
         if self.bytes < 0 or sealed_size(self.bytes, header.chunk_bytes) != sealed_bytes:
             raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output of an impossible length")
         self._cipher = header.cipher(private[:KEY_BYTES])
+        self._header = header.encode()
+        self.sealed_sha256: Digest | None = None
 
     def copy_to(self, out: BinaryIO) -> Digest:
         """Write the plaintext, chunk by authentic chunk, and return its SHA-256.
@@ -198,7 +201,8 @@ class OpenedOutput:
             PackageError: `output-tampered`; what was written by then is to be thrown away.
             OSError: from `out`.
         """
-        digest = hashlib.sha256()
+        # Of the very bytes that are opened: a file that is hashed first and opened then may change in between.
+        digest, sealed_digest = hashlib.sha256(), hashlib.sha256(self._header)
         chunks = chunk_count(self.bytes, self._chunk_bytes)
         largest = min(self.bytes, self._chunk_bytes)
         plain, sealed = memoryview(bytearray(largest)), memoryview(bytearray(largest + TAG_BYTES))
@@ -207,6 +211,7 @@ class OpenedOutput:
                 length = min(self._chunk_bytes, self.bytes - index * self._chunk_bytes)
                 part, piece = sealed[: length + TAG_BYTES], plain[:length]
                 self._source.read_exactly(self._offset + index * (self._chunk_bytes + TAG_BYTES), part)
+                sealed_digest.update(part)
                 self._cipher.open_into(index, last=index == chunks - 1, sealed=part, out=piece)
                 digest.update(piece)
                 write_all(out, piece)
@@ -214,6 +219,7 @@ class OpenedOutput:
             raise PackageError(Code.OUTPUT_TAMPERED, f"a sealed output that does not open: {error.message}") from None
         finally:
             zero(plain)
+        self.sealed_sha256 = sealed_digest.digest()
         return digest.digest()
 
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], Recipie
 
     ending = live(options, loop, out, begun, stdin)
     if ending.code is not None:
-        _say(ending.code, "")
+        _say(ending.code, ending.hint)
     sys.stdout.write(
         encode({"code": ending.code and ending.code.value, "outcome": ending.outcome.value}).decode() + "\n"
     )

@@ -15,6 +15,8 @@ import sys
 from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
 from glasshouse.runtime import seccomp, trials
 from glasshouse.runtime.kernel import (
+    CAP_DAC_OVERRIDE,
+    CAP_IPC_LOCK,
     MCL_CURRENT,
     MCL_FUTURE,
     MCL_ONFAULT,
@@ -34,8 +36,9 @@ __all__ = ["details", "harden_agent", "lock_memory", "observe_agent", "observe_w
 _PASSED, _FAILED, _UNAVAILABLE = CheckResult.PASSED, CheckResult.FAILED, CheckResult.UNAVAILABLE
 # Below this, a process whose every page is locked would run out of memory in the middle of its work.
 _LEAST_LOCKABLE_BYTES = 1 << 30
-_CAP_DAC_OVERRIDE, _CAP_IPC_LOCK = 1, 14
 _NO_SUCH_KEYCTL = 9999
+# What the loader and libraries saw when this process began; removing a variable later undoes nothing.
+_STARTED_WITH = tuple(os.environ)
 _MAX_DETAILS = 32
 
 
@@ -58,7 +61,7 @@ def harden_agent(kernel: Kernel = REAL) -> list[str]:
         except (OSError, ValueError):
             notes.append(f"no-{name}")
     for name in trials.preloading(list(os.environ)) + trials.environment(list(os.environ)):
-        del os.environ[name]  # for what this process starts; it has itself been started with them all the same
+        del os.environ[name]  # for what this process starts
     return notes
 
 
@@ -71,7 +74,7 @@ def seal_agent(kernel: Kernel = REAL) -> list[str]:
     notes = []
     try:
         # The folder of sealed outputs may be another user's; locked memory must stay allowed to grow.
-        kernel.drop_capabilities(keep=(_CAP_DAC_OVERRIDE, _CAP_IPC_LOCK))
+        kernel.drop_capabilities(keep=(CAP_DAC_OVERRIDE, CAP_IPC_LOCK))
     except KernelError:
         notes.append("no-capability-drop")
     try:
@@ -110,7 +113,7 @@ def observe_agent(
         sentinel: who watches it; None fails `watched`.
         secret: the secret memory in use, on which a reader is tried; None fails `secret-memory`.
     """
-    names = list(os.environ)
+    names = [*_STARTED_WITH, *os.environ]
     return {
         "core-limit-zero": _passed(resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)),
         "debug-env-clean": _passed(not trials.environment(names) and _interpreter_is_plain()),
@@ -172,7 +175,7 @@ def _may_lock(kernel: Kernel) -> bool:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKABLE_BYTES:
         return True
-    return bool(int(kernel.status("self").get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1)
+    return kernel.capable(CAP_IPC_LOCK)
 
 
 def _passed(held: bool) -> CheckResult:
@@ -246,7 +249,10 @@ def _not_dumpable(kernel: Kernel, pid: int, sentinel: Sentinel | None) -> CheckR
     """Observe from outside that a process is not dumpable.
 
     For a user other than root the kernel itself shows it: the files of /proc/PID belong to root. For root they
-    always do; there the sentinel, root without a capability, tries to open one and must be refused.
+    always do; there the sentinel, root without a capability, tries to open one and must be refused. The worker
+    has no more capabilities than the sentinel, so that nothing but the flag refuses it. The agent may have more,
+    which would refuse it too: `_agent_not_dumpable` therefore reads its own flag first. Root with
+    CAP_SYS_PTRACE is refused by neither, nor is the same user where the worker is in a user namespace.
     """
     try:
         user = int(kernel.status(pid)["Uid"].split()[1])

@@ -7,7 +7,6 @@ target of each kind, reaches it itself, and looks afterwards whether anything el
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 
 __all__ = ["Controls"]
@@ -31,7 +30,7 @@ class Controls:
         self._paths = [f"{directory}/control", f"{directory}/canary"]
         self.unproven: list[str] = []
         self.targets: dict[str, int | str] = {"tcp": 0, "udp": 0}
-        abstract, named = "\0glasshouse-" + secrets.token_hex(8), self._paths[0]
+        abstract, named = "\0glasshouse-" + os.urandom(8).hex(), self._paths[0]
         for name, family, kind, address in (
             ("tcp", socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
             ("udp", socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, NoReturn
@@ -34,6 +35,7 @@ from glasshouse.wire.hpke import PUBLIC_BYTES, RecipientKey
 __all__ = ["Custodian", "Opened", "Regions"]
 
 PATIENCE_S = 120.0
+REAP_PATIENCE_S = 2.0
 
 # An entry of the index takes at least this many bytes, and grows by at most as many in the grant.
 _ENTRY_BYTES = 92
@@ -154,12 +156,17 @@ class Custodian:
         return Opened(assets=answer.integer("assets"), needles=answer.integer("needles"))
 
     def dismiss(self) -> None:
-        """End the process if it lives, and reap it; doing this twice is allowed."""
+        """End the process if it lives, and reap it; doing this twice is allowed.
+
+        One that somebody traces can be ended and not be reaped: it has no memory then, and is left.
+        """
         if self.pid:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            deadline_s = self._loop.now_s() + REAP_PATIENCE_S
+            while not os.waitpid(self.pid, os.WNOHANG)[0] and self._loop.now_s() < deadline_s:
+                time.sleep(0.001)
             self.pid = 0
 
     def _answer(self) -> Fields:

@@ -144,7 +144,7 @@ def _secret_memory(kernel: Kernel) -> Finding:
 
 
 def _namespaces(kernel: Kernel) -> list[Finding]:
-    user = 0 if os.geteuid() == 0 else linux.CLONE_NEWUSER
+    user = _user_namespace(kernel)
     found = []
     for name, flag, without in (
         ("mount-namespace", linux.CLONE_NEWNS, "no private root: the workspace is a named directory, strict is out"),
@@ -162,10 +162,15 @@ def _namespaces(kernel: Kernel) -> list[Finding]:
     return found
 
 
+def _user_namespace(kernel: Kernel) -> int:
+    """Return the flag that a process without CAP_SYS_ADMIN needs for any other namespace."""
+    return 0 if kernel.capable(linux.CAP_SYS_ADMIN) else linux.CLONE_NEWUSER
+
+
 def _workspace(kernel: Kernel) -> Finding:
     def mounted(options: str) -> Callable[[], None]:
         def step() -> None:
-            kernel.unshare(linux.CLONE_NEWNS | (0 if os.geteuid() == 0 else linux.CLONE_NEWUSER))
+            kernel.unshare(linux.CLONE_NEWNS | _user_namespace(kernel))
             kernel.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
             kernel.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)  # noqa: S108
 
@@ -187,7 +192,7 @@ def _locked_memory(kernel: Kernel) -> Finding:
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     value = "unlimited" if limit == resource.RLIM_INFINITY else f"limit {limit >> 10} KiB"
-    enough = os.geteuid() == 0 or limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKED_BYTES
+    enough = kernel.capable(linux.CAP_IPC_LOCK) or limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKED_BYTES
     if enough and _works(locked):
         return _finding("locked-memory", Standing.GOOD, value, "the agent's memory can be kept out of swap")
     consequence = "strict is out of reach: raise the limit on locked memory (ulimit -l)"

@@ -52,6 +52,9 @@ def finish(run: Run, ending: Ending) -> Ending:
         ending: how the story ended.
     """
     run.ending = ending
+    if run.begun.sentinel is not None:
+        # It watches to the end; what it sees from here on changes nothing that could still be done.
+        run.loop.unwatch(run.begun.sentinel.alarm_fd)
     steps = _Steps()
     with run.lifecycle.step("zeroize"):
         steps.do(lambda: _announce(run, ending))
@@ -93,10 +96,6 @@ def _end_worker(run: Run) -> None:
     if run.sealed_log is not None:
         steps.do(run.sealed_log.finish)
         run.sealed_log.wipe()
-    if run.begun.sentinel is not None:
-        # Only now: until here it would have noticed whoever looks at the worker's end.
-        run.loop.unwatch(run.begun.sentinel.alarm_fd)
-        steps.do(run.begun.sentinel.stop)
     _raise_if_failed(steps)
 
 
@@ -152,7 +151,9 @@ def _judge(ending: Ending, answers: list[Probe], failed: Code | None) -> Ending:
 
 
 def _forget(run: Run) -> None:
-    """Drop the last keys; the process ends right after this."""
+    """Drop the last keys and the watch; the process ends right after this."""
+    if run.begun.sentinel is not None:
+        run.begun.sentinel.stop()
     run.identity = run.gate = run.keeper = None
     if run.begun.regions is not None:
         run.begun.regions.close()

@@ -51,9 +51,7 @@ def _describe(nvml: ctypes.CDLL) -> tuple[Gpu, ...]:
         _ask(nvml.nvmlDeviceGetName(device, name, _TEXT_BYTES))
         _ask(nvml.nvmlDeviceGetUUID(device, uuid, _TEXT_BYTES))
         _ask(nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)))
-        found.append(
-            Gpu(name=_text(name), memory_bytes=memory.total, driver=_text(driver)[:64], uuid=_text(uuid)[:64])
-        )
+        found.append(Gpu(name=_text(name), memory_bytes=memory.total, driver=_text(driver)[:64], uuid=_text(uuid)[:64]))
     return tuple(found)
 
 

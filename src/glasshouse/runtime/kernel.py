@@ -27,6 +27,8 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_GET_NO_NEW_PRIVS = 39
 PR_CAP_AMBIENT = 47
 
+CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_ADMIN = 1, 14, 21
+
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
 MADV_DONTDUMP = 16
 
@@ -198,6 +200,13 @@ class Kernel:
         header = _CAPABILITY_VERSION_3.to_bytes(4, "little") + bytes(4)
         low, high = (kept & 0xFFFFFFFF).to_bytes(4, "little"), (kept >> 32).to_bytes(4, "little")
         self.call("capset", header, low + low + bytes(4) + high + high + bytes(4))
+
+    def capable(self, capability: int) -> bool:
+        """Return whether this process has a capability in effect."""
+        for line in self.read("/proc/self/status").splitlines():
+            if line.startswith(b"CapEff:"):
+                return bool(int(line.split()[1], 16) >> capability & 1)
+        return False
 
     # namespaces and mounts
 

@@ -8,7 +8,7 @@ that of a pipe with the specification, which holds no secret (`sandbox.SandboxSp
 which the agent is told the worker's pid. In order:
 
 1. die with the agent;
-2. namespaces, each by itself: user (when not root), processes, mounts, network, IPC, host name;
+2. namespaces, each by itself: user (where not allowed otherwise), processes, mounts, network, IPC, host name;
 3. a child in them goes on; this process is gone before it does, so that the agent is the worker's parent;
 4. private root in memory; where that cannot be, a named directory;
 5. no capability, no_new_privs, limits, Landlock, system call filter last;
@@ -45,7 +45,6 @@ _NAMESPACES = (
     ("ipc", linux.CLONE_NEWIPC),
     ("uts", linux.CLONE_NEWUTS),
 )
-_RELEASED_LIMIT = (0, 0)
 
 
 def main() -> None:
@@ -117,15 +116,17 @@ def _separate(kernel: Kernel) -> list[str]:
     """Enter the namespaces that the kernel gives; return notes about those it does not."""
     notes = []
     uid, gid = os.geteuid(), os.getegid()
-    if uid != 0:
+    # Root in a container mostly lacks this one, and is then no more than any user.
+    if not kernel.capable(linux.CAP_SYS_ADMIN):
         try:
             kernel.unshare(linux.CLONE_NEWUSER)
-            # Mapped to itself: uid 0 would be root over the worker's files, and is not needed.
+            notes.append("user-namespace")
+            # Mapped to itself: the worker needs to be nobody else. Root may be mapped only by who had CAP_SETFCAP;
+            # unmapped, the other namespaces still hold, and a private root cannot be built.
             for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
                 _write(f"/proc/self/{name}", text)
-            notes.append("user-namespace")
         except OSError:
-            notes.append("no-user-namespace")
+            notes.append("unmapped-user" if notes else "no-user-namespace")
     for name, flag in _NAMESPACES:
         try:
             kernel.unshare(flag)
@@ -171,7 +172,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     """Take away what the worker does not need; return Landlock's version, None where it refused."""
     private = base == private_root.BASE
     os.chdir(base + "/" + private_root.WORK)
-    resource.setrlimit(resource.RLIMIT_CORE, _RELEASED_LIMIT)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kernel.drop_capabilities()
     kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     read = [path for path in _texts(spec, "read") if _exists(path)] + ["/proc"]

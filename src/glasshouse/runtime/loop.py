@@ -7,7 +7,6 @@ happens to stand. With nothing to do the process sleeps in the kernel.
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Callable
@@ -46,8 +45,8 @@ class Loop:
 
     @staticmethod
     def now_s() -> float:
-        """Return the monotonic clock that every deadline here is told in."""
-        return time.monotonic()
+        """Return the clock that every deadline here is told in; a machine that sleeps does not stop it."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def watch(self, descriptor: int, handler: Handler, events: int = READ) -> None:
         """Call `handler` whenever `descriptor` is ready, closed by its peer or broken."""
@@ -94,12 +93,3 @@ class Loop:
     def sleep(self, delay_s: float) -> None:
         """Handle what happens for `delay_s`."""
         self.run_until(lambda: False, within_s=delay_s)
-
-
-def close_quietly(*descriptors: int) -> None:
-    """Close descriptors, of which some may be closed already."""
-    for descriptor in descriptors:
-        try:
-            os.close(descriptor)
-        except OSError:
-            continue

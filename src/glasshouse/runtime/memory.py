@@ -91,7 +91,7 @@ class Finder:
         self._anchors = [(ctypes.c_char * len(needle)).from_buffer(needle) for needle in needles]
         self._sizes = [(ctypes.addressof(anchor), len(anchor)) for anchor in self._anchors]
         self.overlap = max((len(anchor) for anchor in self._anchors), default=1) - 1
-        self._map = mmap.mmap(-1, CHUNK_BYTES + self.overlap)
+        self._map = mmap.mmap(-1, CHUNK_BYTES + self.overlap, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._held = (ctypes.c_char * len(self._map)).from_buffer(self._map)
         self.place = ctypes.addressof(self._held)
         self.view = memoryview(self._map)

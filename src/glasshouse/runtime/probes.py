@@ -86,7 +86,8 @@ def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
     name = "workspace"
     if worker is None or worker.report is None or worker.pid is None:
         return Probe(name=name, result=ProbeResult.CLEAN, detail="never-made")
-    if worker.poll() is None:
+    # A dead process that a tracer keeps from being reaped has neither memory nor mounts left.
+    if worker.poll() is None and _is_alive(kernel, worker.pid):
         return Probe(name=name, result=ProbeResult.FOUND, detail="worker-still-there")
     if not worker.own_process_namespace and _session_members(kernel, worker.pid):
         return Probe(name=name, result=ProbeResult.FOUND, detail="processes-left")
@@ -167,6 +168,13 @@ def probe_gpu(
         # In a container the driver's process numbers are the machine's: they cannot be told apart.
         return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=f"other-processes-{len(holders)}")
     return Probe(name=name, result=ProbeResult.CLEAN, detail="no-process-holds-memory")
+
+
+def _is_alive(kernel: Kernel, pid: int) -> bool:
+    try:
+        return kernel.read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def _session_members(kernel: Kernel, session: int) -> list[int]:

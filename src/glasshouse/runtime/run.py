@@ -47,11 +47,13 @@ class Ending:
         outcome: as the receipt will say.
         code: why, if it did not complete.
         began: whether there was a launch to speak of; without one there is no receipt either.
+        hint: what a person could do, in fixed words.
     """
 
     outcome: Outcome
     code: Code | None = None
     began: bool = True
+    hint: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Ending:
@@ -59,7 +61,9 @@ class Ending:
         if not isinstance(error, GlasshouseError):
             return cls(outcome=Outcome.FAILED, code=Code.INTERNAL)
         if isinstance(error, RefusedError):
-            return cls(outcome=Outcome.REFUSED, code=error.code)
+            # Only here is the hint certain to be made of our own words: the names of checks.
+            hint = error.hint if error.code is Code.HARDENING_MISSING else ""
+            return cls(outcome=Outcome.REFUSED, code=error.code, hint=hint)
         if isinstance(error, RunError) and error.code is Code.INTERRUPTED:
             return cls(outcome=Outcome.INTERRUPTED, code=error.code)
         return cls(outcome=Outcome.FAILED, code=error.code)

@@ -34,6 +34,7 @@ _LAUNCHER = "from glasshouse.runtime.launcher import main; main()"
 _ISOLATED = ("-I", "-B", "-X")
 _FIRST_SPARE_FD = 16
 _REAP_S = 0.002
+_LAUNCH_S = 10.0
 _MAX_NOTES = 64
 _MAX_SPEC_BYTES = 60_000  # less than a pipe holds, so that writing it cannot block
 
@@ -211,10 +212,10 @@ class Worker:
         more, and after `patience_s` is left to the kernel. The link and the pipes stay open: what the worker had
         written can still be read.
         """
-        self._learn_pid()
+        deadline = time.monotonic() + patience_s
+        self._learn_pid(patience_s)
         if self.poll() is None and self.pid is not None:
             self.kill()
-            deadline = time.monotonic() + patience_s
             while self.poll() is None and time.monotonic() < deadline:
                 time.sleep(_REAP_S)
         self._controls.close()
@@ -224,13 +225,19 @@ class Worker:
             self.pidfd = -1
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
-    def _learn_pid(self) -> None:
-        """Wait for the launcher, which is gone within milliseconds, and read what it said."""
-        if self._launcher:
-            os.waitpid(self._launcher, 0)
-            answer = os.read(self._answer, 4)
-            os.close(self._answer)
-            self._launcher, self.pid = 0, int.from_bytes(answer, "big") if answer else None
+    def _learn_pid(self, patience_s: float = _LAUNCH_S) -> None:
+        """Wait for the launcher, which is gone within milliseconds, and read what it said; kill it if it is not."""
+        if not self._launcher:
+            return
+        deadline = time.monotonic() + patience_s
+        while not os.waitpid(self._launcher, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(self._launcher, signal.SIGKILL)
+                deadline += patience_s
+            time.sleep(_REAP_S)
+        answer = os.read(self._answer, 4)
+        os.close(self._answer)
+        self._launcher, self.pid = 0, int.from_bytes(answer, "big") if answer else None
 
 
 def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.errors import Code, GlasshouseError, InternalError, UsageError
 from glasshouse.package.read import Package
 from glasshouse.runtime import checks, sandbox, sentinel
 from glasshouse.runtime.loop import Loop
@@ -64,8 +64,9 @@ def begin(options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | N
         _begin(found, options, loop, make_key)
     except GlasshouseError as error:
         found.error = error
-    except OSError:
-        found.error = UsageError(Code.FILE_MISSING, "the package cannot be read")
+    except Exception:
+        # Its text may hold a path; what is there is ended in order all the same.
+        found.error = InternalError(Code.INTERNAL, "the run could not be started")
     return found
 
 
@@ -73,7 +74,10 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
     checks.harden_agent()
     found.sentinel = sentinel.start()
     # Opened once: what is parsed here is what custodian and worker read later, whatever becomes of the name.
-    found.package_file = open(options.package, "rb", buffering=0)  # noqa: PTH123, SIM115 - closed by finish
+    try:
+        found.package_file = open(options.package, "rb", buffering=0)  # noqa: PTH123, SIM115 - closed by finish
+    except OSError:
+        raise UsageError(Code.FILE_MISSING, "the package cannot be read") from None
     found.package = Package.open(found.package_file)
     manifest = found.package.manifest
     found.worker = sandbox.start(_specification(options, manifest.workload, manifest.floor.egress))

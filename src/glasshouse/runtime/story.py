@@ -157,7 +157,11 @@ def _demand(report: HardeningReport) -> None:
     if any(name.endswith((".not-traced", ".watched")) for name in lacking):
         raise RunError(Code.DEBUGGER, "a process of this run is traced, or not watched")
     if lacking:
-        raise RefusedError(Code.HARDENING_MISSING, f"this machine lacks {', '.join(lacking)}")
+        raise RefusedError(
+            Code.HARDENING_MISSING,
+            "this machine lacks what the profile demands",
+            hint=f"missing for {report.profile}: {', '.join(lacking)}",
+        )
 
 
 def _attest(run: Run, parts: _Parts) -> None:
@@ -235,6 +239,7 @@ def _open(run: Run, parts: _Parts) -> None:
     session.reach(Stage.IMPORTED, within_s=IMPORT_PATIENCE_S)
     with run.lifecycle.step("open"):
         _demand(_observe(run, parts))
+        run.record(EventType.NOTICE, {"code": "observed-again", "value": None})
         session.give(
             parts.regions.grant.fd, parts.regions.grant.size, parts.package_fd, Outputs(run.out, parts.sealing)
         )

@@ -1,7 +1,7 @@
 """What of this machine a worker needs to see, and what it may take over from the agent's environment."""
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
-# ruff: noqa: PTH110, PTH111, PTH118, PTH120, PTH208
+# ruff: noqa: PTH110, PTH112, PTH111, PTH118, PTH120, PTH208
 from __future__ import annotations
 
 import os
@@ -50,8 +50,13 @@ def minimal_environment(python: str) -> dict[str, str]:
     """Return the worker's environment without what its specification adds."""
     path = f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin"
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    offline = {"HF_HUB_CACHE": _hub_cache(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {"LANG": "C.UTF-8", "PATH": path, **offline, **kept}
+    # Driver libraries of some images are found by this path alone; places that only root can change are kept.
+    libraries = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place.startswith("/usr/")]
+    if libraries:
+        kept["LD_LIBRARY_PATH"] = ":".join(libraries)
+    if os.path.isdir(_hub_cache()):
+        kept["HF_HUB_CACHE"] = _hub_cache()
+    return {"HF_HUB_OFFLINE": "1", "LANG": "C.UTF-8", "PATH": path, "TRANSFORMERS_OFFLINE": "1", **kept}
 
 
 def _hub_cache() -> str:

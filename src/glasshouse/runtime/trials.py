@@ -23,8 +23,13 @@ _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
 _TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
 
-_PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_PROFILE")
-_DEBUGGING = ("GLIBC_TUNABLES", "LD_DEBUG", "MALLOC_", "PYTHON", "SSLKEYLOGFILE", "TORCH_SHOW", "NCCL_DEBUG")
+# LD_LIBRARY_PATH is not among them: driver images set it; what it led to is seen in the mappings.
+_PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_PRELOAD", "LD_PROFILE")
+_DEBUGGING = (
+    "GLIBC_TUNABLES", "LD_DEBUG", "LD_DEBUG_OUTPUT", "MALLOC_CHECK_", "MALLOC_PERTURB_", "MALLOC_TRACE",
+    "PYTHONBREAKPOINT", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONFAULTHANDLER", "PYTHONINSPECT",
+    "PYTHONMALLOCSTATS", "PYTHONSTARTUP", "PYTHONTRACEMALLOC", "PYTHONVERBOSE", "SSLKEYLOGFILE",
+)  # fmt: skip
 
 
 def egress(kernel: Kernel, targets: dict[str, object]) -> list[str]:
@@ -123,7 +128,7 @@ def preloading(names: list[str]) -> list[str]:
 
 def environment(names: list[str]) -> list[str]:
     """Return the environment variables among `names` that make programs tell more than they should."""
-    return [name for name in names if name.startswith(_DEBUGGING)]
+    return [name for name in names if name in _DEBUGGING]
 
 
 def _reaches(family: int, kind: int, address: object) -> bool:

@@ -153,6 +153,7 @@ class WorkerSession:
                     self._tell_progress()
                     self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
             case say.OutputBegins():
+                self.flush_progress()  # what came before an output stands before it in the log
                 with self._sealing():
                     self.outputs.begin(message)
             case say.OutputEnds():

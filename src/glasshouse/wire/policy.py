@@ -64,7 +64,7 @@ class Floor:
         if len(self.egress) > _MAX_PEERS or list(self.egress) != sorted(set(self.egress)):
             raise FormatError(Code.SCHEMA, "egress peers that are too many, repeated or unsorted")
         for peer in self.egress:
-            if not _PEER.fullmatch(peer):
+            if not _PEER.fullmatch(peer) or not 0 < int(peer.rpartition(":")[2]) < 65536:
                 raise FormatError(Code.SCHEMA, "an egress peer that is not host:port")
 
     def to_json(self) -> dict[str, Json]:

@@ -12,6 +12,11 @@ __all__ = ["SIGNATURE_BYTES", "SigningKey", "key_id", "verify"]
 
 SIGNATURE_BYTES = 64
 
+_FIELD = 2**255 - 19
+# The y coordinates of the eight points of small order: under such a key anyone can sign (nearly) anything.
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
+
 
 def key_id(public: bytes) -> str:
     """Return the name of a public signing key: the first 16 bytes of its SHA-256, in hex."""
@@ -54,8 +59,10 @@ def verify(public: bytes, signature: bytes, message: bytes) -> None:
     """Check an Ed25519 signature.
 
     Raises:
-        FormatError: `signature-invalid`.
+        FormatError: `signature-invalid`, also for a key of small order, which is nobody's own.
     """
+    if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _SMALL_ORDER:
+        raise FormatError(Code.SIGNATURE, "a signature under a key with which anyone can sign")
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):

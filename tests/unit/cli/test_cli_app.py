@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from glasshouse.errors import (
     UsageError,
     VerificationError,
 )
+from glasshouse.jobs.identity import OwnerPublic
+from simulators.world import World
 
 COMMANDS = (
     *("init", "seal", "inspect", "run", "attach", "stop", "status", "logs", "fetch", "verify", "artifact", "revoke"),
@@ -160,3 +163,18 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m glasshouse.cli --help | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_an_answer_that_nobody_could_read_is_not_a_good_one(tmp_path: Path) -> None:
+    """Told without its countersignatures, the bundle is `incomplete`: exit code 5, and never 0."""
+    world = World()
+    (tmp_path / "receipt.json").write_bytes(world.run(broker_away=True).data)
+    owner = OwnerPublic(signing=world.owner.public, sealing=world.owner_hpke.public)
+    (tmp_path / "owner.pub").write_bytes(owner.encode())
+    for words in ([], ["--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "glasshouse.cli", "verify", "receipt.json", "--owner", "owner.pub", *words]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.DEVNULL, cwd=tmp_path, check=False)
+        os.close(writing)
+        assert done.returncode != ExitCode.DONE

@@ -132,3 +132,29 @@ def test_no_option_takes_a_passphrase_itself(capsys: pytest.CaptureFixture[str])
     code, error = ask("init", "--passphrase=secret words", capsys=capsys)
     assert code == ExitCode.USAGE
     assert "secret words" not in str(error)
+
+
+def test_a_ctrl_c_while_a_run_is_prepared_leaves_nothing_and_says_that_no_key_left(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    ask("init", capsys=capsys)
+    monkeypatch.setattr("glasshouse.jobs.run.prepare", interrupt)
+    code, error = ask("run", str(tmp_path / "job.sealed"), capsys=capsys)
+    assert code == ExitCode.INTERRUPTED
+    assert "released to nobody" in str(error["error"])
+    assert list((home / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "job.toml", "--raw", "--detach"), ("run", "absent.toml"), ("run", "absent")]
+)
+def test_a_run_that_cannot_begin_is_a_usage_error_and_leaves_no_folder(
+    home: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask("init", capsys=capsys)
+    code, _ = ask(*arguments, capsys=capsys)
+    assert code == ExitCode.USAGE
+    assert list((home / "runs").iterdir()) == []

@@ -38,11 +38,11 @@ class Writer:
             self.log.transition(order[order.index(self.log.state) + 1])
         return self.log
 
-    def finish(self) -> Head:
+    def finish(self, outcome: Outcome = Outcome.COMPLETED) -> Head:
         if self.log.state is not State.ZEROIZING:
             self.log.transition(State.ZEROIZING)
         self.log.append(EventType.PROBE, PROBE)
-        self.log.transition(State.ZEROIZED, outcome=Outcome.COMPLETED)
+        self.log.transition(State.ZEROIZED, outcome=outcome)
         return self.head()
 
     def head(self) -> Head:
@@ -117,7 +117,7 @@ def test_a_clock_that_steps_back_is_held_at_the_last_time(writer: Writer) -> Non
 def test_every_state_can_give_up_and_zeroize(state: State) -> None:
     writer = Writer()
     writer.reach(state)
-    head = writer.finish()
+    head = writer.finish(Outcome.FAILED)
     assert verify_log(writer.lines, head).head.state is State.ZEROIZED
 
 
@@ -176,6 +176,13 @@ def test_the_end_needs_an_outcome_and_only_the_end_has_one(writer: Writer) -> No
     writer.log.transition(State.ZEROIZED, outcome=Outcome.FAILED, code=Code.WORKER_KILLED)
     found = verify_log(writer.lines, writer.head())
     assert (found.outcome, found.code) == (Outcome.FAILED, Code.WORKER_KILLED)
+
+
+@pytest.mark.parametrize("reached", [State.CREATED, State.ATTESTED, State.RUNNING])
+def test_a_run_that_never_sealed_its_results_did_not_complete(writer: Writer, reached: State) -> None:
+    writer.reach(reached)
+    with pytest.raises(VerificationError, match="did not complete"):
+        writer.finish()
 
 
 def test_a_full_disk_leaves_log_and_tree_at_the_same_size() -> None:

@@ -104,6 +104,12 @@ def test_a_receipt_that_contradicts_itself_cannot_be_made(change: dict[str, Any]
     assert caught.value.code is Code.SCHEMA
 
 
+@pytest.mark.parametrize("change", [{"outputs": RUN.receipt.outputs}, {"work": RUN.receipt.work}], ids=str)
+def test_a_run_that_was_given_no_key_has_no_outputs(change: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match="had no key"):
+        replace(REFUSED.receipt, **change)
+
+
 def test_a_probe_that_found_something_makes_it_residue() -> None:
     found = (Probe(probe="swap", result=ProbeResult.FOUND),)
     receipt = replace(RUN.receipt, zeroization=found, outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)

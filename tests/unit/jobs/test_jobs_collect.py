@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, VerificationError
-from glasshouse.evidence.receipt import Receipt
+from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.jobs.collect import fetch, look_inside, require_receipt
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.logs import segments
 from glasshouse.jobs.rundir import RunFolder
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import encode
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld, seal_output
@@ -168,6 +173,66 @@ def test_without_a_receipt_that_holds_nothing_is_fetched(world: OwnersWorld, tmp
             folder.receipt.write_bytes(damage)
         with pytest.raises(VerificationError, match="forged"):
             receipt_of(folder, world)
+
+
+def test_whoever_holds_the_launch_key_alone_names_no_outputs(world: OwnersWorld, tmp_path: Path) -> None:
+    """A host that was never attested signs a receipt with the launch key and an evidence key of its own making."""
+    folder, made = world.settle(tmp_path), world.made
+    honest = world.run(attested=False, evidence_made=False, outcome=Outcome.FAILED, code=Code.INTERNAL)
+    statement = dict(honest.receipt.to_statement())
+    statement["subject"] = [output.to_json() for output in made]
+    forged = dsse.sign(RECEIPT_TYPE, encode(statement), [world.evidence_key, world.launch_key])
+    folder.receipt.write_bytes(honest.with_parts(receipt=forged))
+    with pytest.raises(VerificationError, match="forged"):
+        receipt_of(folder, world)
+
+
+def test_a_file_that_is_exchanged_after_it_was_hashed_is_refused(
+    folder: RunFolder, world: OwnersWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has the genuine file lie there whenever it is hashed, and its own whenever it is opened."""
+    path, receipt = folder.out / "outputs" / "0002.sealed", receipt_of(folder, world)
+    genuine, forged = path.read_bytes(), tmp_path / "forged"
+    seal_output(
+        forged,
+        b'{"accuracy": 0.11}',
+        recipient=world.owner_hpke.public,
+        run_id=world.id("run"),
+        manifest=world.manifest.sha256,
+        name="metrics.json",
+        sequence=2,
+        kind="output",
+    )
+    digest = hashlib.file_digest
+
+    def racing(stream: BufferedReader, name: str) -> object:
+        ours = os.path.sameopenfile(stream.fileno(), held.fileno())
+        if ours:
+            path.write_bytes(genuine)
+        found = digest(stream, name)
+        if ours:
+            path.write_bytes(forged.read_bytes())
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", racing)
+    with path.open("rb") as held, pytest.raises(PackageError) as refused:
+        fetch(folder, receipt, sealing=world.owner_hpke, out=tmp_path / "fetched", force=False)
+    assert refused.value.code is Code.OUTPUT_UNNAMED
+    assert not (tmp_path / "fetched" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless", "folder"])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    folder: RunFolder, world: OwnersWorld, tmp_path: Path, what: str
+) -> None:
+    receipt = receipt_of(folder, world)
+    for path in (folder.out / "outputs" / "0000.sealed", folder.out / "log" / "0000.sealed"):
+        path.unlink()
+        {"pipe": os.mkfifo, "endless": lambda p: p.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](path)
+    with pytest.raises(PackageError, match="not there"):
+        fetch(folder, receipt, sealing=world.owner_hpke, out=tmp_path / "fetched", force=False)
+    with pytest.raises(PackageError, match="not there"):
+        list(segments(folder, sealing=world.owner_hpke, manifest_sha256=world.manifest.sha256))
 
 
 def test_an_interrupted_runs_checkpoints_can_be_fetched(world: OwnersWorld, tmp_path: Path) -> None:

@@ -110,3 +110,13 @@ def test_state_survives_the_round_trip_and_damage_is_named(tmp_path: Path) -> No
         (tmp_path / "state.json").write_bytes(damage)
         with pytest.raises(UsageError, match="damaged"):
             read_state(tmp_path / "state.json", what="state")
+
+
+def test_folders_on_the_way_are_ours_alone_too_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        private_folder(tmp_path / "a" / "b" / "home")
+    finally:
+        os.umask(before)
+    for folder in ("a", "a/b", "a/b/home"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700

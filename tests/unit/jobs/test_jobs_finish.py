@@ -10,7 +10,7 @@ import pytest
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.finish import Conclusion, conclude
 from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.summary import summary
+from glasshouse.jobs.summary import missing_checks, summary
 from glasshouse.wire.states import Outcome, State
 from simulators.owner_side import OwnersWorld
 
@@ -151,3 +151,19 @@ def test_the_summary_of_a_lost_run_claims_nothing(tmp_path: Path) -> None:
         assert found[name] is None
     assert found["outputs"] == found["zeroization"] == []
     assert found["receipt"]["path"] is None
+
+
+def test_the_checks_that_a_machine_lacks_are_listed(tmp_path: Path) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    seen = Seen(
+        checks={
+            ("agent", "watched"): "passed",
+            ("worker", "landlock"): "unavailable",
+            ("agent", "no-swap"): "failed",
+            ("sentinel", "landlock"): "failed",
+        }
+    )
+    strict = folder.update(profile="strict")
+    assert missing_checks(strict, seen) == ["agent.no-swap", "worker.landlock"]
+    assert missing_checks(folder.update(profile="standard"), seen) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,11 @@ def test_a_link_in_place_of_the_log_is_not_followed(tmp_path: Path, lines: tuple
     (tmp_path / "events.log").symlink_to(tmp_path / "real.log")
     with pytest.raises(VerificationError, match="symbolic"):
         Seen.of(tmp_path / "events.log")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "events.log")
+    with pytest.raises(VerificationError) as refused:
+        Seen.of(tmp_path / "events.log")
+    assert refused.value.code is Code.LOG_INVALID

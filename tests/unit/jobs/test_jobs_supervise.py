@@ -189,6 +189,40 @@ def test_a_broker_that_died_is_started_again(
     assert broker.started >= 1
 
 
+def test_a_reader_that_goes_away_does_not_end_the_training(world: OwnersWorld, folder: RunFolder) -> None:
+    class Gone(Watching):
+        def event(self, event: Event, seen: Seen) -> None:
+            raise BrokenPipeError
+
+    machine = Machine([lambda: None, told(world, folder), lambda: 0])
+    ended = stay(world, folder, machine, Gone(), supervise.Interrupts())
+    assert machine.interrupts == 0
+    assert (ended.conclusion.outcome, ended.seen.ended) == (Outcome.COMPLETED, True)
+
+
+def test_a_log_that_is_none_is_not_followed_and_not_believed(world: OwnersWorld, folder: RunFolder) -> None:
+    def scribble() -> None:
+        folder.out.mkdir(exist_ok=True)
+        folder.events.write_bytes(b"\x1b]0;owned\x07\n")
+
+    machine, watcher = Machine([scribble, lambda: None, lambda: 4]), Watching()
+    ended = stay(world, folder, machine, watcher, supervise.Interrupts())
+    assert watcher.events == []
+    assert ended.conclusion.exit_code is ExitCode.RUN_FAILED
+
+
+def test_a_defect_in_the_view_leaves_no_runtime_behind(world: OwnersWorld, folder: RunFolder) -> None:
+    class Broken(Watching):
+        def event(self, event: Event, seen: Seen) -> None:
+            raise ZeroDivisionError
+
+    machine = Machine([told(world, folder), lambda: None])
+    with pytest.raises(ZeroDivisionError):
+        stay(world, folder, machine, Broken(), supervise.Interrupts())
+    assert machine.interrupts == 1
+    assert machine.killed, "it did not end when it was asked"
+
+
 def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,8 @@ def test_a_runtime_that_hides_its_attestation_gains_nothing(world: World) -> Non
         outcome=Outcome.REFUSED,
         code=Code.MEASUREMENT_UNKNOWN,
         zeroization=clean,
+        outputs=(),  # with these it would contradict itself: nothing is released to who was refused
+        work=None,
     )
     receipt = envelope(story.sign(world.evidence_key, world.launch_key))
     data = run.with_parts(ear=None, receipt=receipt, head=envelope(run.final_head), countersignature=None)

@@ -15,7 +15,7 @@ import pytest
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import named_directory, sandbox
-from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.kernel import CAP_SYS_ADMIN, PR_CAPBSET_DROP, REAL
 from glasshouse.runtime.sandbox import SandboxReport, Worker
 from tools.forked import in_child
 from tools.machine import (
@@ -29,7 +29,7 @@ from tools.machine import (
     needs_namespaces,
     needs_root,
 )
-from tools.sandboxed import WORKSPACE_BYTES, children_of, first_message, is_gone, run, specification, start
+from tools.sandboxed import WORKSPACE_BYTES, Ran, children_of, first_message, is_gone, run, specification, start
 
 pytestmark = needs_filters
 
@@ -187,6 +187,21 @@ def test_a_worker_can_be_ended_before_it_has_said_anything() -> None:
     assert (code < 0 or code == 70, left) == (True, [])
 
 
+def test_a_launcher_that_is_held_up_does_not_hold_up_the_end() -> None:
+    def spawn(_spec: sandbox.SandboxSpec, _streams: list[str | int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+        return pid
+
+    def story() -> tuple[int, list[int], bool]:
+        begun = time.monotonic()
+        code = sandbox.start(specification("pass"), spawn=spawn).end(patience_s=0.1)
+        return code, children_of(os.getpid()), time.monotonic() - begun < 2
+
+    assert in_child(story) == (-signal.SIGKILL, [], True)
+
+
 # degraded, and said
 
 
@@ -304,6 +319,29 @@ def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace() -> None:
     assert answer["workspace"] == "tmpfs"
     assert "user-namespace" in answer["notes"]
     assert answer["output"] == "65534\n"
+
+
+@needs_root
+@needs_namespaces
+@needs_landlock
+@pytest.mark.parametrize("private", [True, False], ids=["without-admin", "without-any"])
+def test_root_without_its_capabilities_as_in_a_container_uses_a_user_namespace(
+    private: bool,
+) -> None:
+    def story() -> Ran:
+        if private:
+            REAL.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # the launcher, a new program, does not get it back
+        else:
+            REAL.drop_capabilities()
+        return run("import os; print(os.path.exists('/root/.profile'))")
+
+    ran = in_child(story)
+    if "no-user-namespace" in ran.report.notes:
+        pytest.skip("no user namespaces for ordinary users here")
+    assert ran.passed() == TRIED
+    assert ("unmapped-user" in ran.report.notes) is not private
+    assert ran.report.workspace is (WorkspaceKind.TMPFS if private else WorkspaceKind.DIRECTORY)
+    assert not private or ran.output == "False\n"
 
 
 # the specification and the report

@@ -11,7 +11,7 @@ import pytest
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.signing import SigningKey, key_id
+from glasshouse.wire.signing import SigningKey, key_id, verify
 
 ALICE, BOB, MALLORY = (SigningKey(letter * 32) for letter in (b"a", b"b", b"m"))
 KIND, OTHER = "application/vnd.example+json", "application/vnd.other+json"
@@ -158,3 +158,25 @@ def test_a_key_does_not_print_itself() -> None:
     assert ALICE.key_id in repr(ALICE)
     assert len(ALICE.key_id) == 32
     assert SigningKey.generate().public != SigningKey.generate().public
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0000000000000000000000000000000000000000000000000000000000000080",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    ],
+)
+def test_a_key_under_which_anyone_can_sign_verifies_nothing(public: str) -> None:
+    key, identity = bytes.fromhex(public), b"\x01" + bytes(31)
+    for number in range(40):  # without a private key one of these fits a message in eight at least
+        for point in (identity, key):
+            with pytest.raises(FormatError) as refused:
+                verify(key, point + bytes(32), b"message %d" % number)
+            assert refused.value.code is Code.SIGNATURE

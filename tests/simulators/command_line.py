@@ -1,0 +1,146 @@
+"""A user at a shell: a folder with a job, a state home, and `glasshouse` as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CANARY", "Answer", "Shell"]
+
+CANARY = "patient-4711-canary"
+
+SCRIPT = """\
+import sys, time
+from glasshouse import task
+
+job, steps = task.current(), int(sys.argv[1])
+rows = open("rows.csv").read().splitlines()
+print("the first row is", rows[0])
+for step in range(1, steps + 1):
+    time.sleep(0.05)
+    job.progress(step, total=steps, loss=1 / step)
+    if step == 3 and len(sys.argv) > 2:
+        raise SystemExit(sys.argv[2])
+job.save_bytes("result.txt", f"{len(rows)} rows, {rows[-1]}".encode())
+"""
+
+JOB = """\
+workload = "script"
+name = "ward-seven"
+[inputs]
+"train.py" = "train.py"
+"rows.csv" = "rows.csv"
+[params]
+script = "train.py"
+arguments = {arguments}
+[policy]
+assurance = "software"
+profile = "{profile}"
+max_duration = "5m"
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def object(self) -> dict[str, Any]:
+        """The one object on standard output; anything beside it fails the test."""
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def error(self) -> dict[str, str]:
+        found: dict[str, str] = self.object["error"]
+        return found
+
+
+class Shell:
+    """A user's folder.
+
+    Args:
+        folder: an empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / ".glasshouse"
+        (folder / "train.py").write_text(SCRIPT)
+        (folder / "rows.csv").write_text("\n".join(f"{CANARY},{number}" for number in range(500)))
+
+    def job(self, name: str, *arguments: str, profile: str = "standard") -> Path:
+        """Write a job file."""
+        path = self.folder / f"{name}.toml"
+        path.write_text(JOB.format(arguments=json.dumps(list(arguments)), profile=profile))
+        return path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command and return at once."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "glasshouse.cli", *arguments],
+            cwd=self.folder,
+            env={key: value for key, value in os.environ.items() if not key.startswith("GLASSHOUSE")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, *arguments: str, timeout_s: float = 60.0) -> Answer:
+        """Run a command to its end."""
+        return self.end(self.start(*arguments), timeout_s=timeout_s)
+
+    def end(self, process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> Answer:
+        """Wait for a command."""
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=timeout_s)
+            raise
+        return Answer(code=process.returncode, out=out, err=err)
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the newest run as `status --json` has it, read from its own record."""
+        records = [json.loads(path.read_text()) for path in (self.home / "runs").glob("*/run.json")]
+        return max(records, key=lambda record: record["created_us"], default=None)
+
+    def wait_until_running(self, before: set[str] | None = None, *, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Wait until a run that is not in `before` trains, and return its record."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            record = self.newest()
+            if record and record["run_id"] not in (before or set()) and record["agent"]:
+                events = self.home / "runs" / record["run_id"] / "out" / "events.log"
+                if events.exists() and b'"type":"progress"' in events.read_bytes():
+                    return record
+            time.sleep(0.05)
+        raise AssertionError(f"no run began to train: {self.newest()}")
+
+    def known(self) -> set[str]:
+        """Return the ids of the runs that are there."""
+        return {path.name for path in (self.home / "runs").iterdir()} if (self.home / "runs").exists() else set()
+
+    def left_running(self) -> list[str]:
+        """Return the command lines of processes that still work for this folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.folder) in line and int(path.parent.name) != os.getpid():
+                found.append(line)
+        return found

@@ -1,0 +1,167 @@
+"""The small parts of the agent: its arguments, how an end is judged, clocks, what it says of the machine."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.attestation.claims import Gpu
+from glasshouse.errors import (
+    Code,
+    ExitCode,
+    InternalError,
+    PackageError,
+    PeerError,
+    RefusedError,
+    RunError,
+    UsageError,
+)
+from glasshouse.runtime import gpus, memory_events
+from glasshouse.runtime.lifecycle import Lifecycle, process_start_us
+from glasshouse.runtime.options import Options, parse
+from glasshouse.runtime.run import Ending
+from glasshouse.wire.states import Outcome
+
+
+def test_the_command_line() -> None:
+    words = ["--out", "o", "--max-seconds", "7", "--package", "p"]
+    assert parse(words) == Options(package="p", out="o", max_seconds=7)
+    assert parse(words[:2] + words[4:]) == Options(package="p", out="o")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--package", "p"],
+        ["--package", "p", "--out"],
+        ["--package", "p", "--out", "o", "--out", "o"],
+        ["--package", "p", "--out", "o", "--token", "secret"],
+        ["--package", "p", "--out", "o", "--max-seconds", "-1"],
+        ["--package", "p", "--out", "o", "--max-seconds", "1e9"],
+        ["--package=p", "--out=o"],
+    ],
+)
+def test_any_other_command_line_is_refused_without_repeating_it(words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "code", "exit_code"),
+    [
+        (RefusedError(Code.RELEASE_BUDGET, ""), Outcome.REFUSED, Code.RELEASE_BUDGET, ExitCode.REFUSED),
+        (RefusedError(Code.HARDENING_MISSING, ""), Outcome.REFUSED, Code.HARDENING_MISSING, ExitCode.REFUSED),
+        (RunError(Code.INTERRUPTED, ""), Outcome.INTERRUPTED, Code.INTERRUPTED, ExitCode.INTERRUPTED),
+        (RunError(Code.DEBUGGER, ""), Outcome.FAILED, Code.DEBUGGER, ExitCode.RUN_FAILED),
+        (PeerError(Code.BROKER_UNTRUSTED, ""), Outcome.FAILED, Code.BROKER_UNTRUSTED, ExitCode.RUN_FAILED),
+        (PackageError(Code.PACKAGE_TAMPERED, ""), Outcome.FAILED, Code.PACKAGE_TAMPERED, ExitCode.RUN_FAILED),
+        (InternalError(Code.INTERNAL, ""), Outcome.FAILED, Code.INTERNAL, ExitCode.RUN_FAILED),
+        (ValueError("Jane Doe"), Outcome.FAILED, Code.INTERNAL, ExitCode.RUN_FAILED),
+        (MemoryError(), Outcome.FAILED, Code.INTERNAL, ExitCode.RUN_FAILED),
+    ],
+)
+def test_how_an_error_ends_a_run(error: Exception, outcome: Outcome, code: Code, exit_code: ExitCode) -> None:
+    ending = Ending.of(error)
+    assert (ending.outcome, ending.code, ending.exit_code) == (outcome, code, exit_code)
+    assert "Jane" not in repr(ending)
+
+
+def test_an_end_before_there_was_a_launch_is_a_matter_of_usage() -> None:
+    assert Ending(outcome=Outcome.FAILED, code=Code.SCHEMA, began=False).exit_code == ExitCode.USAGE
+    assert Ending(outcome=Outcome.COMPLETED).exit_code == ExitCode.DONE
+    assert Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND).exit_code == ExitCode.RESIDUE
+
+
+def test_the_process_knows_when_it_was_started() -> None:
+    age_s = (Lifecycle.now_us() - process_start_us()) / 1e6
+    assert 0 < age_s < 24 * 3600
+    assert abs(age_s - (time.time() - Path("/proc/self").stat().st_ctime)) < 5
+
+
+def test_steps_add_up_and_those_not_reached_are_none() -> None:
+    lifecycle = Lifecycle(Lifecycle.now_us() - 1_000_000)
+    for _ in range(2):
+        with lifecycle.step("seal_outputs"):
+            time.sleep(0.01)
+    lifecycle.worked(900_000)
+    told = lifecycle.to_json()
+    assert told["attest"] is None
+    assert 20_000 <= (told["seal_outputs"] or 0) < 500_000
+    # A second ago, less the time of the work itself, and sealing counts although it fell into that time.
+    assert 140_000 <= (told["total"] or 0) < 900_000
+
+
+def test_kills_for_want_of_memory_are_counted_where_the_kernel_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "memory.events"
+    group.write_text("low 0\noom 4\noom_kill 3\n")
+    monkeypatch.setattr(memory_events, "_counters", lambda: [str(tmp_path / "missing"), str(group)])
+    assert memory_events.oom_kills() == 3
+    monkeypatch.setattr(memory_events, "_counters", list)
+    assert memory_events.oom_kills() == 0
+
+
+def test_this_machine_counts_them_somewhere() -> None:
+    assert memory_events.oom_kills() >= 0
+    assert memory_events._counters()[-1] == "/proc/vmstat"
+
+
+class Driver:
+    """NVIDIA's management library with one GPU, or with none that answers."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.closed = False
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.closed = True
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        fill: dict[str, Callable[..., None]] = {
+            "nvmlSystemGetDriverVersion": lambda text, _size: setattr(text, "value", b"570.1"),
+            "nvmlDeviceGetCount_v2": lambda count: setattr(count._obj, "value", 1),
+            "nvmlDeviceGetHandleByIndex_v2": lambda _index, _device: None,
+            "nvmlDeviceGetName": lambda _device, text, _size: setattr(text, "value", b"NVIDIA H200"),
+            "nvmlDeviceGetUUID": lambda _device, text, _size: setattr(text, "value", b"GPU-1"),
+            "nvmlDeviceGetMemoryInfo": lambda _device, memory: setattr(memory._obj, "total", 150_000_000_000),
+        }
+        if name not in fill:
+            raise AttributeError(name)
+
+        def answer(*arguments: Any) -> int:
+            if self.broken:
+                return 9
+            fill[name](*arguments)
+            return 0
+
+        return answer
+
+
+def test_a_gpu_is_claimed_as_its_driver_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia0").touch()
+    driver = Driver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: driver)
+    expected = Gpu(name="NVIDIA H200", memory_bytes=150_000_000_000, driver="570.1", uuid="GPU-1")
+    assert gpus.in_sight(folder=str(tmp_path)) == (expected,)
+    assert driver.closed
+
+
+def test_a_driver_that_does_not_answer_and_a_machine_without_one_claim_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gpus.in_sight(folder=str(tmp_path)) == ()
+    (tmp_path / "nvidia0").touch()
+    assert gpus.in_sight(folder=str(tmp_path), library="no-such-library.so") == ()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Driver(broken=True))
+    assert gpus.in_sight(folder=str(tmp_path)) == ()

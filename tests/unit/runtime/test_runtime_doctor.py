@@ -1,0 +1,140 @@
+"""The doctor: what a machine offers, what is missing and what follows, in words that do not flatter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from glasshouse.runtime import doctor
+from glasshouse.runtime.doctor import Finding, Standing
+from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.wire.canonical import decode, encode
+from tools.forked import in_child
+from tools.machine import (
+    WithoutLandlock,
+    WithoutMemoryLock,
+    WithoutNamespaces,
+    WithoutNoswap,
+    WithoutSeccomp,
+    WithoutSecretMemory,
+    WithSwap,
+    needs_filters,
+    needs_landlock,
+    needs_namespaces,
+    needs_root,
+    needs_secret_memory,
+)
+
+pytestmark = needs_filters
+
+HOST_SEES = {"host-sees-memory", "host-sees-measurements", "host-sees-gpu", "host-sees-traffic"}
+
+
+def examined(kernel: Kernel = REAL, devices: Path = Path("/dev")) -> dict[str, Finding]:
+    found = in_child(lambda: doctor.examine(kernel, devices=devices))
+    assert len({finding.feature for finding in found}) == len(found)
+    return {finding.feature: finding for finding in found}
+
+
+@needs_root
+@needs_namespaces
+@needs_landlock
+@needs_secret_memory
+def test_a_machine_with_everything_can_reach_strict_and_software_and_no_more() -> None:
+    found = examined()
+    if found["swap"].standing is Standing.GOOD:
+        assert (found["profile"].value, found["profile"].standing) == ("strict", Standing.GOOD)
+    assert found["assurance"].value == "software"
+    assert found["landlock"].value == f"abi {REAL.landlock_abi()}"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "feature", "value"),
+    [
+        (WithoutLandlock(), "landlock", "none"),
+        (WithoutSecretMemory(), "secret-memory", "locked-memory"),
+        (WithoutNamespaces(), "workspace", "directory"),
+        (WithoutMemoryLock(), "locked-memory", None),
+        (WithSwap(), "swap", "1 devices"),
+    ],
+    ids=lambda item: type(item).__name__ if isinstance(item, Kernel) else None,
+)
+def test_whatever_is_missing_is_named_and_puts_strict_out_of_reach(
+    kernel: Kernel, feature: str, value: str | None
+) -> None:
+    found = examined(kernel)
+    assert found[feature].standing is Standing.WEAKER
+    assert value is None or found[feature].value == value
+    assert (found["profile"].value, found["profile"].standing) == ("standard", Standing.WEAKER)
+    assert feature in found["profile"].consequence
+
+
+def test_without_filters_no_protected_run_is_possible() -> None:
+    found = examined(WithoutSeccomp())
+    assert found["seccomp"].standing is Standing.MISSING
+    assert (found["profile"].value, found["profile"].standing) == ("off", Standing.MISSING)
+
+
+@needs_root
+@needs_namespaces
+def test_before_linux_6_4_the_workspace_is_said_to_be_swappable() -> None:
+    workspace = examined(WithoutNoswap())["workspace"]
+    assert (workspace.value, workspace.standing) == ("tmpfs", Standing.GOOD)
+    assert "swap" in workspace.consequence
+
+
+def test_hardware_roots_are_seen_and_never_promised(tmp_path: Path) -> None:
+    for node in ("tpmrm0", "sev-guest", "tdx_guest", "nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / node).touch()
+    found = examined(devices=tmp_path)
+    for name, level in (("root-tpm", "tpm"), ("root-sev-snp", "cpu-tee"), ("root-tdx", "cpu-tee")):
+        assert found[name].standing is Standing.NOTE
+        assert level in found[name].consequence
+        assert "does not yet" in found[name].consequence
+    assert found["root-nvidia-cc"].value in ("on", "off", "unknown")
+    assert found["gpus"].value == "2"
+    assert found["assurance"].value == "software"
+
+
+def test_a_bare_machine_has_no_roots(tmp_path: Path) -> None:
+    found = examined(devices=tmp_path)
+    assert not [feature for feature in found if feature.startswith("root-")]
+    assert found["gpus"].value == "0"
+
+
+def test_what_the_host_can_see_is_always_said() -> None:
+    found = examined()
+    assert {feature for feature in found if feature.startswith("host-sees-")} == HOST_SEES
+    assert "leaves no trace" in found["host-sees-memory"].consequence
+
+
+@pytest.mark.parametrize(("scope", "said"), [("0", "watched"), ("1", "parents"), ("3", "nobody"), ("9", "unknown")])
+def test_the_limits_on_attaching_are_read(scope: str, said: str) -> None:
+    class Yama(Kernel):
+        def read(self, path: str) -> bytes:
+            return f"{scope}\n".encode() if path.endswith("ptrace_scope") else super().read(path)
+
+    assert said in examined(Yama())["ptrace-scope"].consequence
+
+
+def test_findings_travel_as_json() -> None:
+    listed = [finding.to_json() for finding in examined().values()]
+    assert decode(encode(listed), max_bytes=1 << 16) == listed
+    assert {"consequence", "feature", "standing", "value"} == set(listed[0])
+    assert json.dumps(listed)
+
+
+def test_looking_changes_nothing_here() -> None:
+    def state() -> object:
+        names = ("NoNewPrivs", "Seccomp", "CapEff", "TracerPid")
+        spaces = [Path(f"/proc/self/ns/{name}").readlink() for name in ("mnt", "net", "pid", "user")]
+        return [REAL.status("self")[name] for name in names], spaces, len(list(Path("/proc/self/fd").iterdir()))
+
+    def story() -> bool:
+        before = state()
+        doctor.examine()
+        return state() == before
+
+    assert in_child(story)

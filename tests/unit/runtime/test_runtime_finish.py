@@ -1,0 +1,191 @@
+"""The end of a run: always in its order, whatever broke before or breaks on the way."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasshouse.attestation.claims import ContainerSource
+from glasshouse.errors import Code, RunError
+from glasshouse.evidence.events import ProbeResult
+from glasshouse.evidence.log import EventLog
+from glasshouse.evidence.results import Probe
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
+from glasshouse.jobs.verify import verify_bundle
+from glasshouse.package.read import Package
+from glasshouse.runtime import finish as finishing
+from glasshouse.runtime.custodian import Regions
+from glasshouse.runtime.finish import finish
+from glasshouse.runtime.lifecycle import Lifecycle
+from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.needles import NeedleKind, Needles
+from glasshouse.runtime.options import Options
+from glasshouse.runtime.outdir import OutDir
+from glasshouse.runtime.run import Ending, Identity, Run
+from glasshouse.runtime.start import Beginning
+from glasshouse.wire.policy import Profile
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import Outcome
+from tools.runtime_package import OwnersPackage, seal
+
+REFUSED = Ending(outcome=Outcome.REFUSED, code=Code.PACKAGE_REVOKED)
+COMPLETED = Ending(outcome=Outcome.COMPLETED)
+
+
+def launch_for(package: OwnersPackage) -> LaunchFile:
+    broker, launch, now_s = SigningKey.generate(), SigningKey.generate(), int(time.time())
+    run_id, container = secrets.token_hex(16), secrets.token_hex(8)
+    token = TokenClaims(
+        jti=secrets.token_hex(16),
+        deployment=secrets.token_hex(16),
+        run_id=run_id,
+        package_id=package.manifest.package_id,
+        manifest_sha256=package.manifest.sha256,
+        floor_sha256=package.manifest.floor.sha256,
+        policy_sha256=bytes(32),
+        container_id=container,
+        container_source=ContainerSource.MINTED,
+        launch_public=launch.public,
+        issued_s=now_s,
+        expires_s=now_s + 600,
+    )
+    delegation = Delegation(
+        broker_public=broker.public, uses=frozenset(Use), not_before_us=0, not_after_us=(now_s + 600) * 1_000_000
+    )
+    return LaunchFile(
+        token=issue_token(broker, token),
+        launch_seed=launch.seed(),
+        broker_public=broker.public,
+        broker_url="http://127.0.0.1:9",
+        delegation=delegation.sign(package.owner),
+        run_id=run_id,
+        container_id=container,
+        container_source=ContainerSource.MINTED,
+        profile=Profile.STANDARD,
+    )
+
+
+class Scene:
+    """A run that got as far as its secret memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "out"
+        self.sealed = seal(folder / "job.sealed", {"data": secrets.token_bytes(4000)})
+        stream = self.sealed.path.open("rb", buffering=0)
+        self.regions = Regions.for_package(self.sealed.manifest)
+        begun = Beginning(package_file=stream, package=Package.open(stream), regions=self.regions)
+        self.run = Run(
+            options=Options(package="", out=str(self.folder)),
+            loop=Loop(),
+            out=OutDir(str(self.folder)),
+            lifecycle=Lifecycle(Lifecycle.now_us()),
+            started_us=time.time_ns() // 1000,
+            begun=begun,
+        )
+        launch, key = launch_for(self.sealed), SigningKey.generate()
+        log = EventLog(
+            run_id=launch.run_id, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=self.run.line
+        )
+        self.run.identity = Identity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
+
+    def plant(self, needle: bytes) -> None:
+        needles = Needles(self.regions.needles.view)
+        needles.add(NeedleKind.PACKAGE_KEY, needle)
+        self.regions.grant.view[:32] = needle
+
+    def outcome(self) -> tuple[Outcome, Code | None]:
+        """Return what the owner reads in the receipt."""
+        receipt = verify_bundle((self.folder / "receipt.json").read_bytes(), owner=self.sealed.owner.public)
+        return receipt.chain.receipt.outcome, receipt.chain.receipt.code
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    if scene.run.begun.package_file is not None:
+        scene.run.begun.package_file.close()
+
+
+def test_a_refused_run_is_wiped_and_has_a_receipt(scene: Scene) -> None:
+    assert finish(scene.run, REFUSED) == REFUSED
+    assert scene.outcome() == (Outcome.REFUSED, Code.PACKAGE_REVOKED)
+    assert scene.run.identity is None
+
+
+def test_keys_are_zero_before_anything_is_said_about_them(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.plant(secrets.token_bytes(32))
+    seen: list[bool] = []
+
+    def probe(run: Run) -> list[Probe]:
+        assert run.begun.regions is not None
+        seen.append(run.begun.regions.grant.is_zero())
+        seen.append(len(Needles(run.begun.regions.needles.view)) == 1)
+        return [Probe(probe="agent-memory", result=ProbeResult.CLEAN)]
+
+    def books(run: Run, _ending: Ending, _answers: list[Probe]) -> None:
+        assert run.begun.regions is not None
+        seen.append(run.begun.regions.needles.is_zero())
+
+    monkeypatch.setattr(finishing, "_probe", probe)
+    monkeypatch.setattr(finishing, "close_books", books)
+    finish(scene.run, REFUSED)
+    assert seen == [True, True, True]
+
+
+def test_a_key_that_stayed_in_memory_makes_the_run_a_residue(scene: Scene) -> None:
+    leak = bytearray(secrets.token_bytes(32))
+    scene.plant(leak)
+    assert finish(scene.run, COMPLETED) == Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
+    assert scene.outcome() == (Outcome.RESIDUE, Code.RESIDUE_FOUND)
+    assert any(leak)
+
+
+@pytest.mark.parametrize("broken", ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_needles"])
+def test_a_step_that_breaks_stops_no_other_and_is_not_a_success(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    scene.plant(secrets.token_bytes(32))
+    done: list[str] = []
+    for name in ("_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_needles", "close_books", "_forget"):
+        monkeypatch.setattr(finishing, name, _noted(name, done, getattr(finishing, name), broken=name == broken))
+    ending = finish(scene.run, COMPLETED)
+    assert done == ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_needles", "close_books", "_forget"]
+    assert ending.outcome is not Outcome.COMPLETED
+
+
+def _noted(name: str, done: list[str], step: object, *, broken: bool) -> object:
+    def act(*arguments: object) -> object:
+        done.append(name)
+        if broken:
+            raise ValueError("a defect")
+        return step(*arguments)  # type: ignore[operator]
+
+    return act
+
+
+def test_a_full_disk_keeps_nothing_from_being_wiped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_line: bytes) -> None:
+        raise RunError(Code.DISK_FULL, "full")
+
+    scene.regions.grant.view[:32] = bytes(range(32))
+    monkeypatch.setattr(scene.run.out, "event", full)
+    monkeypatch.setattr(scene.run.out, "receipt", full)
+    monkeypatch.setattr(finishing, "_forget", lambda _run: None)
+    assert finish(scene.run, REFUSED) == REFUSED
+    assert scene.regions.grant.is_zero()
+    assert not (scene.folder / "receipt.json").exists()
+    scene.regions.close()
+
+
+def test_a_run_that_never_began_ends_without_a_word(scene: Scene) -> None:
+    scene.run.identity = None
+    scene.run.begun.regions = None
+    ending = Ending(outcome=Outcome.FAILED, code=Code.USAGE)
+    assert finish(scene.run, ending) == ending
+    assert not (scene.folder / "receipt.json").exists()

@@ -1,0 +1,223 @@
+"""Heads on their way to the broker, and what becomes of a run whose broker does not answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, RunError
+from glasshouse.evidence.events import EventType
+from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, countersign
+from glasshouse.evidence.log import EventLog
+from glasshouse.runtime.heads import HeadKeeper, Trust
+from glasshouse.runtime.loop import Loop
+from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import Outcome, State
+
+
+class Broker:
+    """Countersigns as the real one does, answers when told to, and can be made to lie."""
+
+    def __init__(self, loop: Loop, run_id: str, evidence_public: bytes) -> None:
+        self.key = SigningKey.generate()
+        self.last: CountersignedHead | None = None
+        self.submissions: list[HeadSubmission] = []
+        self.away = self.deaf = False
+        self.signs_with = self.key
+        self._loop, self._run_id, self._evidence_public = loop, run_id, evidence_public
+
+    def begin(self, path: str, body: bytes, done: Callable[[Any], None], **_: Any) -> Any:
+        assert path == "/v1/heads"
+        submission = HeadSubmission.parse(body)
+        self.submissions.append(submission)
+        call = _Call(self._answer(submission))
+        self._loop.after(0, lambda: call.abandoned or done(call))
+        return call
+
+    def _answer(self, submission: HeadSubmission) -> bytes | GlasshouseError:
+        if self.away:
+            return PeerError(Code.BROKER_UNREACHABLE, "away")
+        try:
+            found = countersign(
+                submission.head,
+                submission.proof,
+                run_id=self._run_id,
+                previous=self.last,
+                evidence_public=self._evidence_public,
+                broker_key=self.signs_with,
+                now_us=time.time_ns() // 1000,
+            )
+        except RefusedError as refusal:
+            return refusal
+        self.last = found
+        return PeerError(Code.BROKER_UNREACHABLE, "lost") if self.deaf else found.encode()
+
+
+class _Call:
+    def __init__(self, answer: bytes | GlasshouseError) -> None:
+        self._answer = answer
+        self.abandoned = False
+
+    def body(self) -> bytes:
+        if isinstance(self._answer, GlasshouseError):
+            raise self._answer
+        return self._answer
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class Desk:
+    """A run's log and its keeper."""
+
+    def __init__(self, *, lease_s: float = 60.0, deaf: bool = False, forger: SigningKey | None = None) -> None:
+        self.loop, run_id, key = Loop(), secrets.token_hex(16), SigningKey.generate()
+        self.log = EventLog(
+            run_id=run_id, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=lambda _line: None
+        )
+        self.broker = Broker(self.loop, run_id, key.public)
+        self.broker.deaf = deaf
+        self.broker.signs_with = forger or self.broker.key
+        self.kept: list[bytes] = []
+        self.troubles: list[Code] = []
+        self.keeper = HeadKeeper(
+            self.loop,
+            self.broker,  # type: ignore[arg-type]
+            self.log,
+            Trust(broker_public=self.broker.key.public, evidence_public=key.public),
+            countersigned=self.kept.append,
+            trouble=self.troubles.append,
+            lease_s=lease_s,
+        )
+
+    def settle(self, seconds: float = 0.02) -> None:
+        self.loop.sleep(seconds)
+
+    def go(self, state: State) -> None:
+        self.log.transition(state)
+        self.keeper.publish()
+
+    def end(self) -> None:
+        self.log.transition(State.ZEROIZING)
+        self.log.transition(State.ZEROIZED, outcome=Outcome.FAILED, code=Code.INTERNAL)
+
+
+def test_each_transition_is_countersigned() -> None:
+    desk = Desk()
+    desk.settle()
+    desk.go(State.HARDENED)
+    desk.settle()
+    desk.go(State.MEASURED)
+    desk.settle()
+    assert desk.keeper.last is not None
+    assert (desk.keeper.last.head.size, desk.keeper.last.head.state) == (3, State.MEASURED)
+    assert len(desk.kept) == 3
+    assert desk.troubles == []
+
+
+def test_transitions_in_a_row_are_one_head_in_flight_and_then_the_newest() -> None:
+    desk = Desk()
+    for state in (State.HARDENED, State.MEASURED, State.ATTESTED):
+        desk.go(state)
+    desk.settle()
+    assert [len(submission.proof) > 0 for submission in desk.broker.submissions] == [False, True]
+    assert desk.keeper.last is not None
+    assert desk.keeper.last.head.state is State.ATTESTED
+
+
+def test_a_head_whose_answer_was_lost_is_sent_again_as_it_was() -> None:
+    desk = Desk(deaf=True)
+    desk.settle()
+    desk.go(State.HARDENED)
+    desk.broker.deaf = False
+    assert desk.loop.run_until(lambda: desk.keeper.last is not None and desk.keeper.last.head.size == 2, within_s=3)
+    first, second, third = desk.broker.submissions
+    assert first == second
+    assert third != second
+    assert desk.troubles == [Code.BROKER_UNREACHABLE]
+
+
+def test_while_the_broker_is_away_nothing_piles_up() -> None:
+    desk = Desk()
+    desk.settle()
+    desk.broker.away = True
+    for state in (State.HARDENED, State.MEASURED, State.ATTESTED, State.RELEASED):
+        desk.go(state)
+        desk.settle()
+    assert len({submission.head for submission in desk.broker.submissions}) == 2
+    desk.broker.away = False
+    desk.end()
+    assert desk.keeper.finish(5)
+    assert desk.keeper.last is not None
+    assert desk.keeper.last.head.state is State.ZEROIZED
+
+
+def test_a_lease_without_contact_ends_the_run() -> None:
+    desk = Desk(lease_s=0.3)
+    desk.settle()
+    desk.broker.away = True
+    with pytest.raises(RunError) as caught:
+        desk.loop.run_until(lambda: False, within_s=3)
+    assert caught.value.code is Code.LEASE_LOST
+
+
+def test_a_quiet_run_keeps_its_lease_by_heads_that_are_new() -> None:
+    desk = Desk(lease_s=0.3)
+    desk.settle(1.0)
+    heads = [submission.head for submission in desk.broker.submissions]
+    assert len(heads) == len(set(heads)) >= 5
+    assert desk.keeper.last is not None
+    assert desk.keeper.last.head.size == desk.log.size
+
+
+def test_a_countersignature_by_another_key_is_no_contact() -> None:
+    desk = Desk(lease_s=0.3, forger=SigningKey.generate())
+    with pytest.raises(RunError) as caught:
+        desk.loop.run_until(lambda: False, within_s=3)
+    assert caught.value.code is Code.LEASE_LOST
+    assert desk.keeper.last is None
+    assert Code.BROKER_UNTRUSTED in desk.troubles
+    assert desk.kept == []
+
+
+def test_an_old_countersignature_is_not_taken_for_a_new_one() -> None:
+    desk = Desk()
+    desk.settle()
+    old = desk.kept[0]
+    desk.broker.begin = lambda _path, _body, done, **_: _replay(desk, old, done)  # type: ignore[method-assign]
+    desk.go(State.HARDENED)
+    desk.settle()
+    assert desk.keeper.last is not None
+    assert desk.keeper.last.head.size == 1
+    assert desk.troubles == [Code.BROKER_PROTOCOL]
+
+
+def _replay(desk: Desk, old: bytes, done: Callable[[Any], None]) -> _Call:
+    call = _Call(old)
+    desk.loop.after(0, lambda: done(call))
+    return call
+
+
+def test_at_the_end_a_broker_that_refuses_is_asked_a_few_times_and_no_more() -> None:
+    desk = Desk()
+    desk.settle()
+    desk.broker.signs_with = SigningKey.generate()
+    desk.end()
+    begun = time.monotonic()
+    assert not desk.keeper.finish(30)
+    assert time.monotonic() - begun < 10
+    assert len(desk.broker.submissions) == 1 + 3
+
+
+def test_at_the_end_a_broker_that_is_away_is_waited_for_so_long_and_no_longer() -> None:
+    desk = Desk()
+    desk.settle()
+    desk.broker.away = True
+    desk.end()
+    assert not desk.keeper.finish(0.2)
+    with pytest.raises(GlasshouseError):
+        desk.log.append(EventType.NOTICE, {"code": "late", "value": None})
