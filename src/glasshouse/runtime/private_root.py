@@ -49,8 +49,6 @@ _LINKS = (
     ("dev/stderr", "/proc/self/fd/2"),
     ("dev/stdin", "/proc/self/fd/0"),
     ("dev/stdout", "/proc/self/fd/1"),
-    ("tmp", BASE + "/" + TEMPORARY),
-    ("var/tmp", BASE + "/" + TEMPORARY),
 )
 
 
@@ -72,11 +70,12 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
     site = next(path for path in _SITES if os.path.isdir(path))
     kernel.mount("tmpfs", site, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={_ROOT_BYTES}")
     try:
+        # First what can be written: a path to be shown may lie in /tmp.
+        _workspace(kernel, site, workspace_bytes)
         for path, descriptor in sources:
             if descriptor is not None:
                 _show(kernel, path, descriptor, site + path, device=path in devices)
         _proc(kernel, site + "/proc")
-        _workspace(kernel, site, workspace_bytes)
         _furnish(site)
         kernel.mount("none", site, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
         here = os.open("/", os.O_PATH | os.O_DIRECTORY)
@@ -162,9 +161,9 @@ def _workspace(kernel: Kernel, site: str, workspace_bytes: int) -> None:
     except KernelError:  # before Linux 6.4, or in a user namespace
         kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options)
     lay_out(base)
-    shared = site + "/dev/shm"  # noqa: S108
-    os.makedirs(shared, mode=0o755, exist_ok=True)
-    kernel.mount(base + "/" + SHARED, shared, None, MS_BIND)
+    for name, place in ((TEMPORARY, "/tmp"), (TEMPORARY, "/var/tmp"), (SHARED, "/dev/shm")):  # noqa: S108
+        os.makedirs(site + place, mode=0o755, exist_ok=True)
+        kernel.mount(f"{base}/{name}", site + place, None, MS_BIND)
 
 
 def lay_out(base: str) -> None:
@@ -175,7 +174,7 @@ def lay_out(base: str) -> None:
 
 
 def _furnish(site: str) -> None:
-    for directory in ("/dev", "/etc", "/var"):
+    for directory in ("/dev", "/etc"):
         os.makedirs(site + directory, mode=0o755, exist_ok=True)
     for name, text in _ETC.items():
         descriptor = os.open(f"{site}/etc/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)

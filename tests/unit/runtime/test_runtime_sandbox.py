@@ -98,6 +98,32 @@ def test_the_machines_files_are_not_there(tmp_path: Path) -> None:
 
 
 @needs_namespaces
+def test_a_path_that_lies_in_tmp_is_shown_read_only_and_tmp_stays_writable() -> None:
+    # As when everything is installed below /tmp.
+    place = Path("/tmp") / f"glasshouse-shown-{os.getpid()}"
+    place.mkdir()
+    try:
+        (place / "file").write_text("to be read")
+        code = f"""
+import os
+print(open('{place}/file').read(), sorted(os.listdir('{place}')))
+for path in ('{place}/new', '/tmp/new', '/var/tmp/other'):
+    try:
+        open(path, 'w')
+        print('written')
+    except OSError as error:
+        print(error.strerror)
+"""
+        ran = run(code, read_paths=(*sandbox.default_read_paths(), str(place)))
+        assert sorted(place.iterdir()) == [place / "file"]
+    finally:
+        (place / "file").unlink()
+        place.rmdir()
+    assert "no-private-root" not in ran.report.notes
+    assert ran.output.splitlines() == ["to be read ['file']", "Read-only file system", "written", "written"]
+
+
+@needs_namespaces
 def test_nothing_that_the_worker_writes_has_a_name_on_the_machine() -> None:
     marker = "glasshouse-test-marker-file"
     ran = run(f"open('{marker}','w').write('x'); open('/tmp/{marker}','w'); open('/dev/shm/{marker}','w'); print('ok')")

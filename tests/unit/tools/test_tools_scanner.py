@@ -74,7 +74,7 @@ def plant_in_heap(source: int) -> object:
 
 def plant_in_freed_block(source: int) -> object:
     block = _libc.malloc(4096)
-    guard = _libc.malloc(64)  # keeps the block from going back to the kernel
+    guard = _libc.malloc(4096)  # keeps the block from going back to the kernel
     _libc.read(source, block + 1000, SIZE)
     _libc.free(ctypes.c_void_p(block))
     return guard
