@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint vectors count clean
+.PHONY: help setup demo test test-long lint vectors count clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Glasshouse needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
@@ -32,6 +32,9 @@ demo: $(VENV)/.ready-run ## a protected LoRA run on this machine, verified
 
 test: $(VENV)/.ready-dev ## the whole test suite
 	$(BIN)/python -m pytest
+
+test-long: $(VENV)/.ready-dev ## the statistical runs that take minutes
+	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.ready-dev ## style, types, import layers
 	$(BIN)/ruff check .

@@ -14,7 +14,11 @@ HEAD = """# The command line
 Written by `python docs/reference/generate.py`; a test holds it to what `--help` says.
 
 Exit codes: 0 done, 1 internal error, 2 usage, 3 refused by the gate, 4 the run failed, 5 verification failed,
-6 residue found, 7 a peer cannot be reached, 130 interrupted.
+6 residue found, 7 a peer cannot be reached, 8 authentic but incomplete, 130 interrupted.
+
+`run` exits with how its run ended. `verify` of a receipt exits with 0 when it is good, with the run's own code (3, 4,
+6 or 130) when it is authentic and whole and the run did not complete, with 8 when nothing contradicts it but a part is
+missing (of a run that the gate refused, the attestation result always is), and with 5 when anything does not hold.
 """
 
 

@@ -88,7 +88,7 @@ def bundle_cases() -> Iterator[tuple[str, dict[str, Any]]]:
             "bundle",
             "a run whose broker was away at its end",
             {"bundle": whole(World().run(broker_away=True).data), "owner": owner},
-            **accepted("incomplete", Outcome.COMPLETED, "software", 5),
+            **accepted("incomplete", Outcome.COMPLETED, "software", 8),
         ),
     )
     for made, reach, name in ((True, State.MEASURED, "refused-at-the-gate"), (False, State.CREATED, "never-attested")):
@@ -101,7 +101,7 @@ def bundle_cases() -> Iterator[tuple[str, dict[str, Any]]]:
                 "bundle",
                 f"a run that was {name.replace('-', ' ')}: nobody vouches for its evidence key but its launch key",
                 {"bundle": whole(run.data), "owner": owner},
-                **accepted("incomplete", Outcome.REFUSED, "unattested", 5),
+                **accepted("incomplete", Outcome.REFUSED, "unattested", 8),
             ),
         )
     rival = World("rival")

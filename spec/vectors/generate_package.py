@@ -247,6 +247,7 @@ def hostile_indexes() -> Iterator[Vector]:
         ("backslash", "another system's separator", paths("a\\b")),
         ("nul", "a NUL", paths("a\x00b")),
         ("control", "a terminal's escape", paths("a\x1b[2J")),
+        ("format", "a character that turns text round", paths("photo\u202egpj.exe")),
         ("not-nfc", "e and a combining accent", paths("cafe\u0301")),
         ("long", "1205 bytes", paths(long)),
         ("long-component", "a component of 256 bytes", paths("a" * 256)),

@@ -155,6 +155,7 @@ class ExitCode(IntEnum):
     VERIFICATION_FAILED = 5
     RESIDUE = 6
     UNREACHABLE = 7
+    INCOMPLETE = 8
     INTERRUPTED = 130
 
 

@@ -148,6 +148,9 @@ class Quiet:
     def event(self, *_event: object) -> None:
         pass
 
+    def tick(self, *_seen: object) -> None:
+        pass
+
     def stopping(self, times: int) -> None:
         pass
 

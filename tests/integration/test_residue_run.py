@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,22 +116,20 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Callable[[int], Scene]]:
-    worlds: list[tuple[World, Proxy]] = []
+    with ExitStack() as open_, ExitStack() as agents:
 
-    def play(seconds: int) -> Scene:
-        tap = Tap()
-        script = TRAIN.replace("SECONDS", str(seconds))
-        world = script_world(tmp_path, script, {"patients.csv": PATIENTS}, allow_pickle=True)
-        proxy = Proxy(tmp_path / "proxy", world.broker.runtime_url, tap)
-        worlds.append((world, proxy))
-        agent = world.start(world.launch(broker_url=proxy.url), program=(PROGRAM,))
-        agent.wait_for(lambda: any(event["type"] == "progress" for event in agent.events()))
-        return Scene(agent=agent, secrets=secrets_of(world, tap.sealed_key))
+        def play(seconds: int) -> Scene:
+            tap = Tap()
+            script = TRAIN.replace("SECONDS", str(seconds))
+            world = open_.enter_context(script_world(tmp_path, script, {"patients.csv": PATIENTS}, allow_pickle=True))
+            proxy = Proxy(tmp_path / "proxy", world.broker.runtime_url, tap)
+            open_.callback(proxy.close)
+            agents.enter_context(world)  # so that nobody asks the proxy any more when that is closed
+            agent = world.start(world.launch(broker_url=proxy.url), program=(PROGRAM,))
+            agent.wait_for(lambda: any(event["type"] == "progress" for event in agent.events()))
+            return Scene(agent=agent, secrets=secrets_of(world, tap.sealed_key))
 
-    yield play
-    for world, proxy in worlds:
-        world.close()
-        proxy.close()
+        yield play
 
 
 def places(report: Report, names: dict[str, bytes]) -> set[tuple[str, int]]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,17 +32,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def through(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[..., tuple[World, Proxy]]]:
     """Return a world whose runtime reaches its broker only through somebody."""
-    made: list[tuple[World, Proxy]] = []
+    with ExitStack() as made:
 
-    def make(act: Act, script: str = QUICK, **options: object) -> tuple[World, Proxy]:
-        world = script_world(tmp_path, script, broker=broker, **options)  # type: ignore[arg-type]
-        made.append((world, Proxy(tmp_path / "proxy", broker.runtime_url, act)))
-        return made[-1]
+        def make(act: Act, script: str = QUICK, **options: object) -> tuple[World, Proxy]:
+            proxy = Proxy(tmp_path / "proxy", broker.runtime_url, act)
+            made.callback(proxy.close)  # after the world: nobody asks it any more then
+            world = script_world(tmp_path, script, broker=broker, **options)  # type: ignore[arg-type]
+            return made.enter_context(world), proxy
 
-    yield make
-    for world, proxy in made:
-        world.close()
-        proxy.close()
+        yield make
 
 
 def once(act: Act) -> Act:
@@ -147,37 +146,35 @@ def test_a_forged_countersignature_is_no_contact_and_no_receipt(through: Callabl
     world, proxy = through(forge, SECONDS.format(200), broken=Broken(lease_s=2))
     agent = world.start(world.launch(broker_url=proxy.url))
     verdict = ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.LEASE_LOST)
-    assert verdict.exit_code == ExitCode.VERIFICATION_FAILED
+    assert verdict.exit_code == ExitCode.INCOMPLETE
     assert not (agent.out / "heads.log").read_bytes()
 
 
 def test_a_broker_that_comes_back_finds_its_run_again(tmp_path: Path) -> None:
-    world = script_world(tmp_path, SECONDS.format(60))
-    home, address = tmp_path / "broker", world.broker.runtime_url.removeprefix("http://")
-    agent = world.start()
-    agent.wait_for_state("running")
-    world.broker.kill()
-    with BrokerProcess(home, runtime_bind=address) as again:
-        verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
-        assert verdict.exit_code == ExitCode.DONE
-        assert again.client().deployment(world.deployment)["releases"] == 1
-    world.close()
+    home = tmp_path / "broker"
+    with script_world(tmp_path, SECONDS.format(60)) as world:
+        address = world.broker.runtime_url.removeprefix("http://")
+        agent = world.start()
+        agent.wait_for_state("running")
+        world.broker.kill()
+        with BrokerProcess(home, runtime_bind=address) as again:
+            verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
+            assert verdict.exit_code == ExitCode.DONE
+            assert again.client().deployment(world.deployment)["releases"] == 1
 
 
 def test_a_broker_that_is_gone_for_good_ends_the_lease(tmp_path: Path) -> None:
-    world = script_world(tmp_path, SECONDS.format(600), broken=Broken(lease_s=2))
-    agent = world.start()
-    agent.wait_for_state("running")
-    world.broker.kill()
-    verdict = ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.LEASE_LOST)
-    assert verdict.status == "incomplete"
-    world.close()
+    with script_world(tmp_path, SECONDS.format(600), broken=Broken(lease_s=2)) as world:
+        agent = world.start()
+        agent.wait_for_state("running")
+        world.broker.kill()
+        verdict = ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.LEASE_LOST)
+        assert verdict.status == "incomplete"
 
 
-def test_a_quiet_run_keeps_its_lease(tmp_path: Path) -> None:
-    world = script_world(tmp_path, "import time\ntime.sleep(4)\n", broken=Broken(lease_s=2))
-    ended(world.start(), exit_code=ExitCode.DONE, outcome="completed", code=None)
-    world.close()
+def test_a_quiet_run_keeps_its_lease(tmp_path: Path, broker: BrokerProcess) -> None:
+    with script_world(tmp_path, "import time\ntime.sleep(3)\n", broken=Broken(lease_s=2), broker=broker) as world:
+        ended(world.start(), exit_code=ExitCode.DONE, outcome="completed", code=None)
 
 
 def test_an_interruption_is_heard_while_nobody_answers(through: Callable[..., tuple[World, Proxy]]) -> None:

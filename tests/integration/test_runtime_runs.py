@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def world(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[..., World]]:
-    worlds: list[World] = []
+    with ExitStack() as worlds:
 
-    def make(script: str = TRAIN, **options: Any) -> World:
-        worlds.append(script_world(tmp_path, script, {"patients.csv": PATIENTS}, broker=broker, **options))
-        return worlds[-1]
+        def make(script: str = TRAIN, **options: Any) -> World:
+            made = script_world(tmp_path, script, {"patients.csv": PATIENTS}, broker=broker, **options)
+            return worlds.enter_context(made)
 
-    yield make
-    for one in worlds:
-        one.close()
+        yield make
 
 
 def test_a_run_ends_with_sealed_results_and_a_receipt_that_holds(world: Callable[..., World]) -> None:
@@ -156,9 +155,9 @@ def test_a_package_that_was_cut_short_is_told_in_the_receipt(world: Callable[...
 
 def test_another_package_than_the_launchs_gets_nothing(world: Callable[..., World], tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    here, other = world(), script_world(tmp_path / "one", TRAIN, broker=None)
-    agent = here.start(package=other.package.path)
-    other.close()
+    here = world()
+    with script_world(tmp_path / "one", TRAIN, broker=here.broker) as other:
+        agent = here.start(package=other.package.path)
     assert agent.wait() == ExitCode.RUN_FAILED
     assert agent.stderr.read_text() == "glasshouse runtime: manifest-mismatch\n"
 

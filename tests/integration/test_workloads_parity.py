@@ -40,7 +40,8 @@ def test_a_raw_and_a_protected_run_end_with_the_same_digest(tmp_path: Path, name
     assert digests[0] == digests[1] != {}
     weights = [name for name in one.outputs if name.endswith(".safetensors")]
     assert weights
-    assert all(one.outputs[name] == two.outputs[name] for name in weights)
+    kept = [name for name in one.outputs if name != "metrics.json"]  # which says how fast it was
+    assert all(one.outputs[name] == two.outputs[name] for name in kept)
     assert one.types() == two.types()
     assert one.one("imported")["us"] > 0
 

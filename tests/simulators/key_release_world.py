@@ -121,16 +121,25 @@ class World:
             floor=self.floor,
             policy=self.policy,
             revoked=False,
+            delegation=Delegation.from_envelope(self.delegation, owner_public=self.owner.public),
         )
 
     @cached_property
     def delegation(self) -> dsse.Envelope:
+        return self._delegation().sign(self.owner)
+
+    def delegate(self, **changes: Any) -> None:
+        """Let the owner replace their delegation, after whatever has happened already."""
+        changed = replace(self._delegation(), **changes)
+        self.delegation, self.record = changed.sign(self.owner), replace(self.record, delegation=changed)
+
+    def _delegation(self) -> Delegation:
         return Delegation(
             broker_public=self.broker.public,
             uses=frozenset(Use),
             not_before_us=NOW_US - 3600 * SECOND_US,
             not_after_us=NOW_US + 86_400 * SECOND_US,
-        ).sign(self.owner)
+        )
 
     def token_claims(self, **changes: Any) -> TokenClaims:
         claims = TokenClaims(

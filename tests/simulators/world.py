@@ -121,6 +121,7 @@ class World:
             floor=self.floor,
             policy=self.policy,
             revoked=False,
+            delegation=Delegation.from_envelope(self.delegation(), owner_public=self.owner.public),
         )
 
     def digest(self, label: str) -> bytes:

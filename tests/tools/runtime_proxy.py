@@ -28,8 +28,12 @@ class Proxy:
         self._upstream = upstream
         self._act = act
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen(16)
+        try:
+            self._socket.bind(str(path))
+            self._socket.listen(16)
+        except OSError:
+            self._socket.close()
+            raise
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

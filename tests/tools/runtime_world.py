@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import secrets
@@ -12,7 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurement import measure_runtime
@@ -125,10 +127,12 @@ class World:
     broken: Broken
     own_broker: BrokerProcess | None = None
     deployment: str = ""
+    reference: bytes = b""
     agents: list[AgentProcess] = field(default_factory=list)
 
     def deploy(self) -> None:
         now_us = time.time_ns() // 1000
+        self.reference = measure_runtime().sha256
         self.delegation = Delegation(
             broker_public=self.broker.broker_public,
             uses=frozenset(Use),
@@ -141,7 +145,7 @@ class World:
             assurance=Assurance.SOFTWARE,
             profile=self.package.manifest.floor.profile,
             egress=(),
-            reference_measurements=self.broken.references or (measure_runtime().sha256,),
+            reference_measurements=self.broken.references or (self.reference,),
             release_budget=self.broken.budget,
             not_after_us=now_us + HOUR_US,
             lease_s=self.broken.lease_s,
@@ -150,6 +154,8 @@ class World:
         self.deployment = client.add_deployment(self.package.envelope, self.package.key, policy)
 
     def launch(self, *, broker_url: str | None = None) -> LaunchFile:
+        if self.reference != measure_runtime().sha256:
+            self.deploy()  # somebody saved a source since: what starts now measures to something else
         key, run_id, container = SigningKey.generate(), secrets.token_hex(16), secrets.token_hex(8)
         token = self.broker.client().add_launch(
             deployment=self.deployment,
@@ -195,11 +201,11 @@ class World:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
-        assert process.stdin is not None
-        process.stdin.write(launch.encode())
-        process.stdin.close()
         agent = AgentProcess(world=self, process=process, out=out, stderr=stderr, run_id=launch.run_id)
         self.agents.append(agent)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # an agent that ended at once says why itself
+            pipe.write(launch.encode())
         return agent
 
     def close(self) -> None:
@@ -207,6 +213,14 @@ class World:
             agent.kill()
         if self.own_broker is not None:
             self.own_broker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def script_world(
@@ -239,7 +253,11 @@ def script_world(
     home.mkdir(mode=0o700)
     own = None if broker else BrokerProcess(home)
     world = World(folder=folder, broker=broker or own, own_broker=own, package=package, broken=broken)
-    world.deploy()
+    try:
+        world.deploy()
+    except BaseException:
+        world.close()
+        raise
     return world
 
 

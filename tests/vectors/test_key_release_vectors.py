@@ -66,6 +66,8 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
             floor=Floor.from_json(record["floor"]),
             policy=policy,
             revoked=record["revoked"],
+            delegation=record["delegation"]
+            and Delegation.parse(record["delegation"].encode(), owner_public=b64decode(record["owner_public"])),
         ),
         launch=LaunchRecord(
             jti=launch["jti"],
@@ -222,7 +224,7 @@ def test_every_kind_has_a_valid_case_and_refusals() -> None:
 def test_every_code_of_the_gate_has_its_own_vector() -> None:
     codes = list(Code)
     numbered = set(codes[codes.index(Code.MESSAGE_TOO_LARGE) : codes.index(Code.RELEASE_BUDGET) + 1])
-    numbered |= {Code.DEPLOYMENT_EXPIRED, Code.PACKAGE_REVOKED}
+    numbered |= {Code.DEPLOYMENT_EXPIRED, Code.PACKAGE_REVOKED, Code.CHAIN_DELEGATION}
     seen = {case["expect"]["code"] for case in CASES.values() if case["kind"] == "gate"} - {None}
     assert seen == numbered
 

@@ -10,7 +10,7 @@ from typing import Any
 from glasshouse.attestation.claims import ContainerSource, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, HardwareEvidence, SignedEvidence
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
-from glasshouse.handshake.delegation import DELEGATION_TYPE
+from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
 from glasshouse.handshake.messages import REQUEST_TYPE
 from glasshouse.handshake.tokens import TOKEN_TYPE, issue_token
 from glasshouse.wire import dsse, jwt
@@ -50,10 +50,12 @@ def gate_input(world: World, message: bytes | Mapping[str, Any], **changes: Any)
         "message": message.decode() if isinstance(message, bytes) else message,
         "now_us": world.now_us,
         "record": {
+            "delegation": world.delegation.encode().decode() if record.delegation else None,
             "deployment": record.deployment,
             "floor": record.floor.to_json(),
             "key_commitment": record.key_commitment.hex(),
             "manifest_sha256": record.manifest_sha256.hex(),
+            "owner_public": b64encode(world.owner.public),
             "package_id": record.package_id,
             "policy": record.policy.to_json(),
             "revoked": record.revoked,
@@ -244,6 +246,30 @@ def gate_token_cases(world: World) -> Iterator[Case]:
         code="package-revoked",
         check="3",
     )
+    yield from gate_delegation_cases()
+
+
+def gate_delegation_cases() -> Iterator[Case]:
+    """Check 3, on what the owner lets this broker do at the moment of the decision."""
+    for name, description, changes in (
+        ("narrowed", "The owner took the use back.", {"uses": frozenset({Use.COUNTERSIGN})}),
+        ("over", "The moment in which the delegation ends.", {"not_after_us": NOW_US}),
+        ("early", "The delegation has not begun.", {"not_before_us": NOW_US + 1}),
+        ("other-broker", "To another broker.", {"broker_public": signing_key("other").public}),
+        ("none", "The owner never delegated anything.", None),
+    ):
+        world = World()
+        if changes is None:
+            world.record = replace(world.record, delegation=None)
+        else:
+            world.delegate(**changes)
+        yield case(
+            f"gate-3-delegation-{name}",
+            description,
+            gate_input(world, world.message()),
+            code="delegation-invalid",
+            check="3",
+        )
 
 
 def gate_claim_cases(world: World) -> Iterator[Case]:

@@ -86,7 +86,9 @@ class Gate:
             launch = store.launch_record(connection, token.jti)
             if record is None or launch is None:
                 raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
-            broker_side.check_standing(token, record=record, launch=launch, now_us=now_us)
+            broker_side.check_standing(
+                token, record=record, launch=launch, broker_public=self._key.public, now_us=now_us
+            )
             store.lock_deployment(connection, record.deployment)
             # The same request again, by a runtime whose answer was lost or by somebody who recorded it,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
@@ -301,14 +303,15 @@ def _by_request(connection: Connection, request_sha256: bytes) -> RowMapping | N
 def _known_runtime(
     connection: Connection, deployment: str, hpke_sha256: bytes, evidence_public: bytes, run_id: str
 ) -> bool:
-    """Return whether this runtime was released to before: all of its keys, or none of them.
+    """Return whether this runtime was released to before: its run and both of its keys, or none of them.
 
     Raises:
-        CheckFailedError: `release-budget-exhausted` for one key of a runtime beside another's.
+        CheckFailedError: `release-budget-exhausted` for one of the three beside another runtime's.
     """
     rows = connection.execute(
         select(releases).where(
             (releases.c.evidence_public == evidence_public)
+            | (releases.c.run_id == run_id)
             | ((releases.c.deployment == deployment) & (releases.c.hpke_sha256 == hpke_sha256))
         )
     ).mappings()
@@ -317,5 +320,7 @@ def _known_runtime(
         return False
     if found == [(deployment, hpke_sha256, evidence_public, run_id)]:
         return True
-    # Otherwise one runtime's budget could carry the log of a second one, or one log two runs.
-    raise CheckFailedError("13", Code.RELEASE_BUDGET, "keys that were attested before, with others beside them")
+    # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
+    raise CheckFailedError(
+        "13", Code.RELEASE_BUDGET, "a run or keys that were attested before, with others beside them"
+    )

@@ -14,7 +14,7 @@ from glasshouse.broker.database import Database
 from glasshouse.broker.http import Answer
 from glasshouse.broker.keys import KeyFile, Purpose
 from glasshouse.broker.schema import deployments, launches, packages
-from glasshouse.errors import Code, RefusedError, UsageError
+from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.package.layout import check_commitment
@@ -161,9 +161,12 @@ class OwnerSide:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's key was revoked")
             if now_us >= record.policy.not_after_us:
                 raise RefusedError(Code.DEPLOYMENT_EXPIRED, "the deployment is over")
-            _, delegation = store.current_delegation(connection, record.package_id)
-            if not delegation.not_before_us <= now_us < delegation.not_after_us or Use.RELEASE not in delegation.uses:
-                raise UsageError(Code.CHAIN_DELEGATION, "the owner's delegation does not cover a release now")
+            try:
+                store.delegated(
+                    connection, record.package_id, Use.RELEASE, broker_public=self._key.public, now_us=now_us
+                )
+            except VerificationError as error:  # here it is the owner who asks, and who can mend it
+                raise UsageError(error.code, error.message) from None
             if connection.execute(select(launches.c.jti).where(launches.c.run_id == run_id)).first():
                 raise UsageError(Code.USAGE, "this run id was launched before")
             token = TokenClaims(

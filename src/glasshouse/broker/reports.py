@@ -49,6 +49,7 @@ class Reports:
 
         Raises:
             RefusedError: `run-unknown`, or as `evidence.heads.countersign`.
+            VerificationError: `delegation-invalid`: the owner has not delegated this, or no longer.
             FormatError: for what is not a submission.
         """
         submission = HeadSubmission.parse(body)
@@ -58,6 +59,7 @@ class Reports:
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+            self._delegated(connection, found, now_us)
             signed = countersign(
                 submission.head,
                 submission.proof,
@@ -88,7 +90,7 @@ class Reports:
 
         Raises:
             RefusedError: `run-unknown`, or as `evidence.countersignature.countersign_receipt`.
-            UsageError, VerificationError: `delegation-invalid`: the owner has not delegated this.
+            VerificationError: `delegation-invalid`: the owner has not delegated this, or no longer.
             FormatError: for what is not a submission.
         """
         submission = ReceiptSubmission.parse(body)
@@ -100,8 +102,7 @@ class Reports:
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
             if found.head is None or found.head.head != claimed_head(submission.head):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
-            envelope, delegation = store.current_delegation(connection, found.package_id)
-            delegation.check(Use.COUNTERSIGN, broker_public=self._key.public, at_us=now_us)
+            envelope = self._delegated(connection, found, now_us)
             previous = found.row["receipt"] and CountersignedReceipt.parse(
                 found.row["receipt"], broker_public=self._key.public
             )
@@ -123,6 +124,12 @@ class Reports:
         """Refuse, without taking the write lock, who was never attested."""
         self._database.read(
             lambda connection: store.attested(connection, run_id, signer, broker_public=self._key.public)
+        )
+
+    def _delegated(self, connection: Connection, found: store.Attested, now_us: int) -> bytes:
+        """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""
+        return store.delegated(
+            connection, found.package_id, Use.COUNTERSIGN, broker_public=self._key.public, now_us=now_us
         )
 
     def _keep_receipt(

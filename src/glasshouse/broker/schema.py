@@ -101,14 +101,15 @@ challenges = Table(
     Index("challenges_keep", "keep_until_us"),
 )
 
-# One row for each distinct HPKE key that was given a package key, and what its runtime reported since.
+# One row for each distinct HPKE key that was given a package key, and what its runtime reported since. A run
+# has one: one pair of keys, one log, one receipt.
 releases = Table(
     "releases",
     metadata,
     Column("deployment", _ID, ForeignKey("deployments.id"), primary_key=True),
     Column("hpke_sha256", LargeBinary(32), primary_key=True),
     Column("evidence_public", LargeBinary(32), nullable=False, unique=True),
-    Column("run_id", _ID, nullable=False),
+    Column("run_id", _ID, nullable=False, unique=True),
     Column("released_us", BigInteger, nullable=False),
     Column("answers", Integer, nullable=False, default=1),
     Column("contact_us", BigInteger, nullable=False),
@@ -117,7 +118,6 @@ releases = Table(
     Column("receipt_sha256", LargeBinary(32)),
     Column("receipt", LargeBinary),
     Column("outcome", String(16)),
-    Index("releases_run", "run_id", "released_us"),
 )
 
 audit = Table(

@@ -10,17 +10,17 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker import schema
 from glasshouse.broker.keys import KeyFile, Purpose
-from glasshouse.errors import Code, RefusedError, UsageError
+from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.broker_side import DeploymentRecord, LaunchRecord
-from glasshouse.handshake.delegation import Delegation
+from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.package.manifest import parse_signed
 from glasshouse.wire.signing import SigningKey, key_id
 
 __all__ = [
     "Attested",
     "attested",
-    "current_delegation",
+    "delegated",
     "deployment_record",
     "has_broker_key",
     "launch_record",
@@ -69,11 +69,12 @@ def package_key(connection: Connection, record: DeploymentRecord, key_file: KeyF
 
 
 def deployment_record(connection: Connection, deployment: str) -> DeploymentRecord | None:
-    """Return a deployment's record, with what its package's owner signed."""
+    """Return a deployment's record, with what its package's owner signed: manifest and current delegation."""
     row = (
         connection.execute(
-            select(schema.deployments.c.policy, schema.packages)
+            select(schema.deployments.c.policy, schema.packages, schema.delegations.c.envelope.label("delegation"))
             .join(schema.packages, schema.packages.c.package_id == schema.deployments.c.package_id)
+            .outerjoin(schema.delegations, schema.delegations.c.owner == schema.packages.c.owner)
             .where(schema.deployments.c.id == deployment)
         )
         .mappings()
@@ -90,6 +91,7 @@ def deployment_record(connection: Connection, deployment: str) -> DeploymentReco
         floor=manifest.floor,
         policy=DeploymentPolicy.parse(row["policy"]),
         revoked=row["revoked_us"] is not None,
+        delegation=row["delegation"] and Delegation.parse(row["delegation"], owner_public=row["owner"]),
     )
 
 
@@ -135,11 +137,11 @@ def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delega
     )
 
 
-def current_delegation(connection: Connection, package_id: str) -> tuple[bytes, Delegation]:
-    """Return the delegation of a package's owner: its envelope's bytes, and what it says.
+def delegated(connection: Connection, package_id: str, use: Use, *, broker_public: bytes, now_us: int) -> bytes:
+    """Return the current delegation of a package's owner, which covers this use by this broker now.
 
     Raises:
-        UsageError: `delegation-invalid` when there is none.
+        VerificationError: `delegation-invalid` when there is none, or none that does.
     """
     row = connection.execute(
         select(schema.delegations.c.envelope, schema.delegations.c.owner)
@@ -147,8 +149,10 @@ def current_delegation(connection: Connection, package_id: str) -> tuple[bytes, 
         .where(schema.packages.c.package_id == package_id)
     ).one_or_none()
     if row is None:
-        raise UsageError(Code.CHAIN_DELEGATION, "the package's owner has not delegated anything to this broker")
-    return row.envelope, Delegation.parse(row.envelope, owner_public=row.owner)
+        raise VerificationError(Code.CHAIN_DELEGATION, "the package's owner has not delegated anything to this broker")
+    delegation = Delegation.parse(row.envelope, owner_public=row.owner)
+    delegation.check(use, broker_public=broker_public, at_us=now_us)
+    return bytes(row.envelope)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli.output import Output, error_object
-from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, UsageError
+from glasshouse.cli.output import Output, error_object, printable
+from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, UsageError
 
 __all__ = ["application", "main", "run"]
 
@@ -28,7 +28,6 @@ _COMMANDS = (
     ("logs", "what the training printed, decrypted"),
     ("fetch", "decrypt a run's outputs"),
     ("verify", "check a receipt, artifact, log or package, offline"),
-    ("artifact", "a public account of a run, without names or secrets"),
     ("artifact", "a public account of a run, without names or secrets"),
     ("revoke", "release a package's key to nobody any more"),
     ("tamper", "tell nine attacks to a live broker"),
@@ -137,6 +136,11 @@ def _understood(error: Exception) -> GlasshouseError:
         context: Any = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "glasshouse"
         return UsageError(Code.USAGE, said(), hint=f"see: {path} --help")
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        # A file or folder that the owner's machine does not give us, wherever we came upon it, is no defect of ours.
+        return UsageError(Code.FILE_MISSING, f"cannot use {os.fsdecode(error.filename)}: {error.strerror.lower()}")
+    if isinstance(error, MemoryError):
+        return PlatformError(Code.PLATFORM, "there is not enough free memory here to do this")
     # The place, never the values: they may hold what must not be printed.
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -150,7 +154,7 @@ def _understood(error: Exception) -> GlasshouseError:
 def _failed(error: GlasshouseError, as_json: bool) -> int:
     Output(as_json).result(error_object(error))
     if not as_json:
-        sys.stderr.write(f"error: {error.message} [{error.code.value}]\n")
+        sys.stderr.write(f"error: {printable(error.message)} [{error.code.value}]\n")
         if error.hint:
-            sys.stderr.write(f"  {error.hint}\n")
+            sys.stderr.write(f"  {printable(error.hint)}\n")
     return ExitCode.INTERRUPTED if error.code is Code.INTERRUPTED else error.exit_code

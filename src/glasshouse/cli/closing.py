@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from glasshouse.cli.output import Output
+from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.jobs.durations import format_s
@@ -67,7 +67,9 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str) -
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     facts["receipt"] = verdict_words(conclusion.verdict, level)
-    facts["problem"] = Text(conclusion.problem or problem, style="red") if conclusion.problem or problem else None
+    facts["problem"] = (
+        Text(printable(conclusion.problem or problem), style="red") if conclusion.problem or problem else None
+    )
     facts["files"] = ended.folder.path
     facts["next"] = _next(ended)
     output.facts(facts)
@@ -101,7 +103,10 @@ def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> str | None:
     if not opened:
         total = sum(output.plain_bytes for output in receipt.outputs)
         return f"{len(receipt.outputs)} sealed, {bytes_text(total)}"
-    lines = [f"{one.name}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()[:16]}…" for one in opened]
+    lines = [
+        f"{printable(one.name, keep='')}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()[:16]}…"
+        for one in opened
+    ]
     hidden = len(lines) - _SHOWN_OUTPUTS
     return "\n".join(lines[:_SHOWN_OUTPUTS] + ([f"and {hidden} more"] if hidden > 0 else []))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
-from glasshouse.cli.output import Output
+from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import bytes_text, verdict_words
 
 __all__ = ["command"]
@@ -56,5 +56,5 @@ def command(
     if not fetched:
         output.say("The run has no outputs.")
     for one in fetched:
-        output.say(f"{one.path}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()}")
+        output.say(f"{printable(str(one.path), keep='')}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()}")
     output.facts({"receipt": verdict_words(conclusion.verdict, level)})

@@ -27,21 +27,21 @@ group = typer.Typer(no_args_is_help=True)
 
 @group.command("show", help="Show the public half of the identity.")
 def show(home: HomeOption = None, as_json: Json = False) -> None:
-    from glasshouse.jobs.files import read_bounded
-    from glasshouse.jobs.identity import is_encrypted, read_public
+    from glasshouse.jobs.files import is_there
+    from glasshouse.jobs.identity import is_encrypted, read_private, read_public
     from glasshouse.wire.hpke import recipient_id
     from glasshouse.wire.signing import key_id
 
     output, place = Output(as_json), locate(home)
     owner = read_public(place.owner_public)
-    here = place.owner_private.exists()
+    here = is_there(place.owner_private)
     facts = {
         "fingerprint": owner.fingerprint,
         "signing_key_id": key_id(owner.signing),
         "sealing_key_id": recipient_id(owner.sealing),
         "owner": str(place.owner_public),
         "private_key": here,
-        "encrypted": is_encrypted(read_bounded(place.owner_private, what="identity")) if here else None,
+        "encrypted": is_encrypted(read_private(place.owner_private)) if here else None,
     }
     output.result(facts)
     output.facts(

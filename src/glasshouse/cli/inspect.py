@@ -19,6 +19,7 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
+    from glasshouse.jobs.files import is_file
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import OwnerPublic, read_public
     from glasshouse.jobs.run import public_part
@@ -27,8 +28,8 @@ def command(
     output, place = Output(as_json), Home.locate(home)
     manifest, _envelope = public_part(package)
     owner = OwnerPublic(signing=manifest.owner_signing, sealing=manifest.owner_sealing)
-    mine = read_public(place.owner_public) == owner if place.owner_public.is_file() else None
-    key_here = (place.keys / f"{manifest.package_id}.json").is_file()
+    mine = read_public(place.owner_public) == owner if is_file(place.owner_public) else None
+    key_here = is_file(place.keys / f"{manifest.package_id}.json")
     recipients = [recipient_id(public) for public in manifest.recipients]
     size = package.stat().st_size
     output.result(

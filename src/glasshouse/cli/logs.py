@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
-from glasshouse.cli.output import Output
+from glasshouse.cli.output import Output, printable
 
 __all__ = ["command"]
-
-# A log comes from a machine that nobody trusts: on a terminal it may print, and not command.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def command(
@@ -21,25 +17,32 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.logs import segments
+    from glasshouse.jobs.logs import named_segments, segments
     from glasshouse.jobs.rundir import RunFolder
 
     output, place = Output(as_json), locate(home)
     folder = RunFolder.find(place, run)
     record = folder.load()
     identity = unlock(place, passphrase_file, passphrase_fd)
-    found = segments(folder, sealing=identity.sealing, manifest_sha256=bytes.fromhex(record.manifest_sha256))
+    named = named_segments(folder, owner_signing=identity.signing.public)
+    manifest_sha256 = bytes.fromhex(record.manifest_sha256)
+    found = segments(folder, named.events, sealing=identity.sealing, manifest_sha256=manifest_sha256)
     if output.as_json:
         text = [
             {"sequence": one.sequence, "name": one.name, "text": one.data.decode(errors="replace")} for one in found
         ]
-        output.result({"run_id": record.run_id, "segments": text})
+        output.result(
+            {"run_id": record.run_id, "vouched": named.vouched, "problem": named.why or None, "segments": text}
+        )
         return
+    if not named.vouched:
+        output.warn(f"nothing vouches for this log yet, the machine's host may have written it: {named.why}")
     empty = True
     for one in found:
         empty = False
         if sys.stdout.isatty():
-            sys.stdout.write(_CONTROL.sub("·", one.data.decode(errors="replace").replace("\r\n", "\n")))
+            # A log comes from a machine that nobody trusts: on a terminal it may print, and not command.
+            sys.stdout.write(printable(one.data.decode(errors="replace").replace("\r\n", "\n"), keep="\n\t"))
         else:
             sys.stdout.buffer.write(one.data)
     sys.stdout.flush()

@@ -15,11 +15,10 @@ __all__ = ["sealing_without_asking"]
 
 def sealing_without_asking(home: Home) -> RecipientKey | None:
     """Return the owner's sealing key if it is here and not encrypted."""
-    from glasshouse.jobs.files import read_bounded
-    from glasshouse.jobs.identity import Identity, is_encrypted
+    from glasshouse.jobs.identity import Identity, is_encrypted, read_private
 
     try:
-        data = read_bounded(home.owner_private, what="identity")
+        data = read_private(home.owner_private)
         return None if is_encrypted(data) else Identity.parse(data, None).sealing
     except GlasshouseError:
         return None

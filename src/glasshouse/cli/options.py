@@ -61,10 +61,9 @@ def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) 
     Raises:
         UsageError: `identity`, `file-missing`.
     """
-    from glasshouse.jobs.files import read_bounded
-    from glasshouse.jobs.identity import Identity, is_encrypted
+    from glasshouse.jobs.identity import Identity, is_encrypted, read_private
 
-    data = read_bounded(home.owner_private, what="identity")
+    data = read_private(home.owner_private)
     passphrase = read_passphrase(passphrase_file, passphrase_fd) if is_encrypted(data) else None
     return Identity.parse(data, passphrase)
 

@@ -1,9 +1,14 @@
-"""What a command prints: one JSON object for programs, or words for people; and how an error looks to each."""
+"""What a command prints: one JSON object for programs, or words for people; and how an error looks to each.
+
+Law: what comes from outside (names of outputs, paths, what a peer said) can be read on a terminal and cannot command
+it: no escape sequence, no text that turns round, no bytes that are no text. `printable` sees to that.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +17,35 @@ from glasshouse.errors import GlasshouseError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["Output", "error_object"]
+__all__ = ["Output", "error_object", "printable"]
+
+# Control characters; format characters, which reorder or hide text; surrogates: bytes of a name that are no text;
+# separators of lines and paragraphs.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def printable(text: str, *, keep: str = "\n") -> str:
+    """Return a text with every character that a terminal would obey or hide written as its escape.
+
+    Args:
+        text: from anywhere.
+        keep: characters that stay as they are.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        _escape(char) if char not in keep and unicodedata.category(char) in _UNSEEN else char for char in text
+    )
+
+
+def _escape(char: str) -> str:
+    """Return an escape that JSON reads back as the same character."""
+    return "".join(f"\\u{unit:04x}" for unit in _units(char))
+
+
+def _units(char: str) -> list[int]:
+    data = char.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(data[place : place + 2]) for place in range(0, len(data), 2)]
 
 
 class Output:
@@ -38,14 +71,16 @@ class Output:
     def result(self, value: Mapping[str, Any]) -> None:
         """Give a program its object; people get theirs by `say`."""
         if self.as_json:
-            sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+            # Within JSON these escapes mean the character itself: a program loses nothing.
+            sys.stdout.write(printable(json.dumps(value, ensure_ascii=False), keep="") + "\n")
             sys.stdout.flush()
 
     def say(self, *words: RenderableType, style: str | None = None) -> None:
         """Tell people; what comes from outside is printed as it is, never as markup."""
         if not self.as_json:
             # Not wrapped by us: a digest or a path that is cut in two cannot be copied or searched for.
-            self.console.print(*words, style=style, markup=False, soft_wrap=True)
+            shown = [printable(word) if isinstance(word, str) else word for word in words]
+            self.console.print(*shown, style=style, markup=False, soft_wrap=True)
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Tell people some facts, one a line, names aligned; a fact that is None is left out."""
@@ -56,7 +91,7 @@ class Output:
 
         indent = max(map(len, known)) + 2
         for name, value in known.items():
-            text = value if isinstance(value, Text) else Text(str(value))
+            text = value if isinstance(value, Text) else Text(printable(str(value)))
             lines = list(text.split("\n"))
             if self.console.is_terminal:
                 lines = [part for line in lines for part in line.wrap(self.console, self.console.width - indent - 1)]
@@ -69,7 +104,7 @@ class Output:
     def warn(self, text: str) -> None:
         """Tell people what they should not overlook, on standard error."""
         if not self.as_json:
-            sys.stderr.write(f"note: {text}\n")
+            sys.stderr.write(f"note: {printable(text)}\n")
 
 
 def error_object(error: GlasshouseError) -> dict[str, Any]:

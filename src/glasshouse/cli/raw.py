@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glasshouse.cli.output import Output
+from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import RAW, bytes_text
 from glasshouse.jobs.durations import format_s
 
@@ -31,7 +31,7 @@ def run_raw_leg(what: Path, job: Job | None, output: Output, place: Home, identi
         ended = run_raw(plain, home=place, event=_progress(output), log=log)
     work, loss = ended.work, ended.loss
     seconds = work["elapsed_us"] / 1e6 if work else 0.0
-    rate = round(work["done"] / seconds, 4) if work and seconds else None
+    rate = round(work["done"] / seconds, 4) if work and work["done"] and seconds else None
     output.result(
         {
             "run_id": ended.run_id,
@@ -63,18 +63,23 @@ def run_raw_leg(what: Path, job: Job | None, output: Output, place: Home, identi
     output.facts(
         {
             "protection": "none; nothing about this run can be verified",
-            "work": f"{work['done']} {work['unit']}s in {format_s(seconds)} ({rate}/s); ended by: {work['stop_reason']}"
-            if work
-            else None,
+            "work": _work(work, seconds) if work else None,
             "loss": f"{float(loss['first']):.4g} → {float(loss['final']):.4g}" if loss else None,
             "outputs": "\n".join(
-                f"{one['name']}  {bytes_text(one['bytes'])}  sha256 {one['sha256'][:16]}…" for one in ended.outputs
+                f"{printable(one['name'], keep='')}  {bytes_text(one['bytes'])}  sha256 {one['sha256'][:16]}…"
+                for one in ended.outputs
             )
             or "none",
             "files": f"{ended.folder} (in the clear)",
         }
     )
     return ended.exit_code
+
+
+def _work(work: Mapping[str, Any], seconds: float) -> str:
+    rate = f" ({work['done'] / seconds:.3g}/s)" if seconds else ""
+    done = f"{work['done']} {work['unit']}s in " if work["done"] else ""  # a script need not report any
+    return f"{done}{format_s(seconds)}{rate if done else ''}; ended by: {work['stop_reason']}"
 
 
 def _progress(output: Output) -> Any:

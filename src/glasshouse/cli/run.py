@@ -141,5 +141,8 @@ class _Silent:
     def event(self, *_event: object) -> None:
         pass
 
+    def tick(self, *_seen: object) -> None:
+        pass
+
     def stopping(self, times: int) -> None:
         pass

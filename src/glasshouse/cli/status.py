@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glasshouse.cli.options import HomeOption, Json, locate
-from glasshouse.cli.output import Output
+from glasshouse.cli.output import Output, printable
 from glasshouse.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def _table(output: Output, found: list[Look]) -> None:
         done = "" if work is None else f"{work['done']}" + (f"/{work['total']}" if work["total"] else "")
         table.add_row(
             one.record.run_id[:8],
-            Text(one.record.name),
+            Text(printable(one.record.name, keep="")),
             _doing(one),
-            "" if work is None else f"{done} {work['unit']}s",
+            "" if work is None or not work["done"] else f"{done} {work['unit']}s",
             "" if work is None or work["loss"] is None else f"{float(work['loss']):.4g}",
             one.record.verdict or "",
             _began(one.record.created_us / 1e6),

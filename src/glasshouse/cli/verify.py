@@ -28,13 +28,14 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
+    from glasshouse.jobs.files import is_file
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import read_public
     from glasshouse.jobs.verify import Verdict, verify_file
 
     output, place = Output(as_json), Home.locate(home)
     path = _path(what, place)
-    if owner is None and not place.owner_public.is_file():
+    if owner is None and not is_file(place.owner_public):
         raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
     public = read_public(owner or place.owner_public)
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
@@ -52,13 +53,15 @@ def command(
 
 def _path(what: str, place: Home) -> Path:
     """Return the file that is named, or the receipt of the run that is."""
+    from glasshouse.jobs.files import is_there
+
     path = Path(what)
-    if path.exists() or path.suffix or len(path.parts) > 1:
+    if is_there(path) or path.suffix or len(path.parts) > 1:
         return path
     from glasshouse.jobs.rundir import RunFolder
 
     receipt = RunFolder.find(place, what).receipt
-    if not receipt.exists():
+    if not is_there(receipt):
         raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
     return receipt
 

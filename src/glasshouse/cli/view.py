@@ -1,8 +1,8 @@
 """The live view of a run: each lifecycle step with its time as it passes, then the training's progress.
 
-Steps that are done are printed once and stay; only one line is alive, and it is drawn when an event came
-and not more than twice a second: a view must not cost the training anything. Where there is no terminal
-every step is a plain line.
+Steps that are done are printed once and stay; only one line is alive. While it trains that line is drawn not more
+than twice a second, and without an event only when the clock on it shows another second: a view must not cost the
+training anything. Where there is no terminal every step is a plain line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from glasshouse.cli.output import printable
 from glasshouse.cli.words import clock
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.durations import format_s
@@ -37,12 +38,20 @@ _NEXT = {
     State.HARDENED: "measuring the runtime",
     State.MEASURED: "asking the broker",
     State.ATTESTED: "waiting for the key",
-    State.RELEASED: "opening the package; the worker loads its frameworks",
+    State.RELEASED: "the worker loads its frameworks",
     State.OPENED: "starting the training",
     State.RUNNING: "training",
     State.SEALED: "zeroizing",
     State.ZEROIZING: "wiping keys and looking for residue",
 }
+# The runtime looks at its processes again once the worker has imported what it trains with: that import is the
+# workload's own, not a part of the package's opening.
+_LOADED = "observed-again"
+_OPENING = "opening the package"
+# What the log needs and people do not.
+_QUIET = frozenset({"alive", _LOADED})
+_SPIN_S = 0.1
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _GOOD, _BAD, _SOFT = "green", "red", "yellow"
 
 
@@ -60,6 +69,9 @@ class View:
         self._drawn_s = 0.0
         self._previous_us: int | None = None
         self._plain_s = time.monotonic()
+        self._heard_s = time.monotonic()
+        self._shown_clock = ""
+        self._loaded = False
         self._stopping = 0
 
     def __enter__(self) -> View:
@@ -79,6 +91,7 @@ class View:
 
     def done(self, name: str, detail: str, seconds: float | None, style: str = _GOOD) -> None:
         """Print a step that is done."""
+        detail = printable(detail)
         mark = {_GOOD: "✓", _BAD: "✗"}.get(style, "!")
         line = Table.grid(padding=(0, 1), expand=True)
         line.add_column(width=3)
@@ -99,16 +112,43 @@ class View:
 
     def event(self, event: Event, seen: Seen) -> None:
         """Show what happened."""
+        self._heard_s = time.monotonic()
         if event.type is EventType.TRANSITION:
-            since, self._previous_us = self._previous_us, event.time_us
-            self._transition(event, seen, None if since is None else (event.time_us - since) / 1e6)
+            self._transition(event, seen, self._passed(event))
         elif event.type is EventType.START:
             self._previous_us = event.time_us
         elif event.type is EventType.NOTICE:
-            self.done("notice", str(event.body["code"]).replace("-", " "), None, _SOFT)
+            self._notice(event)
         elif event.type is EventType.PROGRESS and self._live is None:
             self._plain_progress(seen)
         self._draw(seen, force=event.type is EventType.TRANSITION)
+
+    def tick(self, seen: Seen) -> None:
+        """Keep the living line alive while no event comes: frameworks that load, a script that reports nothing."""
+        if self._live is None:
+            return
+        if seen.state is State.RELEASED:
+            self._draw(seen, force=time.monotonic() - self._drawn_s >= _SPIN_S)
+        elif seen.state is State.RUNNING and not _reported(seen) and self._clock(seen) != self._shown_clock:
+            self._draw(seen, force=False)
+
+    def _passed(self, event: Event) -> float | None:
+        """Return the seconds since the row before, which this event ends."""
+        since, self._previous_us = self._previous_us, event.time_us
+        return None if since is None else (event.time_us - since) / 1e6
+
+    def _notice(self, event: Event) -> None:
+        code = str(event.body["code"])
+        if code == _LOADED and not self._loaded:
+            self._loaded = True
+            self.done("loaded", "frameworks loaded by the worker", self._passed(event))
+        elif code not in _QUIET:
+            self.done("notice", code.replace("-", " "), None, _SOFT)
+
+    def _clock(self, seen: Seen) -> str:
+        """Return how long it has trained: by the runtime's clock up to its last event, and by ours since then."""
+        begun_us = seen.entered_us.get(State.RUNNING, seen.last_us)
+        return clock(int((seen.last_us - begun_us) / 1e6 + time.monotonic() - self._heard_s))
 
     def stopping(self, times: int) -> None:
         """Say that the run was asked to stop, and that it is being zeroized."""
@@ -152,8 +192,8 @@ class View:
 
     def _trained(self, seen: Seen) -> str:
         work = seen.work
-        if work is None:
-            return ""
+        if work is None or not work.done:
+            return "it reported no steps"
         return f"{_count(work.done, work.unit)}" + (f", loss {_short(work.loss)}" if work.loss else "")
 
     def _zeroized(self, seen: Seen, seconds: float | None) -> None:
@@ -170,16 +210,23 @@ class View:
         if self._live is None or (not force and now - self._drawn_s < _REDRAW_S):
             return
         self._drawn_s = now
-        if seen.state is State.RUNNING and seen.work is not None:
+        if seen.state is State.RUNNING:
             self._live.update(self._progress(seen), refresh=True)
+        elif seen.state is State.RELEASED:
+            turn = _SPINNER[int(now / _SPIN_S) % len(_SPINNER)]
+            doing = _OPENING if self._loaded else _NEXT[seen.state]
+            self._live.update(Text(f"  {turn} {doing} …", style="dim"), refresh=True)
         elif seen.state in _NEXT:
             self._live.update(Text(f"  · {_NEXT[seen.state]} …", style="dim"), refresh=True)
         else:
             self._live.update(Text(""), refresh=True)
 
     def _progress(self, seen: Seen) -> Table:
-        work = seen.work
-        assert work is not None  # noqa: S101 - asked by the caller
+        work = seen.work if _reported(seen) else None
+        figures = _figures(seen)
+        if work is None:
+            self._shown_clock = self._clock(seen)
+            figures = [f"{self._shown_clock} elapsed"]
         # Narrower than the terminal: what it echoes, such as ^C, must not wrap and push the line up.
         line = Table.grid(padding=(0, 1), expand=True)
         line.width = self._console.width - _ECHO_CHARS
@@ -187,13 +234,14 @@ class View:
         line.add_column(width=_NAME_CHARS, no_wrap=True)
         line.add_column(ratio=1)
         line.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=work.total, completed=work.done, pulse=work.total is None, animation_time=0.0)
-        line.add_row(Text("  ▸", style="cyan"), Text("training", style="bold"), bar, Text(" · ".join(_figures(seen))))
+        total, done = (None, 0) if work is None else (work.total, work.done)
+        bar = ProgressBar(total=total, completed=done, pulse=total is None, animation_time=0.0)
+        line.add_row(Text("  ▸", style="cyan"), Text("training", style="bold"), bar, Text(" · ".join(figures)))
         return line
 
     def _plain_progress(self, seen: Seen) -> None:
         now = time.monotonic()
-        if seen.work is not None and seen.work.done and now - self._plain_s >= _PLAIN_PROGRESS_S:
+        if _reported(seen) and now - self._plain_s >= _PLAIN_PROGRESS_S:
             self._plain_s = now
             self._console.print(Text(f"  training    {' · '.join(_figures(seen))}"), soft_wrap=True)
 
@@ -209,6 +257,11 @@ _WHY = {
     "hardening-missing": "this machine lacks checks that the policy's profile demands",
     "script-failed": "the script failed; its words: glasshouse logs",
 }
+
+
+def _reported(seen: Seen) -> bool:
+    """Return whether the training has said how far it is; a script need not."""
+    return seen.work is not None and (seen.work.done > 0 or seen.work.total is not None)
 
 
 def _figures(seen: Seen) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.handshake.delegation import Delegation
 from glasshouse.wire.policy import Floor
 
 __all__ = ["DeploymentRecord", "LaunchRecord"]
@@ -23,6 +24,7 @@ class DeploymentRecord:
         floor: the floor that the owner signed into the manifest.
         policy: what this deployment demands.
         revoked: whether the package's key may no longer be released.
+        delegation: what the package's owner lets this broker do now; None when they never said.
     """
 
     deployment: str
@@ -32,6 +34,7 @@ class DeploymentRecord:
     floor: Floor
     policy: DeploymentPolicy
     revoked: bool
+    delegation: Delegation | None
 
     def __post_init__(self) -> None:
         self.policy.tightens(self.floor)

@@ -6,7 +6,8 @@ Laws: a token is compared with the broker's own records and challenge, never wit
 from __future__ import annotations
 
 from glasshouse.attestation.refusal import CheckFailedError, signers
-from glasshouse.errors import Code, FormatError
+from glasshouse.errors import Code, FormatError, VerificationError
+from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.tokens import TokenClaims, parse_token
@@ -56,15 +57,17 @@ def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int
     return token
 
 
-def check_standing(token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, now_us: int) -> None:
+def check_standing(
+    token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, broker_public: bytes, now_us: int
+) -> None:
     """The token's claims are those of the records, and the deployment may still release.
 
     Raises:
         CheckFailedError: `token-expired`, `token-key-mismatch`, `token-claim-mismatch`,
-            `deployment-expired` or `package-revoked`.
+            `deployment-expired`, `package-revoked` or `delegation-invalid`.
     """
     _check_records(token, record=record, launch=launch, now_us=now_us)
-    _check_deployment(record, now_us=now_us)
+    _check_deployment(record, broker_public=broker_public, now_us=now_us)
 
 
 def check_3_token(
@@ -81,12 +84,13 @@ def check_3_token(
 
     Raises:
         CheckFailedError: `token-type-mismatch`, `token-signature-invalid`, `token-expired`,
-            `token-key-mismatch`, `token-claim-mismatch`, `deployment-expired` or `package-revoked`.
+            `token-key-mismatch`, `token-claim-mismatch`, `deployment-expired`, `package-revoked` or
+            `delegation-invalid`.
     """
     token = _token(text, broker_public=broker_public, now_us=now_us)
     _check_records(token, record=record, launch=launch, now_us=now_us)
     _same_claim("deployment", deployment, token.deployment)
-    _check_deployment(record, now_us=now_us)
+    _check_deployment(record, broker_public=broker_public, now_us=now_us)
     return token
 
 
@@ -124,11 +128,17 @@ def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: Laun
         _same_claim(what, expected, actual)
 
 
-def _check_deployment(record: DeploymentRecord, *, now_us: int) -> None:
+def _check_deployment(record: DeploymentRecord, *, broker_public: bytes, now_us: int) -> None:
     if now_us >= record.policy.not_after_us:
         raise CheckFailedError("3", Code.DEPLOYMENT_EXPIRED, "a deployment that has expired")
     if record.revoked:
         raise CheckFailedError("3", Code.PACKAGE_REVOKED, "a package whose key the owner revoked")
+    if record.delegation is None:
+        raise CheckFailedError("3", Code.CHAIN_DELEGATION, "the package's owner delegated nothing to this broker")
+    try:
+        record.delegation.check(Use.RELEASE, broker_public=broker_public, at_us=now_us)
+    except VerificationError as error:
+        raise CheckFailedError("3", error.code, error.message) from None
 
 
 def _same_claim(what: str, expected: str, actual: str) -> None:

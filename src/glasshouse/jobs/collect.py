@@ -18,7 +18,7 @@ from typing import BinaryIO
 from glasshouse.errors import Code, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Output
-from glasshouse.jobs.files import open_regular, private_folder, write_private
+from glasshouse.jobs.files import is_there, open_regular, private_folder, write_private
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.package.outputs import OpenedOutput, open_output
@@ -120,7 +120,7 @@ def fetch(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Pa
     check_paths(sorted((one.name for one in found), key=str.encode))
     targets = [out.joinpath(*one.name.split("/")) for one in found]
     for target in targets:
-        if not force and (target.exists() or target.is_symlink()):
+        if not force and is_there(target):
             raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
     private_folder(out)
     for one, output, target in zip(found, receipt.outputs, targets, strict=True):

@@ -106,6 +106,8 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
                 seen.take(event)
                 if watcher is not None:
                     watcher.event(event, seen)
+            if watcher is not None:
+                watcher.tick(seen)
             if ended is not None:
                 return Ended(folder=folder, record=ended, seen=seen, conclusion=concluded(folder, home, ended))
             time.sleep(_POLL_S)

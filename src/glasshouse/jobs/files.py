@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Callable, Mapping
 from io import BufferedReader
@@ -20,6 +21,8 @@ from glasshouse.errors import Code, UsageError
 
 __all__ = [
     "MAX_STATE_BYTES",
+    "is_file",
+    "is_there",
     "open_regular",
     "private_folder",
     "read_bounded",
@@ -65,7 +68,8 @@ def write_private(path: Path, content: bytes | Callable[[BinaryIO], None], *, re
     Raises:
         UsageError: `disk-full`, or `usage` when it cannot be written or must not be replaced.
     """
-    temporary = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}.part")
+    # Nothing of the final name: 64 characters of it can be 256 bytes, more than a name may have.
+    temporary = path.parent / f".{secrets.token_hex(8)}.part"
     try:
         # O_EXCL: never write through a file or link that somebody else placed under this name.
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -80,11 +84,11 @@ def write_private(path: Path, content: bytes | Callable[[BinaryIO], None], *, re
             out.flush()
             os.fsync(out.fileno())
         _put(temporary, path, replace)
+        _sync_folder(path.parent)
     except OSError as error:
         raise _unwritable(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
 
 
 def _put(temporary: Path, path: Path, replace: bool) -> None:
@@ -104,24 +108,60 @@ def _put(temporary: Path, path: Path, replace: bool) -> None:
         temporary.rename(path)
 
 
-def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "file") -> bytes:
+def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "file", private: bool = False) -> bytes:
     """Return a regular file's bytes.
 
+    Args:
+        path: of the file.
+        max_bytes: a longer one is refused.
+        what: it is, for people.
+        private: refuse one that its group or others may open.
+
     Raises:
-        UsageError: `file-missing` when it is not there, is no regular file, is unreadable or too long.
+        UsageError: `file-missing` when it is not there, is no regular file or is unreadable, `too-large`, or
+            `identity` when others may open it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(Code.FILE_MISSING, f"cannot read the {what} {path}: {_reason(error)}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    # Asked of what was opened: between a look at the name and its opening the file may be exchanged.
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise UsageError(Code.FILE_MISSING, f"the {what} {path} is not a regular file")
-    with os.fdopen(descriptor, "rb") as source:
-        data = source.read(max_bytes + 1)
+    if private and mode & 0o077:
+        os.close(descriptor)
+        raise UsageError(
+            Code.IDENTITY,
+            f"others may open the {what} {path}: its mode is {stat.S_IMODE(mode):04o}",
+            hint=f"chmod 600 {shlex.quote(str(path))}",
+        )
+    try:
+        with os.fdopen(descriptor, "rb") as source:
+            data = source.read(max_bytes + 1)
+    except OSError as error:
+        raise UsageError(Code.FILE_MISSING, f"cannot read the {what} {path}: {_reason(error)}") from None
     if len(data) > max_bytes:
         raise UsageError(Code.TOO_LARGE, f"the {what} {path} is longer than {max_bytes} bytes")
     return data
+
+
+def is_there(path: Path) -> bool:
+    """Return whether something stands under a name, also a link to nowhere; a name that cannot be does not."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path leads to a regular file; one that is too long or closed to us leads nowhere."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.receipt import Receipt
+from glasshouse.jobs.files import is_there
 from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, verify_file
 from glasshouse.wire.states import Outcome
 
@@ -14,15 +16,6 @@ __all__ = ["NO_RECEIPT", "Conclusion", "conclude"]
 
 NO_RECEIPT = "no-receipt"
 INVALID = "invalid"
-
-_EXITS = {
-    Outcome.COMPLETED: ExitCode.DONE,
-    Outcome.REFUSED: ExitCode.REFUSED,
-    Outcome.FAILED: ExitCode.RUN_FAILED,
-    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
-    Outcome.RESIDUE: ExitCode.RESIDUE,
-    Outcome.LOST: ExitCode.RUN_FAILED,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +44,9 @@ class Conclusion:
         if self.verdict == INVALID:
             return ExitCode.VERIFICATION_FAILED
         if self.outcome is Outcome.COMPLETED and self.verdict != Status.GOOD:
-            return ExitCode.VERIFICATION_FAILED
-        return _EXITS[self.outcome]
+            # The run's own word, and a part of what would make it more than that is missing.
+            return ExitCode.INCOMPLETE
+        return EXITS[self.outcome]
 
 
 def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None) -> Conclusion:
@@ -63,7 +57,7 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
         owner_signing: the owner's public signing key.
         agent_exit: the runtime's exit code, negative for a signal; None when nobody saw it end.
     """
-    if not folder.receipt.exists():
+    if not is_there(folder.receipt):
         return _without_receipt(agent_exit)
     try:
         verdict = verify_file(folder.receipt, owner=owner_signing)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.files import private_folder
+from glasshouse.jobs.files import is_file, private_folder
 
 __all__ = ["Home"]
 
@@ -51,7 +51,7 @@ class Home:
         Raises:
             UsageError: `identity`.
         """
-        if not self.owner_public.is_file():
+        if not is_file(self.owner_public):
             raise UsageError(
                 Code.IDENTITY, f"no owner's identity in {self.path}", hint="make one with: glasshouse init"
             )

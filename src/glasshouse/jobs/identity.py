@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.files import read_bounded, write_private
+from glasshouse.jobs.files import is_there, read_bounded, write_private
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.hpke import PRIVATE_BYTES, PUBLIC_BYTES, RecipientKey
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "read_public"]
+__all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "read_private", "read_public"]
 
 MIN_PASSPHRASE_CHARS = 8
 _MAX_BYTES = 16384
@@ -31,6 +31,8 @@ _PUBLIC_KIND = "glasshouse-owner"
 _PRIVATE_KIND = "glasshouse-owner-private"
 # 64 MiB and about a quarter of a second: a guess costs an attacker the same.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 16, 8, 1
+# What a file may ask for: scrypt takes 128·n·r bytes, here 16 to 256 MiB.
+_SCRYPT_LEAST_N, _SCRYPT_MOST_N = 1 << 14, 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +163,7 @@ class Identity:
 
     def save(self, *, private: Path, public: Path, passphrase: str | None, replace: bool = False) -> None:
         """Write both files; raises `UsageError` when one is there and must not be replaced."""
-        if not replace and (private.exists() or public.exists()):
+        if not replace and (is_there(private) or is_there(public)):
             raise UsageError(
                 Code.IDENTITY,
                 f"an identity is there already: {private.parent}",
@@ -186,6 +188,15 @@ def read_public(path: Path) -> OwnerPublic:
         raise UsageError(Code.IDENTITY, f"{path} is not an owner file: {error.message}") from None
 
 
+def read_private(path: Path) -> bytes:
+    """Return the bytes of an `owner.key` file that nobody but its owner may open.
+
+    Raises:
+        UsageError: `file-missing`, or `identity` when others may read or change it, encrypted or not.
+    """
+    return read_bounded(path, max_bytes=_MAX_BYTES, what="identity", private=True)
+
+
 def is_encrypted(data: bytes) -> bool:
     """Return whether a private file or export asks for a passphrase; raises `UsageError`."""
     try:
@@ -205,7 +216,7 @@ def _unlock(fields: Fields, public: OwnerPublic, passphrase: str | None) -> byte
     lock = fields.child("lock")
     lock.choice("kdf", ["scrypt"])
     # The cost is bounded before it is paid: a hostile file must not take all memory.
-    cost = lock.integer("n", low=1 << 14, high=1 << 20)
+    cost = lock.integer("n", low=_SCRYPT_LEAST_N, high=_SCRYPT_MOST_N)
     lock.integer("r", low=_SCRYPT_R, high=_SCRYPT_R)
     lock.integer("p", low=_SCRYPT_P, high=_SCRYPT_P)
     salt, nonce = lock.octets("salt", length=16), lock.octets("nonce", length=12)
@@ -226,4 +237,10 @@ def _unlock(fields: Fields, public: OwnerPublic, passphrase: str | None) -> byte
 
 
 def _stretch(passphrase: str, salt: bytes, cost: int) -> bytes:
-    return Scrypt(salt=salt, length=32, n=cost, r=_SCRYPT_R, p=_SCRYPT_P).derive(passphrase.encode())
+    try:
+        return Scrypt(salt=salt, length=32, n=cost, r=_SCRYPT_R, p=_SCRYPT_P).derive(passphrase.encode())
+    except MemoryError:
+        megabytes = 128 * cost * _SCRYPT_R >> 20
+        raise UsageError(
+            Code.IDENTITY, f"a passphrase takes {megabytes} MiB of memory to check, and they are not free here"
+        ) from None

@@ -1,22 +1,29 @@
-"""A run's sealed log, decrypted for its owner: what the training wrote to standard output and error."""
+"""A run's sealed log, decrypted for its owner: what the training wrote to standard output and error.
+
+Anyone can encrypt to the owner's public key, so a segment counts only when the event log names it, and the event
+log only when the run's receipt vouches for it. Until there is such a receipt nobody can tell a genuine log from one
+that the machine's host wrote: it is shown, and said to be vouched for by nobody.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 
-from glasshouse.errors import Code, PackageError
-from glasshouse.evidence.events import EventType
-from glasshouse.jobs.files import open_regular
+from glasshouse.errors import Code, GlasshouseError, PackageError, VerificationError
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.events import Event, EventType
+from glasshouse.jobs.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.follow import Tail
 from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.verify import Status, Verdict, verify_bundle, verify_log_in
 from glasshouse.package.outputs import open_output
 from glasshouse.wire.hpke import RecipientKey
 
-__all__ = ["Segment", "segments"]
+__all__ = ["Named", "Segment", "named_segments", "segments"]
 
 _KIND = "log"
 
@@ -36,24 +43,85 @@ class Segment:
     data: bytes
 
 
-def segments(folder: RunFolder, *, sealing: RecipientKey, manifest_sha256: bytes) -> Iterator[Segment]:
-    """Yield the segments that the event log names, in order.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """The segments that a run's event log names.
+
+    Attributes:
+        events: one for each, in order.
+        vouched: whether the receipt of an attested run, countersigned by the broker, vouches for this log.
+        why: why not, for people; empty when it does.
+    """
+
+    events: Sequence[Event]
+    vouched: bool
+    why: str = ""
+
+
+def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
+    """Read which segments a run's event log names, and hold the log to the run's receipt once there is one.
 
     Args:
         folder: the run's; it may still be going on.
+        owner_signing: the owner's public signing key.
+
+    Raises:
+        VerificationError: `log-invalid` or `state-illegal` for a log that is not the one that the receipt's final
+            head names, or is no log at all.
+        UsageError: `file-missing` for a log that cannot be read.
+    """
+    verdict, why = _receipt(folder, owner_signing)
+    if verdict is None:
+        return Named(events=_told(folder), vouched=False, why=why)
+    # Outside of any `try`: a log that a receipt contradicts is refused, and not only remarked on.
+    log = verify_log_in(verdict, folder.out).log
+    if log is None:
+        raise VerificationError(
+            Code.LOG_INVALID, f"the receipt names a log of {verdict.chain.head.size} events, and it is not there"
+        )
+    if verdict.status is Status.INCOMPLETE:
+        why = "its receipt is incomplete: no broker vouches for the log"
+    # What was verified is what is used: the file is not read a second time.
+    return Named(events=log.of(EventType.SEGMENT), vouched=not why, why=why)
+
+
+def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, str]:
+    """Return the run's receipt if its own chain holds, and otherwise why there is none to go by."""
+    if not is_there(folder.receipt):
+        return None, "there is no receipt (yet)"
+    try:
+        data = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
+        verdict = verify_bundle(data, owner=owner_signing)
+    except GlasshouseError as error:
+        return None, f"its receipt does not hold: {error}"
+    if verdict.chain.receipt.run_id != folder.run_id:
+        return None, "its receipt is of another run"
+    return verdict, ""
+
+
+def _told(folder: RunFolder) -> list[Event]:
+    tail = Tail(folder.events)
+    try:
+        return [event for event in tail.read() if event.type is EventType.SEGMENT]
+    finally:
+        tail.close()
+
+
+def segments(
+    folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKey, manifest_sha256: bytes
+) -> Iterator[Segment]:
+    """Yield the segments that were named, in order.
+
+    Args:
+        folder: the run's; it may still be going on.
+        events: as `named_segments` found them.
         sealing: the owner's sealing key, or a backup recipient's.
         manifest_sha256: of the run's package.
 
     Raises:
         PackageError: `output-unnamed` for a segment that is not the one that the event log names,
             `output-tampered` for one that does not open or is not there.
-        VerificationError: `log-invalid`.
     """
-    tail = Tail(folder.events)
-    try:
-        events = [event for event in tail.read() if event.type is EventType.SEGMENT]
-    finally:
-        tail.close()
     for event in events:
         number = int(str(event.body["sequence"]))
         path = folder.out / "log" / f"{number:04d}.sealed"

@@ -5,6 +5,7 @@ Nothing here is signed or secret. A record that is missing means the defaults of
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,11 @@ class PackageRecord:
             "workload": self.workload,
         }
         write_state(private_folder(home.packages) / f"{self.package_id}.json", value)
+
+    def remove(self, home: Home) -> None:
+        """Forget a package that never got its name."""
+        with contextlib.suppress(OSError):
+            (home.packages / f"{self.package_id}.json").unlink()
 
     @classmethod
     def load(cls, home: Home, package_id: str, *, workload: str) -> PackageRecord:

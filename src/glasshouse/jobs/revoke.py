@@ -8,6 +8,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.files import is_file, is_there
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.run import public_part
@@ -39,9 +40,9 @@ def resolve(name: str, home: Home) -> str:
         PackageError, FormatError: a file that is no package.
     """
     path = Path(name)
-    if path.is_file():
+    if is_file(path):
         return public_part(path)[0].package_id
-    if _ID.fullmatch(name) and ((home.packages / f"{name}.json").exists() or (home.keys / f"{name}.json").exists()):
+    if _ID.fullmatch(name) and any(is_there(folder / f"{name}.json") for folder in (home.packages, home.keys)):
         return name
     try:
         return RunFolder.find(home, name).load().package_id

@@ -1,7 +1,8 @@
 """Seals a job: the owner's files under a fresh package key, the manifest under the owner's signature.
 
-Order matters: the package is written under a temporary name, its key is stored durably, and only then does
-the package get its final name. A package without a key never appears; a failure leaves neither.
+Order matters: the package is written under a temporary name, its key and its record are stored durably, and only
+then does the package get its final name. A package without a key never appears; a failure before that leaves
+nothing, and after it (the folder cannot be synced) the key stays with the package.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.content import content_of
-from glasshouse.jobs.files import write_private
+from glasshouse.jobs.files import is_there, write_private
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity, OwnerPublic, read_public
 from glasshouse.jobs.jobfile import Job
 from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.package.manifest import Manifest
+from glasshouse.package.read import Package
 from glasshouse.package.write import write
 from glasshouse.wire.aead import KEY_BYTES
 
@@ -73,6 +75,7 @@ def seal(
     recipients = _recipients(identity.public, backups)
     package_id, package_key = secrets.token_hex(16), secrets.token_bytes(KEY_BYTES)
     store, written = KeyStore(home.keys), list[Manifest]()
+    record = PackageRecord(package_id=package_id, name=job.name, workload=job.workload, deployment=job.deployment)
 
     def content(stream: BinaryIO) -> None:
         sealed = write(
@@ -97,14 +100,16 @@ def seal(
             manifest_sha256=sealed.manifest.sha256,
             recipients=recipients,
         )
+        record.save(home)
 
-    if out.exists() and not replace:
+    if is_there(out) and not replace:
         raise UsageError(Code.USAGE, f"{out} exists already", hint="--force replaces it")
     try:
         write_private(out, content, replace=replace)
-        PackageRecord(package_id=package_id, name=job.name, workload=job.workload, deployment=job.deployment).save(home)
     except BaseException:
-        store.remove(package_id)
+        if not _stands(out, package_id):
+            store.remove(package_id)
+            record.remove(home)
         raise
     return Sealed(
         path=out,
@@ -113,6 +118,15 @@ def seal(
         plain_bytes=sum(source.bytes for source in packed.sources),
         package_bytes=out.stat().st_size,
     )
+
+
+def _stands(path: Path, package_id: str) -> bool:
+    """Return whether this very package has its final name."""
+    try:
+        with path.open("rb") as stream:
+            return Package.open(stream).manifest.package_id == package_id
+    except (OSError, GlasshouseError):
+        return False
 
 
 def _recipients(owner: OwnerPublic, backups: Iterable[OwnerPublic]) -> tuple[bytes, ...]:

@@ -11,6 +11,7 @@ from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Loss
 from glasshouse.evidence.results import Work as Done
 from glasshouse.jobs.collect import Opened
+from glasshouse.jobs.files import is_there
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.rundir import RunFolder, RunRecord
@@ -94,7 +95,7 @@ def _work(work: Done | None) -> dict[str, Any] | None:
         "unit": work.unit,
         "done": work.done,
         "elapsed_s": _seconds(work.elapsed_us),
-        "rate_per_s": round(work.done * 1e6 / work.elapsed_us, 4) if work.elapsed_us else None,
+        "rate_per_s": round(work.done * 1e6 / work.elapsed_us, 4) if work.elapsed_us and work.done else None,
         "stop_reason": work.stop_reason,
     }
 
@@ -136,7 +137,7 @@ def _receipt(folder: RunFolder, conclusion: Conclusion | None) -> dict[str, Any]
     if conclusion is None:
         return None
     return {
-        "path": str(folder.receipt) if folder.receipt.exists() else None,
+        "path": str(folder.receipt) if is_there(folder.receipt) else None,
         "verdict": conclusion.verdict,
         "problem": conclusion.problem or None,
     }

@@ -38,6 +38,9 @@ class Watcher(Protocol):
     def event(self, event: Event, seen: Seen) -> None:
         """Something happened."""
 
+    def tick(self, seen: Seen) -> None:
+        """Time has passed, several times a second; nothing need have happened."""
+
     def stopping(self, times: int) -> None:
         """The run was asked to stop, for the n-th time."""
 
@@ -167,6 +170,7 @@ class _Shown:
                 self._show(partial(_tell, event=event, seen=seen))
         except VerificationError:
             self.close()
+        self._show(lambda watcher: watcher.tick(seen))
 
     def stopping(self, times: int) -> None:
         self._show(lambda watcher: watcher.stopping(times))

@@ -28,6 +28,9 @@ class _Log:
         if event.type is EventType.TRANSITION:
             self.line(event.state.value)
 
+    def tick(self, _seen: Seen) -> None:
+        pass
+
     def stopping(self, times: int) -> None:
         self.line(f"asked to stop ({times})")
 
@@ -50,6 +53,10 @@ def main(arguments: list[str]) -> int:
     except GlasshouseError as error:
         log.line(str(error))
         return error.exit_code
+    except Exception as error:
+        # Its kind, never its text or its traceback: nobody knows what they would hold.
+        log.line(f"a defect in Glasshouse: {type(error).__name__}")
+        return ExitCode.INTERNAL
     log.line(f"{ended.conclusion.outcome.value}, receipt {ended.conclusion.verdict}")
     return ended.conclusion.exit_code
 

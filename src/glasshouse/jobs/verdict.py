@@ -15,7 +15,7 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 
-__all__ = ["AnyVerdict", "ArtifactVerdict", "PackageVerdict", "Status", "Verdict"]
+__all__ = ["EXITS", "AnyVerdict", "ArtifactVerdict", "PackageVerdict", "Status", "Verdict"]
 
 
 class Status(StrEnum):
@@ -26,11 +26,14 @@ class Status(StrEnum):
     INCOMPLETE = "incomplete"
 
 
-_EXIT = {
+# What a run that did not complete is to a command: `run` and `verify` say the same.
+EXITS = {
+    Outcome.COMPLETED: ExitCode.DONE,
     Outcome.REFUSED: ExitCode.REFUSED,
     Outcome.FAILED: ExitCode.RUN_FAILED,
     Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
     Outcome.RESIDUE: ExitCode.RESIDUE,
+    Outcome.LOST: ExitCode.RUN_FAILED,
 }
 
 _PARTS = {
@@ -72,8 +75,8 @@ class Verdict:
     @property
     def exit_code(self) -> ExitCode:
         if self.status is Status.INCOMPLETE:
-            return ExitCode.VERIFICATION_FAILED
-        return ExitCode.DONE if self.status is Status.GOOD else _EXIT[self.outcome]
+            return ExitCode.INCOMPLETE
+        return EXITS[self.outcome]
 
     @property
     def sentence(self) -> str:

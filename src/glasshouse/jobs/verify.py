@@ -18,6 +18,7 @@ from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, Countersigne
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
 from glasshouse.evidence.results import Output
 from glasshouse.jobs.chain import Chain, walk
+from glasshouse.jobs.files import is_file
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, PackageVerdict, Status, Verdict
 from glasshouse.package.read import Package
@@ -35,6 +36,7 @@ __all__ = [
     "verify_bundle",
     "verify_file",
     "verify_log_beside",
+    "verify_log_in",
     "verify_package",
 ]
 
@@ -168,12 +170,12 @@ def verify_file(
         GlasshouseError: as the verifier of its kind.
     """
     if path.name in (LOG_NAME, HEADS_NAME):
-        if not path.with_name(BUNDLE_NAME).is_file():
+        if not is_file(path.with_name(BUNDLE_NAME)):
             raise VerificationError(
                 Code.CHAIN_INCOMPLETE, f"a log proves nothing without the {BUNDLE_NAME} that vouches for it"
             )
         path = path.with_name(BUNDLE_NAME)
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(Code.FILE_MISSING, f"there is no file {path}")
     try:
         with path.open("rb") as stream:
@@ -188,16 +190,22 @@ def verify_file(
     if data.startswith(_ENVELOPE):
         return verify_artifact(data, owner=owner)
     verdict = verify_bundle(data, owner=owner)
-    return _with_log(verdict, path.parent)
+    return verify_log_in(verdict, path.parent)
 
 
-def _with_log(verdict: Verdict, folder: Path) -> Verdict:
+def verify_log_in(verdict: Verdict, folder: Path) -> Verdict:
+    """Check the `events.log` and `heads.log` of a folder, as far as they are there, as `verify_log_beside` does.
+
+    Raises:
+        VerificationError: `log-invalid` or `state-illegal`.
+        UsageError: `file-missing` for one that cannot be read.
+    """
     log, heads = folder / LOG_NAME, folder / HEADS_NAME
-    if not log.is_file():
+    if not is_file(log):
         return verdict
     try:
         with log.open("rb") as lines:
-            if not heads.is_file():
+            if not is_file(heads):
                 return verify_log_beside(verdict, read_lines(lines))
             with heads.open("rb") as kept:
                 return verify_log_beside(verdict, read_lines(lines), _head_lines(kept))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
+from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
 from glasshouse.runtime.attest import now_us
@@ -17,9 +18,10 @@ from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import Options
 from glasshouse.runtime.outdir import OutDir
 from glasshouse.runtime.run import Ending, Identity, Run
-from glasshouse.runtime.sentinel import PERIOD_S
+from glasshouse.runtime.sentinel import PERIOD_S, Alarm
 from glasshouse.runtime.start import Beginning
 from glasshouse.runtime.story import tell
+from glasshouse.runtime.vigil import Vigil
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
@@ -73,6 +75,7 @@ def _listen(run: Run) -> None:
     """Hear the sentinel and whoever wants the run to end."""
     if run.begun.sentinel is not None:
         run.loop.watch(run.begun.sentinel.alarm_fd, lambda: _alarmed(run))
+        Vigil(run.loop, run.begun.sentinel, lambda: _alarm(run, Alarm.SENTINEL_GONE))
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
@@ -84,7 +87,14 @@ def _listen(run: Run) -> None:
 
 
 def _alarmed(run: Run) -> None:
-    if run.ending is None and run.begun.sentinel is not None and run.begun.sentinel.alarm() is not None:
+    alarm = run.begun.sentinel.alarm() if run.begun.sentinel is not None else None
+    if alarm is not None:
+        _alarm(run, alarm)
+
+
+def _alarm(run: Run, alarm: Alarm) -> None:
+    if run.ending is None:
+        run.record(EventType.NOTICE, {"code": alarm.value, "value": None})
         raise RunError(Code.DEBUGGER, "somebody attached a debugger, or the watch over that is gone")
 
 
@@ -125,6 +135,8 @@ def _true_cause(run: Run, error: BaseException) -> BaseException:
         # The sentinel kills a worker that is debugged, and says so a moment later.
         try:
             run.loop.sleep(PERIOD_S)
+            if run.begun.sentinel is not None and not run.begun.sentinel.untouched():
+                _alarm(run, Alarm.SENTINEL_GONE)  # it was kept from saying so
         except GlasshouseError as alarm:
             return alarm
     if run.stopping is not None and isinstance(error, RunError) and error.code not in _OURS:

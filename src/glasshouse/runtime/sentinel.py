@@ -7,12 +7,14 @@ It also looks from outside with no capability, as another process of the same us
 `dumpable` is worth (`Sentinel.refuses_readers`).
 
 Laws: it is forked before the agent has threads or secrets; it holds no descriptor but its own; its end is
-an alarm by itself (`alarm_fd` reaches its end of file); it does not outlive the agent. Reading memory by
-root through /proc/PID/mem, and a tracer that comes and goes between two looks, are not noticed.
+an alarm by itself (`alarm_fd` reaches its end of file), and the agent looks whether it is left alone
+(`vigil`); it does not outlive the agent. Reading memory by root through /proc/PID/mem, and a tracer that
+comes and goes between two looks, are not noticed.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import select
@@ -24,13 +26,13 @@ from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.watch import BEAT_BYTES, MESSAGE_BYTES, Alarm, Watch
 
-__all__ = ["Alarm", "Sentinel", "start"]
+__all__ = ["SILENT_S", "Alarm", "Sentinel", "start"]
 
 PERIOD_S = 0.4
 _ANSWER_S = 5.0
 _REAP_S = 2.0
 # A machine that was paused as a whole needs a moment until its sentinel has looked again.
-_SILENT_S = 3.0
+SILENT_S = 3.0
 
 
 class Sentinel:
@@ -78,22 +80,30 @@ class Sentinel:
 
     def alive(self) -> bool:
         """Return whether it runs, is not traced or stopped, and looked at its wards a moment ago."""
-        if self._ended:
-            return False
         deadline = time.monotonic() + 2 * PERIOD_S
-        while True:
-            try:
-                status = self._kernel.status(self.pid)
-            except OSError:
-                return False
-            if status.get("TracerPid") != "0" or status.get("State", "Z")[:1] in "TtZX":
-                return False
-            silent_s = (time.monotonic_ns() - int.from_bytes(self._beat[:BEAT_BYTES], "big")) / 1e9
-            if silent_s < _SILENT_S:
+        while self.untouched():
+            if self.silent_s() < SILENT_S:
                 return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(PERIOD_S / 4)
+        return False
+
+    def untouched(self) -> bool:
+        """Return whether it runs, and is neither traced nor stopped; whether it still looks, `silent_s` says."""
+        if self._ended:
+            return False
+        try:
+            status = self._kernel.status(self.pid)
+        except OSError:
+            return False
+        return status.get("TracerPid") == "0" and status.get("State", "Z")[:1] not in "TtZX"
+
+    def silent_s(self) -> float:
+        """Return for how long it has not finished a look at its wards."""
+        if self._ended:
+            return math.inf
+        return (time.monotonic_ns() - int.from_bytes(self._beat[:BEAT_BYTES], "big")) / 1e9
 
     def alarm(self) -> Alarm | None:
         """Return what happened when `alarm_fd` is readable; None when nothing did."""

@@ -25,13 +25,14 @@ def attach(model: Any, params: LoraParams) -> Any:
     Raises:
         UsageError: `job-invalid` when the model has no such modules.
     """
+    model.name_or_path = model.config.name_or_path = params.base_name  # peft believes the model, not its own argument
     config = LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,
         lora_dropout=params.dropout,
         target_modules=list(params.target_modules),
         task_type="CAUSAL_LM",
-        base_model_name_or_path=params.model,
+        base_model_name_or_path=params.base_name,
     )
     try:
         return get_peft_model(model, config, autocast_adapter_dtype=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
+import sys
 from pathlib import Path
 
 __all__ = ["egress_open", "fix_threads", "prepare"]
@@ -50,7 +50,8 @@ def prepare(workspace: Path, *, protected: bool) -> None:
         if not egress_open():
             values["HF_HUB_OFFLINE"] = "1"
     os.environ.update(values)
-    tempfile.tempdir = None  # chosen anew from TMPDIR
+    if "tempfile" in sys.modules:  # else it chooses from TMPDIR when somebody imports it
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
 
 
 def fix_threads(threads: int) -> None:

@@ -1,16 +1,29 @@
-"""From an exception to the one word that leaves the worker; everything else goes to the sealed log."""
+"""From an exception to the one word that leaves the worker, and to the words of the sealed log.
+
+Laws: what Glasshouse understands is one sentence and a hint, never a traceback; an owner's script fails with
+its own traceback, which begins in the script, and one sentence behind it.
+"""
 
 from __future__ import annotations
 
+import socket
 import sys
-import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
 
-from glasshouse.errors import Code, GlasshouseError
+import glasshouse
+from glasshouse.errors import Code, GlasshouseError, RunError
+from glasshouse.workloads import environment
 
-__all__ = ["code_of", "explain"]
+__all__ = ["code_of", "explain", "of_script", "say"]
 
 # How frameworks say that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+# How the hub's client says that it was told to stay offline, which it was because there is no network.
+_OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
+_HOUSE = f"{Path(glasshouse.__file__).parent}/"
+_MOST_CAUSE_CHARS = 300
 
 
 def code_of(error: BaseException, *, otherwise: Code = Code.WORKER_FAILED) -> Code:
@@ -25,11 +38,108 @@ def code_of(error: BaseException, *, otherwise: Code = Code.WORKER_FAILED) -> Co
 
 
 def explain(error: BaseException) -> None:
-    """Write what happened to standard error, which is the sealed log."""
-    if isinstance(error, GlasshouseError) and error.__cause__ is None:
-        print(f"glasshouse: {error}", file=sys.stderr)  # noqa: T201
-    else:
-        traceback.print_exception(error)
-    if isinstance(error, GlasshouseError) and error.hint:
-        print(f"glasshouse: {error.hint}", file=sys.stderr)  # noqa: T201
+    """Write what happened to standard error, which is the sealed log; a traceback only where nobody foresaw it."""
+    understood = _understood(error, "the training", Code.WORKER_FAILED)
+    if understood.code is Code.WORKER_FAILED and understood is not error:
+        _write(_traceback(error, error.__traceback__))
+    say(understood)
+
+
+def say(error: GlasshouseError) -> None:
+    """Write an error to the sealed log: what, because of what, and what to do."""
+    lines = [str(error)]
+    if error.__cause__ is not None:
+        cause = next(iter(str(error.__cause__).strip().splitlines()), "")
+        lines.append(f"because of {type(error.__cause__).__name__}: {cause}"[:_MOST_CAUSE_CHARS])
+    if error.hint:
+        lines.append(error.hint)
+    _write("".join(f"glasshouse: {line}\n" for line in lines))
+
+
+def of_script(error: Exception, trace: TracebackType | None) -> GlasshouseError:
+    """Write a script's traceback to the sealed log and return what to raise in the place of its error.
+
+    Args:
+        error: what ended the script.
+        trace: its traceback from the script's own first frame on.
+    """
+    # An error of ours is said as a sentence: only the way to it through the script is shown.
+    _write(_way(trace) if isinstance(error, GlasshouseError) else _traceback(error, trace))
+    return _understood(error, "the script", Code.SCRIPT_FAILED)
+
+
+def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseError:
+    """Return an error as a sentence for its owner."""
+    if isinstance(error, GlasshouseError):
+        return error
+    code = code_of(error, otherwise=otherwise)
+    if code is Code.OUT_OF_MEMORY:
+        return RunError(
+            code, f"{who} ran out of memory", hint="rent a machine with more memory, or use smaller batches"
+        )
+    if _wanted_network(error):
+        return RunError(
+            code,
+            f"{who} wanted the network, and the worker has none: policy.egress is empty",
+            hint="add what it would download to [inputs] in the job file, and read it from there",
+        )
+    if isinstance(error, SyntaxError):
+        place = f"{Path(error.filename or 'the script').name} line {error.lineno}"
+        return RunError(code, f"{place} is not valid Python {sys.version_info.major}.{sys.version_info.minor}")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return RunError(
+            code,
+            f"{who} imports {error.name!r}, which is neither in the package nor on this machine",
+            hint="add it to [inputs] if it is a file of yours; else choose an image that has it, and list it in "
+            "requirements, which are checked before anything runs",
+        )
+    return RunError(code, f"{who} failed")
+
+
+def _wanted_network(error: BaseException) -> bool:
+    if environment.egress_open():
+        return False
+    for link in _chain(error):
+        if isinstance(link, socket.gaierror) or type(link).__name__ in _OFFLINE:
+            return True
+        # Refused where every attempt begins: a file that may not be opened also gives an OSError.
+        if isinstance(link, OSError) and _innermost_module(link.__traceback__) == "socket":
+            return True
+    return False
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _innermost_module(trace: TracebackType | None) -> str:
+    name = ""
+    while trace is not None:
+        name, trace = str(trace.tb_frame.f_globals.get("__name__", "")), trace.tb_next
+    return name
+
+
+def _traceback(error: BaseException, trace: TracebackType | None) -> str:
+    import traceback  # only where something failed: every start compiles what it imports
+
+    return "".join(traceback.TracebackException(type(error), error, trace, compact=True).format())
+
+
+def _way(trace: TracebackType | None) -> str:
+    import traceback
+
+    frames = traceback.extract_tb(trace)
+    while frames and (frames[-1].filename.startswith(_HOUSE) or frames[-1].filename.endswith("contextlib.py")):
+        frames.pop()
+    return "".join(["Traceback (most recent call last):\n", *frames.format()])
+
+
+def _write(text: str) -> None:
+    sys.stdout.flush()  # what was printed before the failure comes before it
+    sys.stderr.write(text)
     sys.stderr.flush()

@@ -85,10 +85,14 @@ class Table:
 
     def end(self, known: Collection[str]) -> None:
         """Refuse fields that nobody asked for."""
-        if self._left:
-            unknown = sorted(map(str, self._left))[0][:64]
-            raise UsageError(
-                Code.JOB_INVALID,
-                f"params.{unknown} is not a parameter of this workload",
-                hint="known: " + ", ".join(sorted(known)),
-            )
+        if not self._left:
+            return
+        import difflib  # only for a mistake: every start of a worker compiles what it imports
+
+        unknown = sorted(map(str, self._left))[0][:64]
+        near = difflib.get_close_matches(unknown.lower().replace("-", "_"), known, n=1)
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"params.{unknown} is not a parameter of this workload",
+            hint=(f"did you mean {near[0]!r}? " if near else "") + "known: " + ", ".join(sorted(known)),
+        )

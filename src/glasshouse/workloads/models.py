@@ -49,8 +49,7 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
 def random_model(name: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
     """Make an architecture of `QWEN2` with random weights, where it is to live; also on `meta`."""
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN2[name]), dtype=dtype, **options)
-    return _named(model, f"config:{name}")
+        return AutoModelForCausalLM.from_config(Qwen2Config(**QWEN2[name]), dtype=dtype, **options)
 
 
 def _packed_model(task: Task, folder: str, dtype: torch.dtype, options: dict[str, str]) -> tuple[Any, Any]:
@@ -76,12 +75,7 @@ def _packed_model(task: Task, folder: str, dtype: torch.dtype, options: dict[str
     for name in weights:
         state |= task.tensors(name, torch)
     model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
-    return _named(model, f"inputs:{folder}"), tokenizer
-
-
-def _named(model: Any, name: str) -> Any:
-    model.name_or_path = model.config.name_or_path = name  # what the adapter's file will say it belongs to
-    return model
+    return model, tokenizer
 
 
 def _weight_files(task: Task, prefix: str, names: list[str]) -> list[str]:

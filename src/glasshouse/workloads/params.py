@@ -94,6 +94,8 @@ class LoraParams:
     Attributes:
         model: ``config:NAME`` (random weights), ``inputs:FOLDER`` (a model in the package) or a hub id.
         revision: of a hub id; name a commit, so that it cannot change under you.
+        base_name: what the adapter's file says its base is, for whoever loads it with peft: a hub id, or a folder
+            beside them; by default the hub id, the last part of the packed folder's name, or the architecture's name.
         data: input with one JSON object a line: instruction, optional input, output.
         rank, alpha, dropout: of the adapter; updates are scaled by alpha / rank, 2 by default.
         target_modules: names of the linear layers that get an adapter.
@@ -117,6 +119,7 @@ class LoraParams:
 
     model: str
     revision: str | None
+    base_name: str
     data: str
     rank: int
     alpha: int
@@ -147,9 +150,11 @@ class LoraParams:
         targets = table.texts("target_modules", ("q_proj", "v_proj"))
         if not targets or len(set(targets)) != len(targets) or not all(targets):
             raise invalid("target_modules", "a list of different module names")
+        model = _model(table.text("model"))
         return cls(
-            model=_model(table.text("model")),
+            model=model,
             revision=table.optional_text("revision"),
+            base_name=table.optional_text("base_name") or _base_name(model),
             data=table.text("data", "train.jsonl"),
             rank=table.integer("rank", 4, low=1, high=4096),
             alpha=table.integer("alpha", 8, low=1, high=65536),
@@ -283,3 +288,9 @@ def _model(name: str) -> str:
     if scheme not in ("config", "inputs") and not _HUB_ID.fullmatch(name):
         raise invalid("model", "config:NAME, inputs:FOLDER or a hub id")
     return name
+
+
+def _base_name(model: str) -> str:
+    scheme, _, rest = model.partition(":")
+    # The last part alone: `models/x` would name somebody else's model on the hub.
+    return PurePosixPath(rest).name if scheme in ("config", "inputs") else model

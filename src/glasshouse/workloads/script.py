@@ -7,10 +7,9 @@ leaves sealed at the end. Its standard output and error are the sealed log.
 from __future__ import annotations
 
 import atexit
-import importlib.metadata
 import importlib.util
+import io
 import os
-import random
 import signal
 import sys
 import threading
@@ -45,6 +44,9 @@ def run(task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]]
     os.environ["GLASSHOUSE_INPUTS"] = str(folder)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
     _determinism(params)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # In blocks, as Python writes into a pipe, what was printed would come after the error that it led to.
+        sys.stdout.reconfigure(line_buffering=True)
     interrupt = _Interrupt(task)
     on_stop(interrupt)
     try:
@@ -108,20 +110,31 @@ def _execute(path: Path, arguments: tuple[str, ...], folder: Path) -> None:
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.parent))
     os.chdir(folder)
+    source = path.read_bytes()
     try:
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-        try:
-            exec(code, module.__dict__)  # noqa: S102 - running the owner's script is the job
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise RunError(Code.SCRIPT_FAILED, f"the script ended with {end.code!r}") from None
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the job
         _settle()
-    except RunError:
-        raise
+    except SystemExit as end:
+        _ended(end.code)
+        _settle()
     except Exception as error:
-        raise RunError(failures.code_of(error, otherwise=Code.SCRIPT_FAILED), "the script failed") from error
+        # The first frame is this one; the script's own begin behind it.
+        raise failures.of_script(error, error.__traceback__ and error.__traceback__.tb_next) from None
     finally:
         sys.stdout.flush()
+        # What Glasshouse imports from here on is not to be found in the owner's folder.
+        sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
+
+
+def _ended(code: object) -> None:
+    """Take the words and the number with which a script ends itself as the interpreter would."""
+    if code in (None, 0):
+        return
+    sys.stdout.flush()
+    if isinstance(code, int):
+        raise RunError(Code.SCRIPT_FAILED, f"the script ended itself with exit status {code}")
+    sys.stderr.write(f"{code}\n")
+    raise RunError(Code.SCRIPT_FAILED, "the script ended itself with the words above")
 
 
 def _settle() -> None:
@@ -152,6 +165,8 @@ def _lacking(requirement: str) -> str | None:
         from packaging.requirements import Requirement
     except ImportError:
         return f"{requirement} (cannot be checked without the distribution 'packaging')"
+    import importlib.metadata  # 65 ms of e-mail and calendar, for those who list requirements
+
     wanted = Requirement(requirement)
     try:
         version = importlib.metadata.version(wanted.name)
@@ -169,6 +184,8 @@ def _determinism(params: ScriptParams) -> None:
         environment.fix_threads(threads)
     if not params.deterministic:
         return
+    import random
+
     random.seed(params.seed)
     if importlib.util.find_spec("numpy"):
         import numpy

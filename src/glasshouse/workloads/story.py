@@ -1,33 +1,33 @@
-"""A run as the worker lives it: prepare, take the grant, work, finish; the same under both legs."""
+"""A run as the worker lives it: prepare, take the grant, work, finish; the same under both legs.
+
+Every source is compiled anew at every start, so what only some runs need is imported where they need it.
+"""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import json
 import os
-import shutil
-import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from glasshouse.errors import Code, FormatError, RunError
-from glasshouse.task.channel import AgentLink, Channel, EventLines, Message
+from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
+from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
-from glasshouse.task.inputs import FolderInputs, Inputs
-from glasshouse.task.result import Result
 from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads import bytecode, environment, failures
-from glasshouse.workloads.params import KINDS, Params, canonical, parse
+from glasshouse.workloads.params import Params, parse
 
-__all__ = ["tell"]
+if TYPE_CHECKING:
+    from glasshouse.task.inputs import Inputs
+    from glasshouse.task.result import Result
+
+__all__ = ["Leg", "tell", "work"]
 
 
 class Workload(Protocol):
@@ -87,58 +87,28 @@ class Protected:
         self._link.listen(on_stop)
 
 
-class Raw:
-    """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
-
-    def __init__(self, *, kind: str, params: Path, inputs: Path, outputs: Path, events: BinaryIO) -> None:
-        self.channel: Channel = EventLines(events, outputs)
-        self._kind, self._params, self._inputs = kind, params, inputs
-
-    def prepared(self) -> bool:
-        return True
-
-    def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
-        return FolderInputs(self._inputs), canonical(self._kind, json.loads(self._params.read_text("utf-8")))
-
-    def begin(self, on_stop: Callable[[], None]) -> None:
-        def stop(_number: int, _frame: object) -> None:
-            if not self.channel.stopping:
-                self.channel.stopping = True
-                on_stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-
-
 def tell(argv: Sequence[str]) -> int:
-    """Run one workload whose process is closed to others; return 0 when it finished, 1 when it failed.
+    """Run one workload under the protected leg, where `ready` was said already; return 0 when it finished, else 1.
 
-    Under the protected leg, `ready` was said already.
+    Args:
+        argv: ``--fd N --workload KIND --workspace DIR``, from the agent; a command line for people is `raw.tell`.
     """
-    arguments = _arguments(argv)
-    if not arguments.raw:
-        return _work(Protected(arguments.fd), arguments.workload, arguments.workspace, protected=True)
-    # Removed by hand: a TemporaryDirectory also goes when a script's exit handlers are run, which is before its end.
-    scratch = Path(tempfile.mkdtemp(prefix="glasshouse-raw-"))
-    try:
-        with _events(arguments.events) as events:
-            leg = Raw(
-                kind=arguments.workload,
-                params=arguments.params.resolve(),
-                inputs=arguments.inputs.resolve(),
-                outputs=arguments.outputs.resolve(),
-                events=events,
-            )
-            leg.channel.send({"type": "ready", "pid": os.getpid()})
-            return _work(leg, arguments.workload, arguments.workspace or scratch, protected=False)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    words = dict(zip(argv[::2], argv[1::2], strict=True))
+    descriptor, kind, workspace = words.pop("--fd"), words.pop("--workload"), words.pop("--workspace")
+    if words:
+        raise ValueError("the worker was started with words that it does not know")
+    return work(Protected(int(descriptor)), kind, Path(workspace), protected=True)
 
 
-def _work(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> int:
+def work(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> int:
+    """Live one run to its end; return 0 when it finished, 1 when it failed.
+
+    Args:
+        workspace: an existing directory of this run alone.
+    """
     try:
-        result = _run(leg, kind, workspace, protected=protected)
-    except (BrokenPipeError, ConnectionError, EOFError):
+        result = _run(leg, kind, workspace.resolve(), protected=protected)
+    except (ConnectionError, EOFError):
         return 1  # the agent is gone; nobody is left to tell
     except BaseException as error:
         failures.explain(error)
@@ -154,7 +124,6 @@ def _work(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> int:
 def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | None:
     if not leg.prepared():
         return None
-    workspace = workspace.resolve()
     environment.prepare(workspace, protected=protected)
     bytecode.allow_third_party()
     os.chdir(workspace)
@@ -183,11 +152,20 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | 
     try:
         result = workload.run(task, params, stop.register)
     except BaseException:
-        with contextlib.suppress(Exception):
-            task.close()  # what was written before the failure is the owner's too
+        _save_what_there_is(task)
         raise
     task.close()
     return result.to_json()
+
+
+def _save_what_there_is(task: Task) -> None:
+    """Pass on what was written before a failure: it is the owner's too."""
+    try:
+        task.close()
+    except GlasshouseError as refused:
+        failures.say(refused)
+    except Exception:  # noqa: S110 - the failure that is under way is the one to tell
+        pass
 
 
 class _Stop:
@@ -228,26 +206,3 @@ def _workload(kind: str) -> Workload:
 
         return script
     raise RunError(Code.WORKER_FAILED, "there is no such workload")
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="glasshouse.workloads.worker", allow_abbrev=False)
-    parser.add_argument("--workload", choices=KINDS, required=True)
-    parser.add_argument("--workspace", type=Path)
-    parser.add_argument("--fd", type=int, help="the socket to the agent (protected leg)")
-    parser.add_argument("--raw", action="store_true")
-    parser.add_argument("--params", type=Path)
-    parser.add_argument("--inputs", type=Path)
-    parser.add_argument("--outputs", type=Path)
-    parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
-    found = parser.parse_args(argv)
-    if found.raw and not (found.params and found.inputs and found.outputs):
-        parser.error("--raw takes --params, --inputs and --outputs")
-    if not found.raw and (found.fd is None or found.workspace is None):
-        parser.error("--fd and --workspace are required without --raw")
-    return found
-
-
-def _events(name: str) -> BinaryIO:
-    # The script's own standard output must not mix with a buffer of ours: unbuffered, line by line.
-    return os.fdopen(os.dup(1), "wb", buffering=0) if name == "-" else Path(name).open("ab", buffering=0)

@@ -59,7 +59,9 @@ def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> Table:
 def _read(lines: Iterable[list[str]], label: str | None, name: str) -> Table:
     rows = iter(lines)
     header = next(rows, [])
-    wanted = header[-1] if label is None and header else label
+    if not header:
+        raise UsageError(Code.JOB_INVALID, f"{name} has no usable row: it is empty, or begins with an empty line")
+    wanted = header[-1] if label is None else label
     if len(header) < 2 or wanted not in header:
         raise UsageError(Code.JOB_INVALID, f"{name} needs a header line with the label column {wanted!r} and others")
     at = header.index(wanted)
@@ -75,6 +77,8 @@ def _read(lines: Iterable[list[str]], label: str | None, name: str) -> Table:
         for column, text in enumerate(row):
             if column != at:
                 features.append(_number(text, f"{name} line {number} column {header[column]!r}"))
+    if not found:
+        raise UsageError(Code.JOB_INVALID, f"{name} has no usable row: there is nothing below its header line")
     classes = tuple(sorted(set(found)))
     if len(classes) < 2:
         raise UsageError(Code.JOB_INVALID, f"{name} has fewer than two different values in the column {wanted!r}")

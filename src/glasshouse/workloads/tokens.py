@@ -21,6 +21,8 @@ from glasshouse.errors import Code, UsageError
 __all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "encode_records"]
 
 _MAX_LINE_BYTES = 16 << 20
+_MAX_KEYS_CHARS = 200
+_FORM = 'each line is one JSON object: {"instruction": "...", "output": "..."}, with "input" where there is one'
 
 
 class Tokenizer(Protocol):
@@ -92,39 +94,52 @@ def encode_records(lines: Iterable[bytes], tokenizer: Tokenizer, *, max_length: 
     """Read records line by line; blank lines are passed over.
 
     Raises:
-        UsageError: `job-invalid`, naming the line, or when no record is left to train on.
+        UsageError: `job-invalid`, naming the line, or saying why no record is left to train on.
     """
     found = Examples()
+    shortest = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         prompt, answer = _texts(line, f"{name} line {number}")
         prompt_ids = tokenizer.encode(prompt)
         if len(prompt_ids) >= max_length:
+            shortest = min(len(prompt_ids), shortest or len(prompt_ids))
             found.skipped += 1
             continue
         ids = (prompt_ids + tokenizer.encode(answer) + [tokenizer.end_id])[:max_length]
         found.answers.append(len(found.ids) + len(prompt_ids))
         found.ids.extend(ids)
         found.ends.append(len(found.ids))
-    if not found:
+    if found.skipped and not found:
         raise UsageError(
             Code.JOB_INVALID,
-            f"{name} has no record that fits into max_length = {max_length} tokens with its answer",
-            hint="raise max_length in [params]",
+            f"{name} has no usable record: all are too long ({found.skipped} of them); max_length is {max_length} "
+            f"tokens, and the shortest has {shortest} before its answer begins",
+            hint=f"raise max_length in [params] beyond {shortest}, with room for the answer",
         )
+    if not found:
+        raise UsageError(Code.JOB_INVALID, f"{name} has no usable record: it is empty", hint=_FORM)
     return found
 
 
 def _texts(line: bytes, where: str) -> tuple[str, str]:
     try:
         record = json.loads(line) if len(line) <= _MAX_LINE_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise UsageError(Code.JOB_INVALID, f"{where} is not a JSON object")
+        raise UsageError(Code.JOB_INVALID, f"{where} is not a JSON object", hint=_FORM)
+    for key in ("instruction", "output"):
+        if key not in record:
+            keys = ", ".join(sorted(record))[:_MAX_KEYS_CHARS]
+            raise UsageError(Code.JOB_INVALID, f"{where} has no {key!r}, only: {keys or 'nothing'}", hint=_FORM)
     parts = {key: record.get(key, "") for key in ("instruction", "input", "output")}
     if not all(isinstance(part, str) for part in parts.values()) or not parts["instruction"] or not parts["output"]:
-        raise UsageError(Code.JOB_INVALID, f"{where} needs the texts instruction and output, and may have input")
+        raise UsageError(
+            Code.JOB_INVALID, f"{where} needs the texts instruction and output, and may have input", hint=_FORM
+        )
+    if any("\ud800" <= sign <= "\udfff" for part in parts.values() for sign in part):
+        raise UsageError(Code.JOB_INVALID, f"{where} holds half a character (a lone surrogate)")
     middle = f"### Input:\n{parts['input']}\n\n" if parts["input"] else ""
     return f"### Instruction:\n{parts['instruction']}\n\n{middle}### Response:\n", parts["output"]

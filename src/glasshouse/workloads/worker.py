@@ -30,8 +30,10 @@ def main() -> None:
     words = sys.argv[1:]
     if "--fd" in words:
         os.write(int(words[words.index("--fd") + 1]), ready_frame(os.getpid()))
-    from glasshouse.workloads.story import tell
-
+    if "--raw" in words:
+        from glasshouse.workloads.raw import tell
+    else:
+        from glasshouse.workloads.story import tell
     code = tell(words)
     sys.stdout.flush()
     sys.stderr.flush()

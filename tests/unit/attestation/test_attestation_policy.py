@@ -80,6 +80,7 @@ def test_a_policy_that_loosens_the_floor_is_refused_by_policy_and_by_record(
             floor=floor,
             policy=loose,
             revoked=False,
+            delegation=None,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from glasshouse.attestation.hardening import CheckResult
 from glasshouse.broker import audit, service
 from glasshouse.broker.database import Database
 from glasshouse.broker.gate import GateLimits
-from glasshouse.errors import Code, RefusedError
+from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.handshake import broker_side
+from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
@@ -233,6 +235,52 @@ def test_a_revoked_package_is_released_no_more_not_even_to_an_open_challenge(own
         actor.challenge()
     assert caught.value.code is Code.PACKAGE_REVOKED
     assert owner.client().deployment(owner.deployment)["revoked"] is True
+
+
+NARROWED: dict[str, Any] = {"uses": frozenset({Use.COUNTERSIGN})}
+
+
+def _ending(broker: LocalBroker) -> dict[str, Any]:
+    return {"not_after_us": broker.clock_us() + 30_000_000}
+
+
+def delegate_anew(owner: Owner, **changes: Any) -> None:
+    now = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+    owner.client().put_delegation(replace(now, **changes).sign(owner.signing), owner.signing.public)
+
+
+@pytest.mark.parametrize("way", ["narrowed", "ended"])
+def test_an_owner_who_takes_the_delegation_back_stops_releases_at_once(
+    owner: Owner, broker: LocalBroker, way: str
+) -> None:
+    actor = Actor.enter(owner)
+    exchange(actor)
+    evidence = actor.sign(actor.claims(actor.challenge()))
+    delegate_anew(owner, **(NARROWED if way == "narrowed" else _ending(broker)))
+    broker.advance(31)
+    reply = actor.send(evidence)
+    assert (reply.status, reply.problem().code, reply.problem().check) == (403, Code.CHAIN_DELEGATION, "3")
+    assert refused(actor, evidence) is Code.NONCE_REPLAYED
+    with pytest.raises(RefusedError) as caught:
+        actor.challenge()
+    assert caught.value.code is Code.CHAIN_DELEGATION
+    assert broker.rows("SELECT answers FROM releases") == [(1,)]
+    with pytest.raises(UsageError) as mine:
+        owner.launch()
+    assert mine.value.code is Code.CHAIN_DELEGATION
+    owner.client().put_delegation(owner.delegation, owner.signing.public)
+    assert exchange(actor) == owner.package_key
+
+
+def test_a_run_has_one_runtime_whatever_budget_is_left(broker: LocalBroker) -> None:
+    owner = Owner(broker, releases=5)
+    first = Actor.enter(owner)
+    exchange(first)
+    second = Actor.enter(owner, first.launch)
+    assert refused(second, second.sign(second.claims(second.challenge()))) is Code.RELEASE_BUDGET
+    assert exchange(first) == owner.package_key, "the first one may still have lost its answer"
+    assert exchange(Actor.enter(owner)) == owner.package_key
+    assert (owner.releases(), broker.count("releases")) == (2, 2)
 
 
 def test_a_deployment_that_is_over_releases_no_more(broker: LocalBroker, owner: Owner) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,15 +98,31 @@ def test_a_head_signed_by_another_key_is_refused(reporter: Reporter) -> None:
     assert reporter.actor.post("/v1/heads", forged).problem().code is Code.EVIDENCE_SIGNATURE
 
 
-def test_two_runtimes_of_one_run_each_have_their_own_history(reporter: Reporter, owner: Owner) -> None:
+def test_two_runs_of_one_deployment_each_have_their_own_history(reporter: Reporter, owner: Owner) -> None:
     reporter.send(reporter.submission())
-    second = Actor.enter(owner, reporter.actor.launch)
+    second = Actor.enter(owner)
     release_to(second)
     later = Reporter(second)
     later.go_on(State.HARDENED)
     assert later.send(later.submission()).status == 200
-    run = owner.client().run(second.launch.run_id)
-    assert (run["releases"], run["state"]) == (2, "hardened")
+    runs = [owner.client().run(actor.launch.run_id) for actor in (reporter.actor, second)]
+    assert [(run["releases"], run["state"]) for run in runs] == [(1, "created"), (1, "hardened")]
+
+
+def test_a_second_runtime_of_a_run_gets_neither_history_nor_receipt(
+    reporter: Reporter, owner: Owner, broker: LocalBroker
+) -> None:
+    second = Actor.enter(owner, reporter.actor.launch)
+    assert second.send(second.sign(second.claims(second.challenge()))).problem().code is Code.RELEASE_BUDGET
+    other = Reporter(second)
+    assert other.send(other.submission()).problem().code is Code.RUN_UNKNOWN
+    other.end()
+    other.submission()
+    assert second.post("/v1/receipt", other.receipt()).problem().code is Code.RUN_UNKNOWN
+    reporter.end()
+    reporter.send(reporter.submission())
+    assert reporter.actor.post("/v1/receipt", reporter.receipt()).status == 200
+    assert broker.rows("SELECT count(receipt), count(DISTINCT run_id) FROM releases") == [(1, 1)]
 
 
 @pytest.mark.parametrize("message", [b"", b"{}", b'{"head":{},"proof":[]}', b"\xff"])
@@ -147,6 +164,7 @@ def test_a_receipt_is_not_countersigned_without_a_delegation_to_do_so(
     reporter.end()
     reporter.send(reporter.submission())
     owner_key = owner.signing
+    submission = reporter.receipt()
     weaker = Delegation(
         broker_public=broker.broker_public,
         uses=frozenset({Use.RELEASE}),
@@ -154,9 +172,33 @@ def test_a_receipt_is_not_countersigned_without_a_delegation_to_do_so(
         not_after_us=clock_us() + 10**9,
     ).sign(owner_key)
     owner.client().put_delegation(weaker, owner_key.public)
-    assert reporter.actor.post("/v1/receipt", reporter.receipt()).problem().code is Code.CHAIN_DELEGATION
+    assert reporter.actor.post("/v1/receipt", submission).problem().code is Code.CHAIN_DELEGATION
     owner.client().put_delegation(owner.delegation, owner_key.public)
-    assert reporter.actor.post("/v1/receipt", reporter.receipt()).status == 200
+    assert reporter.actor.post("/v1/receipt", submission).status == 200
+    owner.client().put_delegation(weaker, owner_key.public)
+    assert reporter.actor.post("/v1/receipt", submission).problem().code is Code.CHAIN_DELEGATION
+
+
+@pytest.mark.parametrize("way", ["narrowed", "ended"])
+def test_heads_are_countersigned_only_as_long_as_the_owner_delegates_it(
+    broker: LocalBroker, owner: Owner, reporter: Reporter, way: str
+) -> None:
+    first = reporter.submission()
+    assert reporter.send(first).status == 200
+    changes: dict[str, Any] = (
+        {"uses": frozenset({Use.RELEASE})} if way == "narrowed" else {"not_after_us": broker.clock_us() + 30_000_000}
+    )
+    now = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+    owner.client().put_delegation(replace(now, **changes).sign(owner.signing), owner.signing.public)
+    broker.advance(31)
+    contact = broker.rows("SELECT contact_us, head_size FROM releases")
+    reporter.go_on(State.HARDENED)
+    for submission in (reporter.submission(), first):
+        reply = reporter.send(submission)
+        assert (reply.status, reply.problem().code) == (403, Code.CHAIN_DELEGATION)
+    assert broker.rows("SELECT contact_us, head_size FROM releases") == contact
+    owner.client().put_delegation(owner.delegation, owner.signing.public)
+    assert reporter.send(reporter.submission()).status == 200
 
 
 def test_a_run_that_is_silent_for_longer_than_its_lease_is_lost_until_it_speaks(

@@ -166,7 +166,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_nobody_could_read_is_not_a_good_one(tmp_path: Path) -> None:
-    """Told without its countersignatures, the bundle is `incomplete`: exit code 5, and never 0."""
+    """Told without its countersignatures, the bundle is `incomplete`: exit code 8, and never 0."""
     world = World()
     (tmp_path / "receipt.json").write_bytes(world.run(broker_away=True).data)
     owner = OwnerPublic(signing=world.owner.public, sealing=world.owner_hpke.public)

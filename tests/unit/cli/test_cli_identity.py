@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from glasshouse.cli import app as cli
+from glasshouse.cli.names import sealing_without_asking
 from glasshouse.errors import ExitCode
 from glasshouse.jobs import identity as identities
+from glasshouse.jobs.home import Home
 
 PASSPHRASE = "correct horse battery"
 
@@ -108,6 +110,27 @@ def test_a_useless_passphrase_file_is_refused(
     assert code == ExitCode.USAGE
     assert said in str(error)
     assert not (home / "owner.key").exists()
+
+
+@pytest.mark.parametrize("words", [("identity", "show"), ("identity", "export", "-o", "copy"), ("run", "absent")])
+def test_an_identity_that_others_may_read_is_used_by_no_command(
+    home: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask("init", capsys=capsys)
+    (home / "owner.key").chmod(0o640)
+    code, answer = ask(*words, capsys=capsys)
+    error = answer["error"]
+    assert isinstance(error, dict)
+    assert (code, error["code"], error["hint"]) == (ExitCode.USAGE, "identity", f"chmod 600 {home / 'owner.key'}")
+
+
+def test_names_of_outputs_are_not_opened_with_an_identity_that_others_may_read(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask("init", capsys=capsys)
+    assert sealing_without_asking(Home(path=home)) is not None
+    (home / "owner.key").chmod(0o604)
+    assert sealing_without_asking(Home(path=home)) is None
 
 
 def test_a_passphrase_comes_from_a_descriptor_too(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

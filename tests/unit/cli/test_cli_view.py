@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 from glasshouse.cli.closing import say_ended
 from glasshouse.cli.output import Output
 from glasshouse.cli.view import View
-from glasshouse.errors import Code
+from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.follow import Seen
@@ -112,6 +113,89 @@ def test_progress_has_rate_loss_and_remaining_time() -> None:
         assert figure in shown, figure
 
 
+def released_then_opened(world: OwnersWorld, *, imports_s: float, open_s: float) -> list[Event]:
+    """The transitions of an opening, with the notice between them that the runtime writes after the imports."""
+    found = [
+        event
+        for event, _ in events(world)
+        if event.type is EventType.TRANSITION and event.state in (State.RELEASED, State.OPENED, State.RUNNING)
+    ]
+    begun, opened, running = found
+    loaded_us = begun.time_us + round(imports_s * 1e6)
+    opened_us = loaded_us + round(open_s * 1e6)
+    notice = replace(begun, type=EventType.NOTICE, body={"code": "observed-again", "value": None}, time_us=loaded_us)
+    return [begun, notice, replace(opened, time_us=opened_us), replace(running, time_us=opened_us + 10_000)]
+
+
+def test_the_workers_imports_are_a_row_of_their_own_and_no_part_of_the_opening() -> None:
+    where, seen = console(80, terminal=False), Seen()
+    view = View(where)
+    for event in released_then_opened(OwnersWorld(), imports_s=5.2, open_s=0.25):
+        seen.take(event)
+        view.event(event, seen)
+    lines = {line.split()[1]: line for line in text_of(where).splitlines()}
+    assert list(lines) == ["released", "loaded", "opened", "started"]
+    assert "frameworks loaded" in lines["loaded"]
+    assert "(5.20 s)" in lines["loaded"]
+    assert "(0.25 s)" in lines["opened"]
+    assert "notice" not in text_of(where)
+
+
+def test_while_they_load_something_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, seen, now = console(80, terminal=True), Seen(), [100.0]
+    monkeypatch.setattr("glasshouse.cli.view.time.monotonic", lambda: now[0])
+    with View(where) as view:
+        for event in released_then_opened(OwnersWorld(), imports_s=5.2, open_s=0.25)[:1]:
+            seen.take(event)
+            view.event(event, seen)
+        before = len(text_of(where))
+        for _ in range(3):
+            now[0] += 0.11
+            view.tick(seen)
+        drawn = text_of(where)[before:]
+    assert drawn.count("the worker loads its frameworks") == 3
+    assert len({char for char in drawn if char in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"}) == 3
+
+
+def test_a_script_that_reports_nothing_shows_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, seen, now = console(100, terminal=True), Seen(), [100.0]
+    monkeypatch.setattr("glasshouse.cli.view.time.monotonic", lambda: now[0])
+    with View(where) as view:
+        for event, _ in events(OwnersWorld()):
+            if event.state is State.RUNNING and event.type is EventType.TRANSITION:
+                seen.take(event)
+                view.event(event, seen)
+        for step in range(20):
+            now[0] = 100.0 + step / 4
+            view.tick(seen)
+        shown = text_of(where)
+    assert "0:03 elapsed" in shown
+    assert "0 steps" not in shown
+    assert shown.count("elapsed") == 5, "drawn once a second: it costs the training nothing"
+
+
+def test_it_is_not_said_to_have_trained_no_steps() -> None:
+    where, view, seen = console(80, terminal=False), None, Seen()
+    view = View(where)
+    for event, _ in events(OwnersWorld()):
+        if event.type is EventType.PROGRESS:
+            event = replace(event, body={**event.body, "done": 0, "total": None, "loss": None})
+        seen.take(event)
+        view.event(event, seen)
+    assert "it reported no steps" in text_of(where)
+    assert "0 steps" not in text_of(where)
+
+
+def test_what_the_log_needs_and_people_do_not_is_not_shown() -> None:
+    where, seen = console(80, terminal=False), Seen()
+    view, begun = View(where), released_then_opened(OwnersWorld(), imports_s=1, open_s=1)[0]
+    for code in ("alive", "alive", "broker-unreachable"):
+        event = replace(begun, type=EventType.NOTICE, body={"code": code, "value": None})
+        seen.take(event)
+        view.event(event, seen)
+    assert text_of(where).splitlines() == ["! notice     broker unreachable"]
+
+
 def test_stopping_says_that_it_zeroizes_and_that_asking_twice_does_not_help() -> None:
     where = console(80, terminal=False)
     view = View(where)
@@ -156,7 +240,7 @@ def test_the_closing_summary_says_all_and_names_the_level(tmp_path: Path, monkey
 
 def test_a_run_that_nobody_countersigned_is_not_called_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = closing(tmp_path, OwnersWorld(), monkeypatch, broker_away=True)
-    assert code == 5
+    assert code == ExitCode.INCOMPLETE
     assert "incomplete: not countersigned" in said
     assert "genuine and complete" not in said
 

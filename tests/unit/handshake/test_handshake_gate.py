@@ -13,6 +13,7 @@ from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import CheckFailedError
+from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import ReleaseMessage, release_info
 from glasshouse.handshake.tokens import issue_token
 from glasshouse.wire import dsse, jwt
@@ -190,6 +191,33 @@ def test_a_revoked_package(world: World) -> None:
     message = world.message()
     world.record = replace(world.record, revoked=True)
     refused(world, message, "3", Code.PACKAGE_REVOKED)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uses": frozenset({Use.COUNTERSIGN})},
+        {"not_after_us": NOW_US},
+        {"not_before_us": NOW_US + 1},
+        {"broker_public": signing_key("other").public},
+    ],
+    ids=["narrowed", "over", "early", "other-broker"],
+)
+def test_a_delegation_that_does_not_cover_a_release_now(world: World, changes: dict[str, Any]) -> None:
+    message = world.message()
+    world.delegate(**changes)
+    refused(world, message, "3", Code.CHAIN_DELEGATION)
+
+
+def test_an_owner_who_never_delegated(world: World) -> None:
+    message = world.message()
+    world.record = replace(world.record, delegation=None)
+    refused(world, message, "3", Code.CHAIN_DELEGATION)
+
+
+def test_a_delegation_for_nothing_but_releases_is_enough_to_release(world: World) -> None:
+    world.delegate(uses=frozenset({Use.RELEASE}))
+    assert world.gate(world.message()).claims.run_id == world.launch.run_id
 
 
 # Check 4

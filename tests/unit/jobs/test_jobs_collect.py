@@ -16,7 +16,7 @@ from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, V
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.jobs.collect import fetch, look_inside, require_receipt
 from glasshouse.jobs.finish import conclude
-from glasshouse.jobs.logs import segments
+from glasshouse.jobs.logs import Segment, named_segments, segments
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
@@ -39,6 +39,13 @@ def folder(world: OwnersWorld, tmp_path: Path) -> RunFolder:
 
 def receipt_of(folder: RunFolder, world: OwnersWorld) -> Receipt:
     return require_receipt(conclude(folder, owner_signing=world.owner.public, agent_exit=0))
+
+
+def printed(folder: RunFolder, world: OwnersWorld, *, sealing: RecipientKey | None = None) -> list[Segment]:
+    """What `glasshouse logs` decrypts."""
+    named = named_segments(folder, owner_signing=world.owner.public)
+    found = segments(folder, named.events, sealing=sealing or world.owner_hpke, manifest_sha256=world.manifest.sha256)
+    return list(found)
 
 
 def test_every_output_comes_back_under_its_own_name(folder: RunFolder, world: OwnersWorld, tmp_path: Path) -> None:
@@ -232,7 +239,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     with pytest.raises(PackageError, match="not there"):
         fetch(folder, receipt, sealing=world.owner_hpke, out=tmp_path / "fetched", force=False)
     with pytest.raises(PackageError, match="not there"):
-        list(segments(folder, sealing=world.owner_hpke, manifest_sha256=world.manifest.sha256))
+        printed(folder, world)
 
 
 def test_an_interrupted_runs_checkpoints_can_be_fetched(world: OwnersWorld, tmp_path: Path) -> None:
@@ -252,11 +259,10 @@ def test_a_receipt_that_lies_about_a_plaintext_digest_is_caught(world: OwnersWor
 
 
 def test_the_log_is_read_back_by_its_owner_alone(folder: RunFolder, world: OwnersWorld) -> None:
-    manifest = world.manifest.sha256
-    found = list(segments(folder, sealing=world.owner_hpke, manifest_sha256=manifest))
+    found = printed(folder, world)
     assert [(one.sequence, one.data) for one in found] == [(0, world.printed)]
     with pytest.raises(PackageError):
-        list(segments(folder, sealing=RecipientKey.generate(), manifest_sha256=manifest))
+        printed(folder, world, sealing=RecipientKey.generate())
 
 
 def test_a_log_segment_that_the_event_log_does_not_name_is_refused(folder: RunFolder, world: OwnersWorld) -> None:
@@ -272,8 +278,8 @@ def test_a_log_segment_that_the_event_log_does_not_name_is_refused(folder: RunFo
         kind="log",
     )
     with pytest.raises(PackageError) as refused:
-        list(segments(folder, sealing=world.owner_hpke, manifest_sha256=world.manifest.sha256))
+        printed(folder, world)
     assert refused.value.code is Code.OUTPUT_UNNAMED
     path.unlink()
     with pytest.raises(PackageError, match="not there"):
-        list(segments(folder, sealing=world.owner_hpke, manifest_sha256=world.manifest.sha256))
+        printed(folder, world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import stat
@@ -13,7 +14,15 @@ from typing import BinaryIO
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.files import private_folder, read_bounded, read_state, write_private, write_state
+from glasshouse.jobs.files import (
+    is_file,
+    is_there,
+    private_folder,
+    read_bounded,
+    read_state,
+    write_private,
+    write_state,
+)
 
 
 @contextmanager
@@ -89,6 +98,37 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_private(tmp_path / "file", broken)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_may_be_as_long_as_the_file_system_lets_it(tmp_path: Path) -> None:
+    """63 characters of four bytes each: a temporary name with the final one in it would be too long."""
+    path = tmp_path / ("\U0001f9ec" * 63)
+    write_private(path, b"content")
+    assert path.read_bytes() == b"content"
+    with pytest.raises(UsageError) as refused:
+        write_private(tmp_path / ("\U0001f9ec" * 64), b"content")
+    assert refused.value.code is Code.USAGE
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "y/" * 3000, "file/below"])
+def test_a_name_that_cannot_be_is_not_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    assert (is_there(tmp_path / name), is_file(tmp_path / name)) == (False, False)
+    assert (is_there(tmp_path / "file"), is_file(tmp_path / "file"), is_file(tmp_path)) == (True, True, False)
+
+
+def test_a_folder_that_cannot_be_synced_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(UsageError, match="input/output error"):
+        write_private(tmp_path / "file", b"content")
 
 
 def test_reading_is_bounded_and_takes_regular_files_only(tmp_path: Path) -> None:

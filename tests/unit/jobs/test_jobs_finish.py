@@ -45,7 +45,7 @@ def ended(world: OwnersWorld, tmp_path: Path, **story: object) -> Conclusion:
             ExitCode.REFUSED,
         ),
         # A completed run that nobody countersigned is never reported as good.
-        ({"broker_away": True}, Outcome.COMPLETED, "incomplete", ExitCode.VERIFICATION_FAILED),
+        ({"broker_away": True}, Outcome.COMPLETED, "incomplete", ExitCode.INCOMPLETE),
     ],
 )
 def test_the_receipt_decides(

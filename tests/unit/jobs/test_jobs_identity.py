@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs import identity as identities
-from glasshouse.jobs.identity import Identity, OwnerPublic, is_encrypted, read_public
+from glasshouse.jobs.identity import Identity, OwnerPublic, is_encrypted, read_private, read_public
 
 PASSPHRASE = "correct horse battery"
 
@@ -86,6 +86,55 @@ def test_a_file_may_not_ask_for_all_memory() -> None:
         with pytest.raises(UsageError) as refused:
             Identity.parse(json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), PASSPHRASE)
         assert refused.value.code is Code.IDENTITY
+
+
+def test_the_largest_cost_that_a_file_may_name_takes_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = json.loads(Identity.generate().encode(PASSPHRASE))
+    asked: list[int] = []
+    monkeypatch.setattr(identities, "_stretch", lambda _passphrase, _salt, cost: asked.append(cost) or bytes(32))
+    for exponent in (18, 19, 20):
+        value["lock"]["n"] = 1 << exponent
+        with pytest.raises(UsageError) as refused:
+            Identity.parse(json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), PASSPHRASE)
+        assert refused.value.code is Code.IDENTITY
+    assert [128 * 8 * cost >> 20 for cost in asked] == [256]
+
+
+@pytest.mark.parametrize(("field", "wrong"), [("r", 16), ("p", 2), ("r", 0), ("p", 1 << 30)])
+def test_the_other_costs_are_not_the_files_to_name(field: str, wrong: int) -> None:
+    value = json.loads(Identity.generate().encode(PASSPHRASE))
+    value["lock"][field] = wrong
+    with pytest.raises(UsageError) as refused:
+        Identity.parse(json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), PASSPHRASE)
+    assert refused.value.code is Code.IDENTITY
+
+
+def test_a_machine_without_the_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Identity.generate().encode(PASSPHRASE)
+
+    class Starved:
+        def __init__(self, **_cost: object) -> None:
+            pass
+
+        def derive(self, _passphrase: bytes) -> bytes:
+            raise MemoryError
+
+    monkeypatch.setattr(identities, "Scrypt", Starved)
+    with pytest.raises(UsageError, match="16 MiB of memory"):
+        Identity.parse(data, PASSPHRASE)
+
+
+@pytest.mark.parametrize("passphrase", [None, PASSPHRASE])
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
+def test_a_private_file_that_others_may_open_is_not_read(tmp_path: Path, passphrase: str | None, mode: int) -> None:
+    path = tmp_path / "owner key"
+    Identity.generate().save(private=path, public=tmp_path / "owner.pub", passphrase=passphrase)
+    assert read_private(path) == path.read_bytes()
+    path.chmod(mode)
+    with pytest.raises(UsageError) as refused:
+        read_private(path)
+    assert refused.value.code is Code.IDENTITY
+    assert refused.value.hint == f"chmod 600 '{path}'"
 
 
 def test_a_short_passphrase_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.jobs import files
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.jobfile import Job, parse
@@ -113,6 +115,37 @@ def test_a_disk_that_is_full_leaves_no_package_no_key_and_no_record(job: Job, ho
     assert sorted(path.name for path in home.path.iterdir()) == ["broker", "keys", "packages", "runs"]
     assert not list(home.keys.iterdir())
     assert not list(home.packages.iterdir())
+
+
+def test_a_record_that_cannot_be_kept_leaves_neither_package_nor_key(job: Job, home: Home, identity: Identity) -> None:
+    """Once the package had its name before this failed, and the key was taken away from under it."""
+    home.packages.rmdir()
+    home.packages.write_text("in the way")
+    with pytest.raises(UsageError):
+        sealed_job(job, home, identity)
+    assert not (home.path / "job.sealed").exists()
+    assert not list(home.keys.iterdir())
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_fails_once_the_package_has_its_name_leaves_it_its_key(
+    job: Job, home: Home, identity: Identity, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    out = home.path / "job.sealed"
+    if replaced:
+        sealed_job(job, home, identity)
+
+    def fail(folder: Path) -> None:
+        if folder == out.parent:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "_sync_folder", fail)
+    with pytest.raises(UsageError):
+        seal(job, out=out, home=home, identity=identity, replace=replaced)
+    manifest, _envelope = public_part(out)
+    assert KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing), (
+        "the package that stands there can be opened"
+    )
 
 
 def test_an_existing_package_is_kept_unless_told_otherwise(job: Job, home: Home, identity: Identity) -> None:

@@ -57,10 +57,14 @@ class Machine:
 class Watching:
     events: list[Event] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
+    ticks: int = 0
 
     def event(self, event: Event, seen: Seen) -> None:
         assert seen.last_us == event.time_us
         self.events.append(event)
+
+    def tick(self, seen: Seen) -> None:
+        self.ticks += 1
 
     def stopping(self, times: int) -> None:
         self.stops.append(times)

@@ -69,7 +69,7 @@ def test_a_run_that_did_not_complete_is_authentic_and_not_good(
 
 def test_without_the_brokers_last_word_a_run_is_incomplete(world: World) -> None:
     verdict = verify_bundle(World().run(broker_away=True).data, owner=world.owner.public)
-    assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.VERIFICATION_FAILED)
+    assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.INCOMPLETE)
     assert verdict.chain.missing == ("head_countersignature", "countersignature")
     assert "assurance software" in verdict.sentence
 
@@ -163,7 +163,7 @@ def test_a_runtime_that_hides_its_attestation_gains_nothing(world: World) -> Non
     receipt = envelope(story.sign(world.evidence_key, world.launch_key))
     data = run.with_parts(ear=None, receipt=receipt, head=envelope(run.final_head), countersignature=None)
     verdict = verify_bundle(data, owner=world.owner.public)
-    assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.VERIFICATION_FAILED)
+    assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.INCOMPLETE)
     # Its own log, whose head it cannot sign away, says otherwise.
     with pytest.raises(VerificationError) as caught:
         verify_log_beside(verdict, run.lines)

@@ -223,7 +223,7 @@ def test_a_launcher_that_is_held_up_does_not_hold_up_the_end() -> None:
     def story() -> tuple[int, list[int], bool]:
         begun = time.monotonic()
         code = sandbox.start(specification("pass"), spawn=spawn).end(patience_s=0.1)
-        return code, children_of(os.getpid()), time.monotonic() - begun < 2
+        return code, children_of(os.getpid()), time.monotonic() - begun < 15
 
     assert in_child(story) == (-signal.SIGKILL, [], True)
 

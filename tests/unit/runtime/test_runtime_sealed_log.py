@@ -116,9 +116,9 @@ def test_a_segment_is_closed_when_it_is_old_enough_to_be_waited_for(
 ) -> None:
     monkeypatch.setattr(printing.log, "_wait_s", 0.02)
     os.write(printing.writers[0], b"one\n")
-    assert printing.loop.run_until(lambda: len(printing.segments) == 1, within_s=2)
+    assert printing.loop.run_until(lambda: len(printing.segments) == 1, within_s=20)
     os.write(printing.writers[0], b"two\n")
-    assert printing.loop.run_until(lambda: len(printing.segments) == 2, within_s=2)
+    assert printing.loop.run_until(lambda: len(printing.segments) == 2, within_s=20)
     assert [printing.desk.opened(path)[1] for path in printing.desk.files("log")] == [b"one\n", b"two\n"]
 
 

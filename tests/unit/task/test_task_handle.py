@@ -232,6 +232,19 @@ def test_the_output_folder_comes_back_at_the_end_and_one_refusal_loses_nothing(t
     assert channel.outputs == {"a.json": b"{}", "sub/z.txt": b"z"}
 
 
+def test_all_pickles_are_named_with_the_remedy(task: Task, channel: Recorder) -> None:
+    (task.output_dir / "a.pt").write_bytes(b"")
+    (task.output_dir / "b.json").write_bytes(b"{}")
+    (task.output_dir / "c.dat").write_bytes(pickle.dumps([1]))
+    with pytest.raises(RunError) as refused:
+        task.close()
+    assert refused.value.code is Code.OUTPUT_REFUSED
+    assert refused.value.message.endswith(": 'a.pt', 'c.dat'")
+    assert "safetensors" in refused.value.hint
+    assert "allow_pickle = true" in refused.value.hint
+    assert channel.outputs == {"b.json": b"{}"}
+
+
 def test_a_receipt_holds_so_many_outputs_and_no_more(task: Task, channel: Recorder) -> None:
     for number in range(257):
         (task.output_dir / f"{number:03}").write_bytes(b"")

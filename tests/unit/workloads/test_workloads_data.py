@@ -52,7 +52,11 @@ def test_long_answers_are_cut_and_answers_that_do_not_fit_are_skipped() -> None:
     [
         (b"{", "line 2 is not"),
         (b"[1]", "line 2 is not"),
-        (b'{"instruction": "x"}', "line 2 needs"),
+        (b'{"instruction": "x"}', "line 2 has no 'output', only: instruction"),
+        (b'{"prompt": "x", "completion": "y"}', "line 2 has no 'instruction', only: completion, prompt"),
+        (b"{}", "line 2 has no 'instruction', only: nothing"),
+        (b"[" * 100_000, "line 2 is not"),
+        (b'{"instruction": "x", "output": "\\ud800"}', "line 2 holds half a character"),
         (b'{"instruction": "x", "output": ""}', "line 2 needs"),
         (b'{"instruction": 3, "output": "y"}', "line 2 needs"),
         (b"\xff\xfe", "line 2 is not"),
@@ -64,10 +68,23 @@ def test_a_bad_record_is_named_by_its_line(second: bytes, says: str) -> None:
     assert refused.value.code is Code.JOB_INVALID
 
 
-@pytest.mark.parametrize("content", [[], [b"\n", b"  \n"], lines({"instruction": "a" * 99, "output": "b"})])
-def test_data_with_nothing_to_train_on_is_refused(content: list[bytes]) -> None:
-    with pytest.raises(UsageError, match="no record"):
+@pytest.mark.parametrize(
+    ("content", "why", "hint"),
+    [
+        ([], "it is empty", "one JSON object"),
+        ([b"\n", b"  \n"], "it is empty", "one JSON object"),
+        (
+            lines({"instruction": "a" * 99, "output": "b"}, {"instruction": "a" * 80, "output": "b"}),
+            "all are too long (2 of them); max_length is 50 tokens, and the shortest has 113 before its answer begins",
+            "beyond 113",
+        ),
+    ],
+)
+def test_data_with_nothing_to_train_on_is_refused_with_the_reason(content: list[bytes], why: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="t has no usable record: ") as refused:
         encode_records(content, ByteTokenizer(), max_length=50, name="t")
+    assert why in refused.value.message
+    assert hint in refused.value.hint
 
 
 @given(st.text())
@@ -91,7 +108,8 @@ def test_the_last_column_is_the_label_where_none_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "header"),
+        (b"", "no usable row: it is empty"),
+        (b"x,y\n", "no usable row: there is nothing below its header"),
         (b"only\n1\n", "header"),
         (b"x,y\n1,a\n", "fewer than two"),
         (b"x,y\n1,a\n2\n", "line 3 has 1 columns"),

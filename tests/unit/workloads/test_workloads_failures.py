@@ -1,15 +1,28 @@
-"""One word leaves the worker; the rest is for the sealed log."""
+"""One word leaves the worker; the sealed log has a sentence, and the owner's own traceback where there is one."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from glasshouse.errors import Code, RunError
-from glasshouse.workloads.failures import code_of, explain
+from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
+from glasshouse.workloads import environment
+from glasshouse.workloads.failures import code_of, explain, of_script
 
 
 class OutOfMemoryError(RuntimeError):
     """Named as the framework names its own."""
+
+
+OfflineModeIsEnabled = type("OfflineModeIsEnabled", (ConnectionError,), {})  # as the hub's client calls its own
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "egress_open", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +42,88 @@ def test_failures_have_codes(error: BaseException, code: Code) -> None:
     assert code_of(error) is code
 
 
-def test_a_cause_is_shown_and_an_expected_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    explain(RunError(Code.MODEL_NOT_FOUND, "no model", hint="pack it"))
-    said = capsys.readouterr().err
-    assert said == "glasshouse: no model [model-not-found]\nglasshouse: pack it\n"
+def test_a_mistake_that_is_understood_is_a_sentence_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(UsageError(Code.JOB_INVALID, "t line 2 is not a JSON object", hint="mend it"))
+    assert capsys.readouterr().err == "glasshouse: t line 2 is not a JSON object [job-invalid]\nglasshouse: mend it\n"
+
+
+def test_a_cause_is_one_line_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        raise RunError(Code.SCRIPT_FAILED, "the script failed") from ZeroDivisionError("by zero")
-    except RunError as error:
+        raise UsageError(Code.JOB_INVALID, "no model") from ValueError("unknown architecture\nand much more")
+    except UsageError as error:
         explain(error)
-    assert "ZeroDivisionError: by zero" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said == "glasshouse: no model [job-invalid]\nglasshouse: because of ValueError: unknown architecture\n"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OutOfMemoryError("CUDA out of memory")])
+def test_memory_that_ran_out_is_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    explain(error)
+    said = capsys.readouterr().err
+    assert said.startswith("glasshouse: the training ran out of memory [out-of-memory]\nglasshouse: rent a machine")
+    assert "Traceback" not in said
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ZeroDivisionError("by zero")
+    except ZeroDivisionError as error:
+        explain(error)
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback (most recent call last):\n")
+    assert said.endswith("ZeroDivisionError: by zero\nglasshouse: the training failed [worker-failed]\n")
+
+
+def connect() -> None:
+    socket.create_connection(("127.0.0.1", 9), timeout=1)
+
+
+def look_up() -> None:
+    raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+
+def stay_offline() -> None:
+    raise OfflineModeIsEnabled("offline")
+
+
+def open_a_folder() -> None:
+    Path("/").read_bytes()
+
+
+def told_of(action: Callable[[], None]) -> GlasshouseError:
+    with pytest.raises(OSError) as failure:  # noqa: PT011 - whichever it is
+        action()
+    return of_script(failure.value, failure.value.__traceback__)
+
+
+def download_by(attempt: Callable[[], None]) -> Callable[[], None]:
+    def download() -> None:
+        try:
+            attempt()
+        except OSError as error:
+            raise OSError("download failed") from error
+
+    return download
+
+
+@pytest.mark.parametrize("attempt", [connect, look_up, stay_offline])
+@pytest.mark.usefixtures("no_network")
+def test_an_attempt_to_reach_the_network_is_called_by_its_name(
+    attempt: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for action in (attempt, download_by(attempt)):
+        told = told_of(action)
+        assert told.code is Code.SCRIPT_FAILED
+        assert told.message == "the script wanted the network, and the worker has none: policy.egress is empty"
+        assert "[inputs]" in told.hint
+    assert "OSError: download failed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_file_that_may_not_be_opened_is_not_the_network() -> None:
+    assert told_of(open_a_folder).message == "the script failed"
+
+
+def test_where_there_is_a_network_a_lost_connection_is_the_scripts_own() -> None:
+    assert environment.egress_open()
+    assert told_of(connect).message == "the script failed"

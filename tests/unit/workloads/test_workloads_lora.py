@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load, save
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
@@ -101,7 +101,7 @@ def test_the_adapters_files_are_the_same_for_the_same_job(tmp_path: Path) -> Non
 def test_the_adapter_says_what_it_belongs_to(tmp_path: Path) -> None:
     _, channel = run(tmp_path)
     config = json.loads(channel.outputs["adapter_config.json"])
-    assert config["base_model_name_or_path"] == "config:qwen2-tiny"
+    assert config["base_model_name_or_path"] == "qwen2-tiny"
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 8, ["q_proj", "v_proj"])
 
 
@@ -244,7 +244,26 @@ def test_a_model_from_the_package_is_trained(tmp_path: Path) -> None:
     files = packed_model(tmp_path / "model")
     result, channel = run(tmp_path, files, model="inputs:base")
     assert result.trainable == 2 * 4 * ((32 + 32) + (32 + 16))
-    assert json.loads(channel.outputs["adapter_config.json"])["base_model_name_or_path"] == "inputs:base"
+    assert json.loads(channel.outputs["adapter_config.json"])["base_model_name_or_path"] == "base"
+
+
+def test_an_adapter_finds_its_base_by_name_as_peft_users_load_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, channel = run(tmp_path, packed_model(tmp_path / "model"), model="inputs:base")
+    for name, data in channel.outputs.items():
+        (tmp_path / "adapter" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "adapter" / name).write_bytes(data)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "model").rename(tmp_path / "elsewhere" / "base")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapter"))
+    assert model.get_nb_trainable_parameters()[1] > 0
+
+
+def test_the_name_of_the_base_may_be_said(tmp_path: Path) -> None:
+    _, channel = run(tmp_path, base_name="Qwen/Qwen2.5-0.5B", steps=1)
+    assert json.loads(channel.outputs["adapter_config.json"])["base_model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
 
 
 def without(files: dict[str, bytes], *names: str) -> dict[str, bytes]:

@@ -75,6 +75,44 @@ def test_a_missing_parameter_is_named(kind: str, field: str) -> None:
         parse(kind, {name: value for name, value in GOOD[kind].items() if name != field})
 
 
+@pytest.mark.parametrize(
+    ("kind", "typed", "meant"),
+    [
+        ("lora", "step", "steps"),
+        ("lora", "learningrate", "learning_rate"),
+        ("lora", "max-length", "max_length"),
+        ("mlp", "Epochs", "epochs"),
+        ("script", "args", "arguments"),
+        ("script", "output", "outputs"),
+    ],
+)
+def test_an_unknown_parameter_is_told_the_nearest(kind: str, typed: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"params.{typed} is not") as refused:
+        parse(kind, GOOD[kind] | {typed: 1})
+    assert refused.value.hint.startswith(f"did you mean '{meant}'? known: ")
+
+
+def test_a_parameter_like_no_other_is_told_all() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse("mlp", {"zzz": 1})
+    assert refused.value.hint.startswith("known: data, depth, ")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("config:qwen2-tiny", "qwen2-tiny"),
+        ("inputs:base/", "base"),
+        ("inputs:models/Qwen2.5-0.5B", "Qwen2.5-0.5B"),  # with its folder it would name another on the hub
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+    ],
+)
+def test_a_base_is_called_by_a_name_that_peft_can_look_for(model: str, name: str) -> None:
+    found = parse("lora", {"model": model})
+    assert isinstance(found, LoraParams)
+    assert found.base_name == name
+
+
 def test_an_unknown_workload_is_refused() -> None:
     with pytest.raises(UsageError, match="workload"):
         parse("diffusion", {})
