@@ -6,18 +6,21 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, ExitCode
+from glasshouse.handshake.delegation import Delegation
+from glasshouse.handshake.launch import LaunchFile
 from glasshouse.jobs import runner
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.run import prepare
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
 
@@ -170,6 +173,28 @@ def test_a_key_revoked_after_the_launch_is_refused_by_the_gate(shell: Shell) -> 
     assert ended.conclusion.receipt is not None, "a refused run has a receipt too"
     assert ended.conclusion.receipt.outputs == ()
     assert broker.serving is None
+
+
+def test_a_short_run_beside_a_long_one_does_not_end_the_brokers_mandate_for_it(shell: Shell) -> None:
+    """A new delegation takes the old one's place, for every run of this owner that goes on."""
+    job = shell.folder / "week.toml"
+    job.write_text((shell.folder / "short.toml").read_text().replace('"5m"', '"168h"'))
+    home, broker = Home(path=shell.home), Embedded(Home(path=shell.home))
+    identity = Identity.parse(home.owner_private.read_bytes(), None)
+    mandates = []
+    for name in ("week", "short"):
+        assert shell.ask("seal", f"{name}.toml", "-o", f"{name}-beside.sealed", "--json").code == 0
+        folder = RunFolder.create(home)
+        package = shell.folder / f"{name}-beside.sealed"
+        prepared = prepare(package, home=home, identity=identity, folder=folder, broker=broker)
+        envelope = LaunchFile.parse(prepared.launch).delegation
+        mandates.append((folder, Delegation.from_envelope(envelope, owner_public=identity.signing.public).not_after_us))
+    (week, _), (short, until_us) = mandates
+    needed_us = (week.load().max_duration_s + 3600) * 1_000_000
+    assert until_us >= week.load().created_us + needed_us
+    for folder in (week, short):
+        folder.save(replace(folder.load(), phase=Phase.ENDED))
+    broker.give_back()
 
 
 def test_a_standing_broker_serves_runs_and_is_left_alone(shell: Shell) -> None:

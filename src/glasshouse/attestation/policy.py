@@ -10,7 +10,7 @@ from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 
-__all__ = ["MAX_REFERENCES", "DeploymentPolicy"]
+__all__ = ["MAX_LEASE_S", "MAX_REFERENCES", "DeploymentPolicy"]
 
 MAX_REFERENCES = 64
 MAX_RELEASES = 1000

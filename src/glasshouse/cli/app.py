@@ -33,6 +33,9 @@ _COMMANDS = (
     ("tamper", "tell nine attacks to a live broker"),
     ("doctor", "what this machine offers, and what its host could see"),
 )
+# What the framework raises after it has printed the help of a group that was named alone; it is known by its name,
+# because the framework brings its own copy of the module that it comes from.
+_HELP_PRINTED = "NoArgsIsHelpError"
 _GROUPS = (
     ("identity", "the owner's identity: show, export, restore"),
     ("broker", "the gate that releases keys"),
@@ -89,6 +92,8 @@ def run(arguments: list[str]) -> int:
         # Whoever read our output has had enough. What was not said must not pass for a good answer.
         return ExitCode.INTERNAL
     except Exception as error:
+        if type(error).__name__ == _HELP_PRINTED and not as_json:
+            return ExitCode.USAGE
         return _failed(_understood(error), as_json)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glasshouse.cli.options import HomeOption, Json, Run, locate
+from glasshouse.cli.options import HomeOption, Json, Run, again, locate
 from glasshouse.cli.output import Output
 from glasshouse.errors import ExitCode
 
@@ -14,6 +14,7 @@ def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False)
     from glasshouse.cli.names import sealing_without_asking
     from glasshouse.cli.view import View
     from glasshouse.jobs.control import wait
+    from glasshouse.jobs.identity import read_public
     from glasshouse.jobs.rundir import RunFolder
 
     output, place = Output(as_json), locate(home)
@@ -30,6 +31,12 @@ def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False)
                 ended = wait(folder, place, view)
     except KeyboardInterrupt:
         output.result({"run_id": record.run_id, "state": "detached", "outcome": None})
-        output.say(f"The run goes on. To stop it: glasshouse stop {record.run_id[:8]}")
+        output.say(f"The run goes on. To stop it: glasshouse stop {record.run_id[:8]}{again(home)}")
         return ExitCode.DONE
-    return say_ended(output, ended, sealing=sealing_without_asking(place))
+    return say_ended(
+        output,
+        ended,
+        sealing=sealing_without_asking(place),
+        owner_signing=read_public(place.owner_public).signing,
+        home=home,
+    )

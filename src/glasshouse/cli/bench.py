@@ -9,9 +9,12 @@ import typer
 
 from glasshouse.cli.options import Json
 from glasshouse.cli.output import Output
+from glasshouse.cli.words import bytes_text
 from glasshouse.errors import ExitCode
 
 __all__ = ["group"]
+
+_BYTES = "_bytes"
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -59,7 +62,10 @@ def _print(output: Output, result: dict[str, Any]) -> int:
     if not output.as_json:
         _table(output, result["bars"])
         numbers = {name: value for name, value in result.items() if name not in ("bars", "each", "seconds", "warm_up")}
-        output.facts({name: _text(value) for name, value in numbers.items()})
+        output.facts({name.removesuffix(_BYTES): _text(value, name) for name, value in numbers.items()})
+        if not met:
+            missed = ", ".join(name.replace("_", " ") for name, bar in result["bars"].items() if not bar["met"])
+            output.say(f"This machine, or what else loads it now, did not reach: {missed}.", style="bold yellow")
     return ExitCode.DONE if met else ExitCode.RUN_FAILED
 
 
@@ -71,20 +77,24 @@ def _table(output: Output, bars: dict[str, dict[str, Any]]) -> None:
     for name in ("", "what", "found", "bar"):
         table.add_column(name)
     for name, bar in bars.items():
-        limit = f"at least {bar['at_least']}" if "at_least" in bar else f"at most {bar['at_most']}"
+        least = "at_least" in bar
+        limit = f"at {'least' if least else 'most'} {_flat(bar['at_least' if least else 'at_most'], name)}"
         mark = Text("✓", style="green") if bar["met"] else Text("✗", style="bold red")
-        table.add_row(mark, name.replace("_", " "), f"{bar['found']:g}", limit)
+        table.add_row(mark, name.removesuffix(_BYTES).replace("_", " "), _flat(bar["found"], name), limit)
     output.console.print(table)
     output.say("")
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{key}: {_flat(item)}" for key, item in value.items())
-    return _flat(value)
+        return "\n".join(f"{key.removesuffix(_BYTES)}: {_flat(item, key)}" for key, item in value.items())
+    return _flat(value, name)
 
 
-def _flat(value: Any) -> str:
+def _flat(value: Any, name: str) -> str:
+    """Return a number for people; one whose name says that it counts bytes as a size."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_flat(item)}" for key, item in value.items())
+        return ", ".join(f"{key.removesuffix(_BYTES)} {_flat(item, key)}" for key, item in value.items())
+    if isinstance(value, int | float) and not isinstance(value, bool) and name.endswith(_BYTES):
+        return bytes_text(round(value))
     return f"{value:g}" if isinstance(value, float) else str(value)

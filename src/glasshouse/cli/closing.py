@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from glasshouse.cli.last_words import last_words
+from glasshouse.cli.options import again
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
 from glasshouse.errors import Code, GlasshouseError
@@ -24,15 +27,26 @@ __all__ = ["say_ended"]
 
 _STYLE = {Outcome.COMPLETED: "bold green", Outcome.INTERRUPTED: "bold yellow"}
 _SHOWN_OUTPUTS = 8
+# Outcomes whose reason the job itself may have printed.
+_WORDS_OF = frozenset({Outcome.FAILED, Outcome.LOST})
 
 
-def say_ended(output: Output, ended: Ended, *, sealing: RecipientKey | None) -> int:
+def say_ended(
+    output: Output,
+    ended: Ended,
+    *,
+    sealing: RecipientKey | None,
+    owner_signing: bytes | None = None,
+    home: Path | None = None,
+) -> int:
     """Print a run's end and return the exit code.
 
     Args:
         output: where.
         ended: the run.
         sealing: opens the outputs' names; without it they stay sealed.
+        owner_signing: the owner's public signing key; with it and `sealing` a failed run's last words are shown.
+        home: the state home that the command was given, for the commands that are proposed.
     """
     from glasshouse.jobs.collect import look_inside
 
@@ -43,13 +57,32 @@ def say_ended(output: Output, ended: Ended, *, sealing: RecipientKey | None) -> 
             opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
         except GlasshouseError as error:
             problem = str(error)
-    output.result(summary(ended.folder, ended.record, ended.seen, conclusion, opened))
+    # What the job printed is its owner's: a program that wants it asks for it.
+    log_hint = None if conclusion.outcome is Outcome.COMPLETED else _log_command(ended, home)
+    output.result(summary(ended.folder, ended.record, ended.seen, conclusion, opened) | {"log_hint": log_hint})
     if not output.as_json:
-        _say(output, ended, opened, problem)
+        _say(output, ended, opened, problem, home)
+        if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:
+            said = last_words(ended.folder, ended.record, sealing=sealing, owner_signing=owner_signing)
+            _say_last_words(output, *said, everything=_log_command(ended, home))
     return conclusion.exit_code
 
 
-def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str) -> None:
+def _say_last_words(output: Output, lines: Sequence[str], vouched: bool, *, everything: str) -> None:
+    if not lines:
+        return
+    output.say("")
+    output.say("The worker's last words" + ("" if vouched else ", for which no receipt vouches") + ":", style="bold")
+    for line in lines:
+        output.say(f"  {line}")
+    output.say(f"  all of it: {everything}", style="dim")
+
+
+def _log_command(ended: Ended, home: Path | None) -> str:
+    return f"glasshouse logs {ended.folder.run_id[:8]}{again(home)}"
+
+
+def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str, home: Path | None) -> None:
     conclusion, receipt = ended.conclusion, ended.conclusion.receipt
     level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
     outcome = OUTCOME[conclusion.outcome.value]
@@ -63,7 +96,7 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str) -
     if level is not None:
         facts["assurance"] = f"{level}: {ASSURANCE[level]}"
     if receipt is not None:
-        facts |= _facts(receipt, opened)
+        facts |= _facts(receipt, opened, _planned(ended))
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     facts["receipt"] = verdict_words(conclusion.verdict, level)
@@ -71,17 +104,24 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str) -
         Text(printable(conclusion.problem or problem), style="red") if conclusion.problem or problem else None
     )
     facts["files"] = ended.folder.path
-    facts["next"] = _next(ended)
+    facts["next"] = _next(ended, home)
     output.facts(facts)
 
 
-def _facts(receipt: Receipt, opened: Sequence[Opened]) -> dict[str, object]:
+def _planned(ended: Ended) -> int | None:
+    """Return how much work was planned, where a run ended before it was done."""
+    work = ended.seen.work
+    return None if work is None or work.total is None or work.done >= work.total else work.total
+
+
+def _facts(receipt: Receipt, opened: Sequence[Opened], planned: int | None) -> dict[str, object]:
     facts: dict[str, object] = {}
     if receipt.work is not None:
         work = receipt.work
         seconds = work.elapsed_us / 1e6
         rate = f" ({work.done / seconds:.3g}/s)" if seconds else ""
-        done = f"{work.done} {work.unit}s in " if work.done else ""  # a script need not report any
+        of = f" of {planned}" if planned is not None and planned > work.done else ""
+        done = f"{work.done}{of} {work.unit}s in " if work.done else ""  # a script need not report any
         facts["work"] = f"{done}{format_s(seconds)}{rate if done else ''}; ended by: {work.stop_reason}"
     if receipt.loss is not None:
         facts["loss"] = f"{float(receipt.loss.first):.4g} → {float(receipt.loss.final):.4g}"
@@ -120,9 +160,9 @@ def _residue(receipt: Receipt, results: Sequence[str]) -> Text:
     return Text(words + (f"; cannot be checked here: {', '.join(unknown)}" if unknown else ""))
 
 
-def _next(ended: Ended) -> str:
-    name = ended.folder.run_id[:8]
+def _next(ended: Ended, home: Path | None) -> str:
+    name, at = ended.folder.run_id[:8], again(home)
     if ended.conclusion.receipt is None:
         return f"see what the runtime said: {ended.folder.runtime_log}"
-    outputs = f"glasshouse fetch {name} -o DIR, " if ended.conclusion.receipt.outputs else ""
-    return f"{outputs}glasshouse logs {name}, glasshouse verify {name}"
+    outputs = f"glasshouse fetch {name} -o DIR{at}, " if ended.conclusion.receipt.outputs else ""
+    return f"{outputs}glasshouse logs {name}{at}, glasshouse verify {name}{at}"

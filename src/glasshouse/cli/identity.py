@@ -71,7 +71,12 @@ def export(
 
     output, place = Output(as_json), locate(home)
     identity = unlock(place, passphrase_file, passphrase_fd)
-    secret = ask_new_passphrase(export_passphrase_file, None, prompt="Passphrase of the copy: ")
+    secret = ask_new_passphrase(
+        export_passphrase_file,
+        None,
+        prompt="Passphrase of the copy: ",
+        hint="name a file that holds the passphrase of the copy with --export-passphrase-file",
+    )
     write_private(out, identity.encode(secret), replace=force)
     output.result({"path": str(out), "fingerprint": identity.public.fingerprint, "encrypted": True})
     output.say(f"An encrypted copy of {identity.public.fingerprint} is in {out}.")

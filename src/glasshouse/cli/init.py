@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, ask_new_passphrase
+from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, again, ask_new_passphrase
 from glasshouse.cli.output import Output
 
 __all__ = ["command"]
@@ -22,7 +22,7 @@ def command(
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
 
-    output = Output(as_json)
+    output, at = Output(as_json), again(home)
     wanted = passphrase or passphrase_file is not None or passphrase_fd is not None
     place = Home.locate(home).make()
     secret = ask_new_passphrase(passphrase_file, passphrase_fd) if wanted else None
@@ -42,7 +42,7 @@ def command(
             "fingerprint": identity.public.fingerprint,
             "public": f"{place.owner_public}: give it to whoever shall verify your receipts",
             "private": f"{place.owner_private}: " + ("encrypted" if secret else "in the clear, for your user alone"),
-            "next": "glasshouse run JOB.toml, and keep a copy: glasshouse identity export -o FILE",
+            "next": f"glasshouse run JOB.toml{at}, and keep a copy: glasshouse identity export -o FILE{at}",
         }
     )
     if secret is None:

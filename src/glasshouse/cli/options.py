@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "PassphraseFd",
     "PassphraseFile",
     "Run",
+    "again",
     "ask_new_passphrase",
     "locate",
     "read_passphrase",
@@ -55,6 +57,11 @@ def locate(home: Path | None) -> Home:
     return Home.locate(home).require()
 
 
+def again(home: Path | None) -> str:
+    """Return what a command that we propose must repeat to meet the same state home: ` --home DIR`, or nothing."""
+    return "" if home is None else f" --home {shlex.quote(str(home))}"
+
+
 def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> Identity:
     """Return the owner's identity, asking for its passphrase only where it has one.
 
@@ -68,8 +75,19 @@ def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) 
     return Identity.parse(data, passphrase)
 
 
-def read_passphrase(file: Path | None, descriptor: int | None, *, prompt: str = "Passphrase: ") -> str:
+def read_passphrase(
+    file: Path | None,
+    descriptor: int | None,
+    *,
+    prompt: str = "Passphrase: ",
+    hint: str = "name a file with --passphrase-file, or a descriptor with --passphrase-fd",
+) -> str:
     """Return a passphrase from a file, a descriptor or the terminal; never from argv or the environment.
+
+    Args:
+        file, descriptor: where it stands; None to ask.
+        prompt: what the terminal is asked with.
+        hint: what to do where there is no terminal.
 
     Raises:
         UsageError: `identity` or `file-missing`.
@@ -92,14 +110,20 @@ def read_passphrase(file: Path | None, descriptor: int | None, *, prompt: str = 
         raise UsageError(
             Code.IDENTITY,
             "a passphrase is needed and there is no terminal to ask on",
-            hint="name a file with --passphrase-file, or a descriptor with --passphrase-fd",
+            hint=hint,
         )
     import getpass
 
     return getpass.getpass(prompt)
 
 
-def ask_new_passphrase(file: Path | None, descriptor: int | None, *, prompt: str = "New passphrase: ") -> str:
+def ask_new_passphrase(
+    file: Path | None,
+    descriptor: int | None,
+    *,
+    prompt: str = "New passphrase: ",
+    hint: str = "name a file with --passphrase-file, or a descriptor with --passphrase-fd",
+) -> str:
     """Return a new passphrase; on a terminal it is asked for twice.
 
     Raises:
@@ -107,7 +131,7 @@ def ask_new_passphrase(file: Path | None, descriptor: int | None, *, prompt: str
     """
     from glasshouse.jobs.identity import MIN_PASSPHRASE_CHARS
 
-    first = read_passphrase(file, descriptor, prompt=prompt)
+    first = read_passphrase(file, descriptor, prompt=prompt, hint=hint)
     if len(first) < MIN_PASSPHRASE_CHARS:
         raise UsageError(Code.IDENTITY, f"a passphrase has at least {MIN_PASSPHRASE_CHARS} characters")
     if file is None and descriptor is None and read_passphrase(None, None, prompt="The same again: ") != first:

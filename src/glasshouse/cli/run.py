@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
+from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import bytes_text
 from glasshouse.errors import Code, ExitCode, UsageError
@@ -47,16 +47,28 @@ def command(
         from glasshouse.cli.raw import run_raw_leg
 
         return run_raw_leg(what, job, output, place, identity)
-    return _protected(what, job, output, place, identity, detach=detach)
+    return _protected(what, job, output, place, identity, detach=detach, given=home)
 
 
-def _protected(what: Path, job: Job | None, output: Output, place: Home, identity: Identity, *, detach: bool) -> int:
+def _protected(
+    what: Path,
+    job: Job | None,
+    output: Output,
+    place: Home,
+    identity: Identity,
+    *,
+    detach: bool,
+    given: Path | None,
+) -> int:
     from glasshouse.cli.closing import say_ended
+    from glasshouse.cli.seal import warn_of_pickles
     from glasshouse.cli.view import View
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.rundir import RunFolder
 
+    if job is not None:
+        warn_of_pickles(output, job)
     folder, broker = RunFolder.create(place), Embedded(place)
     view = None if output.as_json else View(output.console)
     with _removed_if_unused(folder), runner.settled(folder, broker):
@@ -69,14 +81,14 @@ def _protected(what: Path, job: Job | None, output: Output, place: Home, identit
             ) from None
         if detach:
             runner.detach(folder, prepared.launch, home=place)
-            return _detached(output, folder)
+            return _detached(output, folder, given)
         if view is None:
             ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=_Silent())
         else:
             with view:
                 ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=view)
     # Names are sealed with the outputs; the owner's key opens them.
-    return say_ended(output, ended, sealing=identity.sealing)
+    return say_ended(output, ended, sealing=identity.sealing, owner_signing=identity.signing.public, home=given)
 
 
 def _job(what: Path) -> Job | None:
@@ -116,11 +128,13 @@ def _prepare(
     return prepared
 
 
-def _detached(output: Output, folder: RunFolder) -> int:
-    name = folder.run_id[:8]
+def _detached(output: Output, folder: RunFolder, home: Path | None) -> int:
+    name, at = folder.run_id[:8], again(home)
     output.result({"run_id": folder.run_id, "state": "placed", "detached": True, "files": str(folder.path)})
     output.say(f"Run {folder.run_id} goes on by itself.", style="bold")
-    output.facts({"follow": f"glasshouse attach {name}", "stop": f"glasshouse stop {name}", "files": folder.path})
+    output.facts(
+        {"follow": f"glasshouse attach {name}{at}", "stop": f"glasshouse stop {name}{at}", "files": folder.path}
+    )
     return ExitCode.DONE
 
 

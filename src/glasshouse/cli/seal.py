@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["command", "progress_of"]
+    from glasshouse.jobs.jobfile import Job
+
+__all__ = ["command", "progress_of", "warn_of_pickles"]
 
 _BIG_BYTES = 64 << 20
 
@@ -35,6 +38,7 @@ def command(
     output, place = Output(as_json), locate(home)
     job = load(job_file)
     identity = unlock(place, passphrase_file, passphrase_fd)
+    warn_of_pickles(output, job)
     started = time.monotonic()
     sealed = seal(job, out=out, home=place, identity=identity, replace=force, progress=progress_of(output))
     seconds = time.monotonic() - started
@@ -61,9 +65,17 @@ def command(
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
             + ("no network" if not manifest.floor.egress else "network to " + ", ".join(manifest.floor.egress)),
             "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
-            "next": f"glasshouse run {out}",
+            "next": f"glasshouse run {shlex.quote(str(out))}{again(home)}",
         }
     )
+
+
+def warn_of_pickles(output: Output, job: Job) -> None:
+    """Say where a script seems to write pickles, before a machine is paid for that refuses them."""
+    from glasshouse.jobs.content import pickle_warnings
+
+    for line in pickle_warnings(job):
+        output.warn(f"{line}; a run refuses it as an output unless params.allow_pickle = true")
 
 
 def progress_of(output: Output) -> Callable[[int, int], None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,10 +13,17 @@ from glasshouse.cli.output import Output, printable
 from glasshouse.errors import ExitCode
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from glasshouse.jobs.control import Look
     from glasshouse.jobs.home import Home
 
 __all__ = ["command"]
+
+_GAP = 2
+_JOB_CHARS = 8
+# What a narrow terminal does without, in this order.
+_GO_FIRST = ("began", "job", "loss", "receipt", "done")
 
 
 def command(
@@ -28,7 +36,7 @@ def command(
 
     output, place = Output(as_json), locate(home)
     if run is not None:
-        return _one(output, look(RunFolder.find(place, run), place), place)
+        return _one(output, look(RunFolder.find(place, run), place), place, home)
     found = looks(place)
     output.result({"home": str(place.path), "runs": [_brief(one) for one in found]})
     if not output.as_json:
@@ -36,7 +44,7 @@ def command(
     return ExitCode.DONE
 
 
-def _one(output: Output, found: Look, place: Home) -> int:
+def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.names import sealing_without_asking
     from glasshouse.jobs.control import concluded
@@ -47,7 +55,7 @@ def _one(output: Output, found: Look, place: Home) -> int:
     if found.record.phase is Phase.ENDED:
         conclusion = concluded(found.folder, place, found.record)
         ended = Ended(folder=found.folder, record=found.record, seen=found.seen, conclusion=conclusion)
-        say_ended(output, ended, sealing=sealing_without_asking(place))
+        say_ended(output, ended, sealing=sealing_without_asking(place), home=home)
         return ExitCode.DONE
     output.result(summary(found.folder, found.record, found.seen, None) | _brief(found))
     if not output.as_json:
@@ -79,22 +87,42 @@ def _table(output: Output, found: list[Look]) -> None:
     if not found:
         output.say("No runs yet: glasshouse run JOB.toml")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("run", "job", "is", "done", "loss", "receipt", "began"):
-        table.add_column(name, no_wrap=name != "is", min_width=len("interrupted") if name == "is" else None)
+    rows: list[dict[str, Text]] = []
     for one in found:
         work = one.progress
         done = "" if work is None else f"{work['done']}" + (f"/{work['total']}" if work["total"] else "")
-        table.add_row(
-            one.record.run_id[:8],
-            Text(printable(one.record.name, keep="")),
-            _doing(one),
-            "" if work is None or not work["done"] else f"{done} {work['unit']}s",
-            "" if work is None or work["loss"] is None else f"{float(work['loss']):.4g}",
-            one.record.verdict or "",
-            _began(one.record.created_us / 1e6),
-        )
-    output.console.print(table)
+        row = {
+            "run": one.record.run_id[:8],
+            "job": printable(one.record.name, keep=""),
+            "is": _doing(one),
+            "done": "" if work is None or not work["done"] else f"{done} {work['unit']}s",
+            "loss": "" if work is None or work["loss"] is None else f"{float(work['loss']):.4g}",
+            "receipt": one.record.verdict or "",
+            "began": _began(one.record.created_us / 1e6),
+        }
+        rows.append({name: Text(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim")
+    for name, width in _fitted(rows, output.console.width).items():
+        table.add_column(name, no_wrap=True, width=width, overflow="ellipsis")
+    for cells in rows:
+        table.add_row(*(cells[column.header] for column in table.columns if isinstance(column.header, str)))
+    # A line that a narrow terminal breaks can still be read; a state that is cut off cannot.
+    output.console.print(table, soft_wrap=False, crop=False)
+
+
+def _fitted(rows: list[dict[str, Text]], room: int) -> dict[str, int]:
+    """Return the columns that fit, and their widths; how a run stands is never cut, other things go first."""
+    widths = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
+
+    def excess() -> int:
+        return sum(widths.values()) + _GAP * len(widths) - room
+
+    if excess() > 0:
+        widths["job"] = max(min(widths["job"], _JOB_CHARS), widths["job"] - excess())
+    for name in _GO_FIRST:
+        if excess() > 0:
+            del widths[name]
+    return widths
 
 
 def _doing(found: Look) -> Any:

@@ -31,6 +31,6 @@ def command(
         output.say("Asked to stop." if asked else "It had ended already.")
         return ExitCode.DONE
     output.say("Asked to stop; waiting until it has zeroized." if asked else "It had ended already.")
-    say_ended(output, wait(folder, place), sealing=None)
+    say_ended(output, wait(folder, place), sealing=None, home=home)
     # The command did what it was asked; how the run ended is in its summary.
     return ExitCode.DONE

@@ -9,10 +9,19 @@ import typer
 
 from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, unlock
 from glasshouse.cli.output import Output
-from glasshouse.errors import Code, ExitCode, UsageError
+from glasshouse.errors import (
+    Code,
+    ExitCode,
+    FormatError,
+    GlasshouseError,
+    PackageError,
+    UsageError,
+    VerificationError,
+)
 
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
+    from glasshouse.jobs.verdict import Verdict
 
 __all__ = ["command"]
 
@@ -31,15 +40,21 @@ def command(
     from glasshouse.jobs.files import is_file
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.verify import Verdict, verify_file
+    from glasshouse.jobs.verify import Verdict, kind_of, verify_file, verify_outputs_in
 
     output, place = Output(as_json), Home.locate(home)
-    path = _path(what, place)
+    path, is_run = _path(what, place)
     if owner is None and not is_file(place.owner_public):
         raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
     public = read_public(owner or place.owner_public)
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
-    verdict = verify_file(path, owner=public, content=content, package_key=key)
+    try:
+        verdict = verify_file(path, owner=public, content=content, package_key=key)
+        if isinstance(verdict, Verdict):
+            # Of a run everything must be there; a receipt may travel alone.
+            verdict = verify_outputs_in(verdict, path.parent, expected=is_run)
+    except (FormatError, PackageError, VerificationError) as error:
+        raise _said(error, path, kind_of(path)) from None
     output.result({"path": str(path), "owner": public.fingerprint} | verdict.to_json())
     if isinstance(verdict, Verdict):
         output.say(f"From owner {public.fingerprint} to the end of the run:", style="dim")
@@ -47,23 +62,45 @@ def command(
             mark, style = ("✗", "yellow") if says is None else ("✓", None)
             output.say(f"  {mark} {name:<28}{says or 'missing'}", style=style)
     output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    if isinstance(verdict, Verdict):
+        output.say(_outputs(verdict))
     output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
     return verdict.exit_code
 
 
-def _path(what: str, place: Home) -> Path:
-    """Return the file that is named, or the receipt of the run that is."""
+def _outputs(verdict: Verdict) -> str:
+    named = len(verdict.chain.receipt.outputs)
+    if not named:
+        return "outputs: the receipt names none"
+    if verdict.outputs_match is None:
+        return f"outputs: not looked at; the {named} that the receipt names do not lie beside it"
+    return f"outputs: {verdict.outputs_match} of {named} match"
+
+
+def _said(error: GlasshouseError, path: Path, kind: str | None) -> GlasshouseError:
+    """Return the refusal with the file's name, and with what matters said first."""
+    if kind is None:
+        message = f"{path} is not a Glasshouse receipt, artifact, log or package: {error.message}"
+    elif error.code is Code.CHAIN_INCOMPLETE:
+        return error  # it lacks what would vouch for it; nothing says that it is false
+    else:
+        message = f"NOT authentic: the {kind} {path}: {error.message}"
+    return type(error)(error.code, message, hint=error.hint)
+
+
+def _path(what: str, place: Home) -> tuple[Path, bool]:
+    """Return the file that is named, or the receipt of the run that is; and whether it was a run."""
     from glasshouse.jobs.files import is_there
 
     path = Path(what)
     if is_there(path) or path.suffix or len(path.parts) > 1:
-        return path
+        return path, False
     from glasshouse.jobs.rundir import RunFolder
 
     receipt = RunFolder.find(place, what).receipt
     if not is_there(receipt):
         raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
-    return receipt
+    return receipt, True
 
 
 def _package_key(path: Path, place: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> bytes:

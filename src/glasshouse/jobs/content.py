@@ -13,8 +13,11 @@ from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.params import LoraParams, MlpParams, ScriptParams
 from glasshouse.workloads.params import parse as parse_params
+from glasshouse.workloads.pickles import pickle_hints
 
-__all__ = ["Content", "content_of"]
+__all__ = ["Content", "content_of", "pickle_warnings"]
+
+_MAX_SOURCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +40,7 @@ def content_of(job: Job) -> Content:
         UsageError: as `inputs.gather` and `hub.pack_model`; `job-invalid` for a parameter that names an input which
             the package will not have: found here, not on a rented machine.
     """
-    sources, params = gather(job.folder, job.inputs), dict(job.params)
+    sources, params = gather(job.folder, job.inputs, follow_links=job.follow_links), dict(job.params)
     if is_hub_id(job.workload, params):
         weights, params = pack_model(params)
         taken = {source.path for source in sources} & {source.path for source in weights}
@@ -46,6 +49,23 @@ def content_of(job: Job) -> Content:
         sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
     _check_named(job.workload, params, [source.path for source in sources])
     return Content(sources=sources, params=params)
+
+
+def pickle_warnings(job: Job) -> list[str]:
+    """Return one line for each place in a script job that seems to write a pickle, which a run would refuse.
+
+    Raises:
+        UsageError: as `inputs.gather`, or `source-changed`.
+    """
+    parsed = parse_params(job.workload, job.params)
+    if not isinstance(parsed, ScriptParams) or parsed.allow_pickle:
+        return []
+    files: dict[str, bytes] = {}
+    for source in gather(job.folder, job.inputs, follow_links=job.follow_links):
+        if source.path.endswith(".py") and source.bytes <= _MAX_SOURCE_BYTES:
+            with source.open() as stream:
+                files[source.path] = stream.read(_MAX_SOURCE_BYTES)
+    return pickle_hints(files)
 
 
 def _check_named(workload: str, params: Mapping[str, Json], names: list[str]) -> None:

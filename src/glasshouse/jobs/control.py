@@ -10,7 +10,7 @@ from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.finish import Conclusion, conclude
+from glasshouse.jobs.finish import Conclusion, conclude, conclude_again
 from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
@@ -116,7 +116,7 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
 def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
     """Verify an ended run's receipt anew: what the record says is for people in a hurry."""
     owner = read_public(home.owner_public)
-    return conclude(folder, owner_signing=owner.signing, agent_exit=record.exit_code)
+    return conclude_again(folder, record, owner_signing=owner.signing)
 
 
 def _going(folder: RunFolder) -> bool:

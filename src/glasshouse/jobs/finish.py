@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.files import is_there
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.leftover import leftovers
+from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, verify_file
 from glasshouse.wire.states import Outcome
 
-__all__ = ["NO_RECEIPT", "Conclusion", "conclude"]
+__all__ = ["NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
 
 NO_RECEIPT = "no-receipt"
 INVALID = "invalid"
@@ -89,7 +90,7 @@ def _without_receipt(agent_exit: int | None) -> Conclusion:
             outcome=Outcome.LOST,
             code=None,
             verdict=NO_RECEIPT,
-            problem=f"the runtime ended{how} without a receipt: nobody can say what stayed behind",
+            problem=_not_wiped(f"the runtime ended{how} without wiping and without a receipt"),
         )
     outcome = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.INTERRUPTED: Outcome.INTERRUPTED}.get(
         ExitCode(agent_exit) if agent_exit in set(ExitCode) else ExitCode.RUN_FAILED, Outcome.FAILED
@@ -98,5 +99,37 @@ def _without_receipt(agent_exit: int | None) -> Conclusion:
         outcome=outcome,
         code=None,
         verdict=NO_RECEIPT,
-        problem=f"the runtime ended with code {agent_exit} and left no receipt",
+        problem=_not_wiped(f"the runtime ended with code {agent_exit} without a receipt: nothing shows that it wiped"),
     )
+
+
+def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes) -> Conclusion:
+    """Look once more at what an ended run left.
+
+    The record holds how it ended for a run without a receipt: its runtime's exit code is known to its supervisor
+    alone, so a second look must not tell another story than the first.
+
+    Args:
+        folder, record: the run, which has ended.
+        owner_signing: the owner's public signing key.
+    """
+    found = conclude(folder, owner_signing=owner_signing, agent_exit=None)
+    if found.verdict != NO_RECEIPT or record.outcome is None:
+        return found
+    known = replace(found, outcome=Outcome(record.outcome), code=None if record.code is None else Code(record.code))
+    if record.agent is None:
+        return replace(known, problem="no runtime was placed: the key was released to nobody")
+    if known.outcome is Outcome.LOST:
+        return known
+    return replace(known, problem=_not_wiped("the runtime left no receipt: nothing shows that it wiped"))
+
+
+def _not_wiped(what: str) -> str:
+    """Say what is known of a runtime without a receipt: what went with its processes, and what may not have."""
+    memory = "its memory went back to the kernel with its processes"
+    text = f"{what}; {memory}, nobody can say what stayed behind beside that"
+    left = leftovers()
+    if not left:
+        return text
+    names = ", ".join(map(str, left))
+    return f"{text}; these folders may hold cleartext, look at them and remove them: {names}"

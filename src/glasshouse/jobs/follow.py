@@ -146,10 +146,15 @@ class Seen:
     def _progress(self, event: Event) -> None:
         done, elapsed_us, total, loss = (event.body[name] for name in ("done", "elapsed_us", "total", "loss"))
         assert isinstance(done, int) and isinstance(elapsed_us, int)  # noqa: S101, PT018 - the event's schema says so
+        unit, before = str(event.body["unit"]), self.work
+        planned = total if isinstance(total, int) else None
+        if planned == done and before is not None and before.unit == unit and before.total is not None:
+            # A run that is stopped closes with what it did as its total; what was planned was said before.
+            planned = max(planned, before.total)
         self.work = Work(
-            unit=str(event.body["unit"]),
+            unit=unit,
             done=done,
-            total=total if isinstance(total, int) else None,
+            total=planned,
             elapsed_us=elapsed_us,
             loss=loss if isinstance(loss, str) else None,
         )

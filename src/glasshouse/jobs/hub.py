@@ -46,7 +46,8 @@ def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json
     if not any(source.path.endswith(".safetensors") for source in sources):
         raise UsageError(Code.MODEL_NOT_FOUND, f"the model {name!r} has no weights in the form of safetensors")
     kept = {key: value for key, value in params.items() if key != "revision"}
-    return sources, kept | {"model": f"inputs:{folder}"}
+    # Whoever loads the adapter later finds its base on the hub, not in our package.
+    return sources, {"base_name": name} | kept | {"model": f"inputs:{folder}"}
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -2,7 +2,9 @@
 
 Laws: every file is reached from the job file's folder component by component, with O_NOFOLLOW, so nothing
 outside it and nothing that is not a regular file can enter a package, also when the folder changes while
-it is sealed; a file that changed since it was listed is refused.
+it is sealed; a file that changed since it was listed is refused. A job may opt in to links: each is resolved
+once, when the inputs are listed, must lead to a regular file, and that file is then reached from the root in the
+same way.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from glasshouse.package.write import Source
 __all__ = ["gather"]
 
 _MAX_FILES = 65536
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_PATH where there is one: to pass through a folder one need not be allowed to list it.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -42,12 +45,13 @@ class _Found:
         return stream
 
 
-def gather(folder: Path, inputs: Mapping[str, str]) -> list[Source]:
+def gather(folder: Path, inputs: Mapping[str, str], *, follow_links: bool = False) -> list[Source]:
     """List every file of a job's inputs.
 
     Args:
         folder: the job file's folder.
         inputs: name in the package → file or folder below `folder`; a folder's files keep their names below it.
+        follow_links: whether a link to a regular file stands for that file, wherever it lies.
 
     Raises:
         UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an
@@ -56,7 +60,7 @@ def gather(folder: Path, inputs: Mapping[str, str]) -> list[Source]:
     sources: dict[str, Source] = {}
     for name, path in inputs.items():
         parts = _parts(name, path)
-        for package_name, found in _files(folder, name, parts):
+        for package_name, found in _files(folder, name, parts, follow_links):
             if package_name in sources:
                 raise UsageError(Code.JOB_INVALID, f"two inputs would both be {package_name!r} in the package")
             if len(sources) >= _MAX_FILES:
@@ -76,27 +80,46 @@ def _parts(name: str, path: str) -> tuple[str, ...]:
     return parts
 
 
-def _files(folder: Path, name: str, parts: tuple[str, ...]) -> Iterator[tuple[str, _Found]]:
+def _files(folder: Path, name: str, parts: tuple[str, ...], follow_links: bool) -> Iterator[tuple[str, _Found]]:
     """Yield what one input names: itself, or each file below it in order."""
     where = folder.joinpath(*parts)
     found = _look(folder, parts, name)
-    if stat.S_ISREG(found.st_mode):
-        yield name, _Found(folder=folder, parts=parts, identity=_identity(found))
-        return
     if not stat.S_ISDIR(found.st_mode):
-        raise UsageError(Code.JOB_INVALID, f"inputs.{name!r}: {where} is a link or a device; only files and folders")
+        yield name, _file(folder, parts, found, name, follow_links)
+        return
     empty = True
     for below in sorted(_walk(where)):
         inner = parts + below
         entry = _look(folder, inner, name)
-        if not stat.S_ISREG(entry.st_mode):
-            raise UsageError(
-                Code.JOB_INVALID, f"inputs.{name!r}: {folder.joinpath(*inner)} is a link or a device; only files"
-            )
         empty = False
-        yield "/".join((name, *below)), _Found(folder=folder, parts=inner, identity=_identity(entry))
+        yield "/".join((name, *below)), _file(folder, inner, entry, name, follow_links)
     if empty:
         raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the folder {where} has no files")
+
+
+def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str, follow_links: bool) -> _Found:
+    """Return a regular file, or the one that a link leads to where links are followed."""
+    if stat.S_ISREG(found.st_mode):
+        return _Found(folder=folder, parts=parts, identity=_identity(found))
+    where = folder.joinpath(*parts)
+    if not stat.S_ISLNK(found.st_mode):
+        raise UsageError(Code.JOB_INVALID, f"inputs.{name!r}: {where} is a device or a pipe; only files and folders")
+    if not follow_links:
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"inputs.{name!r}: {where} is a link; only files and folders",
+            hint="to pack the files that links lead to, say so in the job file: [package] follow_links = true",
+        )
+    try:
+        target = where.resolve(strict=True)
+    except (OSError, RuntimeError):  # a ring of links is the latter until Python 3.13
+        raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the link {where} leads to nothing") from None
+    led_to = _look(Path(target.anchor), target.parts[1:], name)
+    if not stat.S_ISREG(led_to.st_mode):
+        raise UsageError(
+            Code.JOB_INVALID, f"inputs.{name!r}: the link {where} leads to {target}, which is no regular file"
+        )
+    return _Found(folder=Path(target.anchor), parts=target.parts[1:], identity=_identity(led_to))
 
 
 def _walk(root: Path, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

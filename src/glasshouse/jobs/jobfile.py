@@ -71,6 +71,7 @@ class Job:
         suite: the bulk cipher.
         chunk_bytes: the package's chunk size.
         backups: owner files whose keys may open key store entry and outputs too.
+        follow_links: whether links to regular files are inputs, wherever those files lie.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Job:
     suite: Suite
     chunk_bytes: int
     backups: tuple[Path, ...]
+    follow_links: bool = False
 
 
 def load(path: Path) -> Job:
@@ -115,6 +117,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
     if chunk_bytes & (chunk_bytes - 1):
         raise package.wrong("chunk_bytes", "a power of two", chunk_bytes)
     backups = tuple(folder / path for path in package.text_list("backup", max_items=7))
+    follow_links = package.flag("follow_links", default=False)
     package.end()
     job.end()
     return Job(
@@ -128,6 +131,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         suite=suite,
         chunk_bytes=chunk_bytes,
         backups=backups,
+        follow_links=follow_links,
     )
 
 

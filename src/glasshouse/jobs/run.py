@@ -5,6 +5,7 @@ What comes after (`supervise`) needs none of them: a detached supervisor is a fr
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurement import measure_runtime
-from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.policy import MAX_LEASE_S, DeploymentPolicy
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
@@ -24,7 +25,7 @@ from glasshouse.jobs.jobfile import Deployment, check_reachable
 from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
 from glasshouse.wire.dsse import Envelope
@@ -109,13 +110,14 @@ def prepare(
     say("reference")
     policy = _policy(manifest, known.deployment)
     say("delegate")
-    now_us = _now_us()
     delegation = Delegation(
         broker_public=serving.public,
         uses=frozenset(Use),
-        not_before_us=now_us - _SKEW_US,
-        not_after_us=now_us
-        + (policy.max_duration_s + policy.lease_s + known.deployment.valid_s + _MARGIN_S) * 1_000_000,
+        not_before_us=_now_us() - _SKEW_US,
+        not_after_us=max(
+            _now_us() + (policy.max_duration_s + policy.lease_s + known.deployment.valid_s + _MARGIN_S) * 1_000_000,
+            _needed_by_others_us(home),
+        ),
     ).sign(identity.signing)
     client = serving.client()
     client.put_delegation(delegation, identity.signing.public)
@@ -124,6 +126,19 @@ def prepare(
     launch = _mint(serving, manifest, deployment, record.run_id, delegation)
     record = folder.save(replace(record, deployment=deployment, broker=serving.owner_socket))
     return Prepared(folder=folder, record=record, launch=launch)
+
+
+def _needed_by_others_us(home: Home) -> int:
+    """Return until when runs that go on need the broker: a new delegation takes the old one's place for all of them."""
+    until_us = 0
+    for folder in RunFolder.all(home):
+        with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
+            record = folder.load()
+            if record.phase is not Phase.ENDED:
+                until_us = max(
+                    until_us, record.created_us + (record.max_duration_s + MAX_LEASE_S + _MARGIN_S) * 1_000_000
+                )
+    return until_us
 
 
 def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package: Path) -> RunRecord:

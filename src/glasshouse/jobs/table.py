@@ -52,6 +52,12 @@ class Table:
             raise self.wrong(key, allowed, value)
         return value
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._take(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false", value)
+        return value
+
     def text_list(self, key: str, *, max_items: int) -> list[str]:
         """Take a list of texts; a missing one is empty."""
         allowed = f"a list of at most {max_items} texts"
@@ -97,7 +103,12 @@ class Table:
         if key in self._left:
             return self._left.pop(key)
         if default is None:
-            raise UsageError(Code.JOB_INVALID, f"the job file lacks {self._path(key)!r}: {allowed}")
+            near = get_close_matches(key, [name for name in self._left if name not in self._asked], n=1)
+            raise UsageError(
+                Code.JOB_INVALID,
+                f"the job file lacks {self._path(key)!r}: {allowed}",
+                hint=f"{self._path(near[0])!r} is unknown: did you mean {self._path(key)!r}?" if near else "",
+            )
         return default
 
     def _path(self, key: str) -> str:

@@ -36,6 +36,15 @@ EXITS = {
     Outcome.LOST: ExitCode.RUN_FAILED,
 }
 
+_ENDED = {
+    Outcome.COMPLETED: "it completed",
+    Outcome.REFUSED: "it was refused the key",
+    Outcome.FAILED: "it failed",
+    Outcome.INTERRUPTED: "it was interrupted",
+    Outcome.RESIDUE: "something of its owner's was found after zeroization",
+    Outcome.LOST: "it was lost",
+}
+
 _PARTS = {
     "manifest": "the package's manifest",
     "evidence": "evidence",
@@ -52,10 +61,13 @@ class Verdict:
     Attributes:
         chain: the links.
         log: the log beside the bundle, if it was there and agrees.
+        outputs_match: how many sealed outputs were compared with the receipt, all of which match; None when none
+            were looked at.
     """
 
     chain: Chain
     log: VerifiedLog | None = None
+    outputs_match: int | None = None
 
     @property
     def status(self) -> Status:
@@ -85,7 +97,9 @@ class Verdict:
         if self.status is Status.GOOD:
             return f"Authentic and complete ({level}): the run completed."
         if self.status is Status.NOT_COMPLETED:
-            return f"Authentic and complete ({level}): the run did not complete; outcome {self._how}."
+            code = self.chain.receipt.code
+            why = "" if code is None or code.value == self.outcome.value else f" ({code.value})"
+            return f"Authentic ({level}): the run did not complete; {_ENDED[self.outcome]}{why}."
         missing = ", ".join(_PARTS[part] for part in self.chain.missing)
         return f"Incomplete ({level}): nothing contradicts it, but it lacks {missing}; its own word: {self._how}."
 
@@ -133,6 +147,7 @@ class Verdict:
             "missing": list(chain.missing),
             "outcome": self.outcome.value,
             "outputs": [_output(output) for output in receipt.outputs],
+            "outputs_match": self.outputs_match,
             "package": {"id": receipt.package_id, "manifest_sha256": receipt.manifest_sha256.hex()},
             "run_id": receipt.run_id,
             "status": self.status.value,

@@ -6,19 +6,22 @@ its assurance level.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from glasshouse.errors import Code, FormatError, UsageError, VerificationError
+from glasshouse.errors import Code, FormatError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.bundle import BUNDLE_KIND, MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
 from glasshouse.evidence.results import Output
 from glasshouse.jobs.chain import Chain, walk
-from glasshouse.jobs.files import is_file
+from glasshouse.jobs.files import is_file, is_there, open_regular
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, PackageVerdict, Status, Verdict
 from glasshouse.package.read import Package
@@ -32,11 +35,13 @@ __all__ = [
     "PackageVerdict",
     "Status",
     "Verdict",
+    "kind_of",
     "verify_artifact",
     "verify_bundle",
     "verify_file",
     "verify_log_beside",
     "verify_log_in",
+    "verify_outputs_in",
     "verify_package",
 ]
 
@@ -193,6 +198,22 @@ def verify_file(
     return verify_log_in(verdict, path.parent)
 
 
+def kind_of(path: Path) -> str | None:
+    """Return what a file claims to be, for people: nothing of it is verified; None when it claims nothing of ours."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BUNDLE_BYTES + 1)
+    except OSError:
+        return None
+    if path.name in (LOG_NAME, HEADS_NAME):
+        return "log"
+    if data.startswith(_PACKAGE_MAGIC):
+        return "package"
+    if data.startswith(_ENVELOPE):
+        return "artifact"
+    return "receipt" if BUNDLE_KIND.encode() in data else None
+
+
 def verify_log_in(verdict: Verdict, folder: Path) -> Verdict:
     """Check the `events.log` and `heads.log` of a folder, as far as they are there, as `verify_log_beside` does.
 
@@ -212,6 +233,33 @@ def verify_log_in(verdict: Verdict, folder: Path) -> Verdict:
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(Code.FILE_MISSING, f"cannot read the log in {folder}: {reason}") from None
+
+
+def verify_outputs_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
+    """Compare the sealed outputs in a receipt's folder with it, byte for byte, without opening them.
+
+    Args:
+        verdict: of the receipt.
+        folder: where the receipt lies.
+        expected: whether the outputs must be there; otherwise a receipt that lies alone is left at that.
+
+    Raises:
+        PackageError: `output-tampered` for an output that is missing or is not the one that the receipt names.
+    """
+    outputs = verdict.chain.receipt.outputs
+    if not expected and not any(is_there(folder / output.file_name) for output in outputs):
+        return verdict
+    for output in outputs:
+        path = folder / output.file_name
+        try:
+            with open_regular(path) as stream:
+                same = os.fstat(stream.fileno()).st_size == output.sealed_bytes
+                same = same and hashlib.file_digest(stream, "sha256").digest() == output.sealed_sha256
+        except OSError:
+            raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is named by the receipt but not there") from None
+        if not same:
+            raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the output that the receipt names")
+    return replace(verdict, outputs_match=len(outputs))
 
 
 def _head_lines(stream: BinaryIO) -> Iterable[bytes]:

@@ -122,6 +122,7 @@ def _listen_to_worker(run: Run, parts: _Parts) -> WorkerSession:
     session = WorkerSession(
         worker,
         run.loop,
+        on_stage=partial(_follow, run),
         on_progress=run.progress,
         on_output=run.output,
         sealing=partial(run.lifecycle.step, "seal_outputs"),
@@ -130,6 +131,11 @@ def _listen_to_worker(run: Run, parts: _Parts) -> WorkerSession:
         (worker.stdout, worker.stderr), run.loop, out=run.out, sealing=parts.sealing, sealed=run.segment
     )
     return session
+
+
+def _follow(run: Run, stage: Stage) -> None:
+    """Record a state as the worker enters it: what it says in the same breath belongs behind that in the log."""
+    run.go({Stage.OPENED: State.OPENED, Stage.RUNNING: State.RUNNING}[stage])
 
 
 def _observe(run: Run, parts: _Parts) -> HardeningReport:
@@ -244,7 +250,6 @@ def _open(run: Run, parts: _Parts) -> None:
             parts.regions.grant.fd, parts.regions.grant.size, parts.package_fd, Outputs(run.out, parts.sealing)
         )
         session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S)
-    run.go(State.OPENED)
 
 
 def _drop_public_text(run: Run, regions: Regions) -> None:
@@ -264,7 +269,6 @@ def _drop_public_text(run: Run, regions: Regions) -> None:
 def _work(run: Run, parts: _Parts) -> None:
     session = parts.session(run)
     session.reach(Stage.RUNNING, within_s=OPEN_PATIENCE_S)
-    run.go(State.RUNNING)
     begun_us = run.lifecycle.now_us()
     try:
         run.loop.run_until(lambda: session.stage is Stage.FINISHED)

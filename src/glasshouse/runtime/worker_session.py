@@ -43,6 +43,7 @@ class WorkerSession:
     Args:
         worker: as the sandbox started it.
         loop: where it is listened to.
+        on_stage: called as the worker is `OPENED` and then `RUNNING`, before anything that it said after that.
         on_progress: called with progress, at most once a second and with the last one.
         on_output: called with each sealed output.
         sealing: entered while an output is sealed, to time it.
@@ -59,6 +60,7 @@ class WorkerSession:
         worker: Worker,
         loop: Loop,
         *,
+        on_stage: Callable[[Stage], None],
         on_progress: Callable[[say.Progress], None],
         on_output: Callable[[say.OutputBegins, SealedOutput], None],
         sealing: Callable[[], AbstractContextManager[None]],
@@ -69,6 +71,7 @@ class WorkerSession:
         self.imports_us: int | None = None
         self.finished: say.Finished | None = None
         self._loop = loop
+        self._on_stage = on_stage
         self._on_progress = on_progress
         self._on_output = on_output
         self._sealing = sealing
@@ -137,11 +140,15 @@ class WorkerSession:
                 self.imports_us = message.us
                 self.stage = Stage.IMPORTED
             case say.Opened() if self.stage is Stage.IMPORTED and self.outputs is not None:
-                self.stage = Stage.OPENED
+                self._reached(Stage.OPENED)
             case say.Running() if self.stage is Stage.OPENED:
-                self.stage = Stage.RUNNING
+                self._reached(Stage.RUNNING)
             case _:
                 self._work(message)
+
+    def _reached(self, stage: Stage) -> None:
+        self.stage = stage
+        self._on_stage(stage)
 
     def _work(self, message: say.Message) -> None:
         if self.stage is not Stage.RUNNING or self.outputs is None:

@@ -181,3 +181,14 @@ def test_a_run_that_cannot_begin_is_a_usage_error_and_leaves_no_folder(
     code, _ = ask(*arguments, capsys=capsys)
     assert code == ExitCode.USAGE
     assert list((home / "runs").iterdir()) == []
+
+
+def test_an_export_without_a_terminal_names_the_option_that_it_has(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask("init", capsys=capsys)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    code, error = ask("identity", "export", "-o", str(tmp_path / "copy"), capsys=capsys)
+    assert code == ExitCode.USAGE
+    assert "--export-passphrase-file" in str(error["error"])
+    assert "--passphrase-fd" not in str(error["error"])

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, ExitCode
-from glasshouse.jobs.finish import Conclusion, conclude
+from glasshouse.jobs.finish import Conclusion, conclude, conclude_again
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.leftover import leftovers
+from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.summary import missing_checks, summary
 from glasshouse.wire.states import Outcome, State
 from simulators.owner_side import OwnersWorld
@@ -167,3 +169,48 @@ def test_the_checks_that_a_machine_lacks_are_listed(tmp_path: Path) -> None:
     strict = folder.update(profile="strict")
     assert missing_checks(strict, seen) == ["agent.no-swap", "worker.landlock"]
     assert missing_checks(folder.update(profile="standard"), seen) == []
+
+
+@pytest.mark.parametrize(("outcome", "agent_exit"), [("lost", -9), ("failed", 77), ("interrupted", 130)])
+def test_a_second_look_tells_the_same_story_as_the_record(tmp_path: Path, outcome: str, agent_exit: int) -> None:
+    """The supervisor's exit code is not the runtime's: a killed runtime was `lost` once and `failed` the next time."""
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    first = conclude(folder, owner_signing=world.owner.public, agent_exit=agent_exit)
+    assert first.outcome.value == outcome
+    folder.update(agent=ProcessName.of())
+    record = folder.end(outcome=outcome, verdict=first.verdict, exit_code=int(first.exit_code))
+    again = conclude_again(folder, record, owner_signing=world.owner.public)
+    assert (again.outcome, again.exit_code, again.verdict) == (first.outcome, first.exit_code, "no-receipt")
+    assert "wip" in again.problem
+
+
+def test_a_run_that_was_never_placed_lost_nothing(tmp_path: Path) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    record = folder.end(outcome="failed", code="platform-unsupported")
+    again = conclude_again(folder, record, owner_signing=world.owner.public)
+    assert (again.outcome, again.code) == (Outcome.FAILED, Code.PLATFORM)
+    assert again.problem == "no runtime was placed: the key was released to nobody"
+
+
+def test_a_killed_runtime_is_said_not_to_have_wiped_and_its_folders_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    monkeypatch.setattr("glasshouse.jobs.finish.leftovers", lambda: [tmp_path / "glasshouse-ws-7-1-ab"])
+    problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
+    assert "ended (signal 9) without wiping" in problem
+    assert "memory went back to the kernel" in problem
+    assert f"may hold cleartext, look at them and remove them: {tmp_path}/glasshouse-ws-7-1-ab" in problem
+
+
+def test_only_folders_whose_process_is_gone_are_left_over(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "41").mkdir(parents=True)
+    place = tmp_path / "shm"
+    for name in ("glasshouse-ws-40-9-aa", "glasshouse-ws-41-9-bb", "another-40"):
+        (place / name).mkdir(parents=True)
+    (place / "glasshouse-ws-42-9-cc").write_text("no folder")
+    found = leftovers((str(place), str(tmp_path / "absent")), processes=tmp_path / "proc")
+    assert found == [place / "glasshouse-ws-40-9-aa"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from glasshouse.errors import Code, VerificationError
+from glasshouse.evidence.events import Event
 from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.wire.states import Outcome, State
 from simulators.world import World
@@ -76,3 +78,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path]
     with pytest.raises(VerificationError) as refused:
         Seen.of(tmp_path / "events.log")
     assert refused.value.code is Code.LOG_INVALID
+
+
+@pytest.mark.parametrize(("last_total", "shown"), [(5, 60), (60, 60), (None, None), (80, 80)])
+def test_a_run_that_stops_early_still_says_what_was_planned(
+    lines: tuple[bytes, ...], last_total: int | None, shown: int | None
+) -> None:
+    reports = [Event.parse(line.rstrip()) for line in lines if b'"type":"progress"' in line]
+    seen = Seen()
+    seen.take(replace(reports[0], body={**reports[0].body, "total": 60}))
+    seen.take(replace(reports[-1], body={**reports[-1].body, "total": last_total}))
+    assert seen.work is not None
+    assert (seen.work.done, seen.work.total) == (5, shown)

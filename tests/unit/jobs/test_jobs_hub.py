@@ -61,7 +61,11 @@ def test_a_hub_model_becomes_inputs_of_the_package(tmp_path: Path, monkeypatch: 
     ]
     with content.sources[1].open() as stream:
         assert stream.read() == b"content of model.safetensors"
-    assert content.params == {"model": "inputs:models/small-model", "learning_rate": "0.0001"}
+    assert content.params == {
+        "base_name": "someone/small-model",
+        "model": "inputs:models/small-model",
+        "learning_rate": "0.0001",
+    }
     assert hub.asked["revision"] == "abc123"
     patterns = hub.asked["allow_patterns"]
     assert isinstance(patterns, list)

@@ -95,3 +95,38 @@ def test_a_folder_swapped_for_a_link_after_listing_is_not_followed(folder: Path)
     with pytest.raises(UsageError) as changed:
         sources[0].open()
     assert changed.value.code is Code.SOURCE_CHANGED
+
+
+def test_links_to_files_are_followed_where_the_owner_says_so_and_never_elsewhere(folder: Path) -> None:
+    """A snapshot of the hub consists of links into another folder."""
+    (folder / "snapshot").mkdir()
+    (folder / "snapshot" / "model.bin").symlink_to("../../outside.txt")
+    with pytest.raises(UsageError) as refused:
+        gather(folder, {"model": "snapshot"})
+    assert "follow_links = true" in refused.value.hint
+    (source,) = gather(folder, {"model": "snapshot"}, follow_links=True)
+    # Led elsewhere after it was resolved: what was listed is what is packed.
+    (folder / "snapshot" / "model.bin").unlink()
+    (folder / "snapshot" / "model.bin").symlink_to("../train.py")
+    with source.open() as stream:
+        assert (source.path, stream.read()) == ("model/model.bin", b"secret of another")
+
+
+def test_a_followed_link_leads_to_a_regular_file_or_nowhere(folder: Path) -> None:
+    os.mkfifo(folder.parent / "pipe")
+    for name, target in {"pipe": "../pipe", "null": "/dev/null", "folder": "data", "gone": "gone", "a": "none"}.items():
+        (folder / name).symlink_to(target)
+        with pytest.raises(UsageError) as refused:
+            gather(folder, {"x": name}, follow_links=True)
+        assert refused.value.code in (Code.JOB_INVALID, Code.FILE_MISSING)
+        assert "no regular file" in refused.value.message or "leads to nothing" in refused.value.message
+
+
+def test_a_followed_file_exchanged_after_listing_is_refused(folder: Path) -> None:
+    (folder / "link").symlink_to("../outside.txt")
+    (source,) = gather(folder, {"x": "link"}, follow_links=True)
+    (folder.parent / "outside.txt").unlink()
+    (folder.parent / "outside.txt").symlink_to("job/train.py")
+    with pytest.raises(UsageError) as refused:
+        source.open()
+    assert refused.value.code is Code.SOURCE_CHANGED

@@ -153,3 +153,20 @@ def test_lengths_of_time(text: str, seconds: int | None) -> None:
 )
 def test_times_for_people(seconds: float, text: str) -> None:
     assert format_s(seconds) == text
+
+
+def test_a_misspelt_table_that_must_be_there_is_told_apart_from_a_missing_one() -> None:
+    with pytest.raises(UsageError) as wrong:
+        read(GOOD.replace("[policy]", "[polcy]"))
+    assert "lacks 'policy'" in wrong.value.message
+    assert wrong.value.hint == "'polcy' is unknown: did you mean 'policy'?"
+    with pytest.raises(UsageError) as misspelt:
+        read(GOOD.replace("assurance =", "asurance ="))
+    assert misspelt.value.hint == "'policy.asurance' is unknown: did you mean 'policy.assurance'?"
+
+
+def test_links_are_followed_only_where_the_job_file_says_so() -> None:
+    assert not read(GOOD).follow_links
+    assert read(GOOD + "follow_links = true\n").follow_links
+    with pytest.raises(UsageError, match=r"package.follow_links in the job file must be true or false"):
+        read(GOOD + "follow_links = 1\n")

@@ -164,8 +164,8 @@ def test_a_file_that_changes_while_it_is_sealed_leaves_nothing(
 ) -> None:
     from glasshouse.jobs import content as room
 
-    def gather_then_change(*arguments: object) -> object:
-        sources = gather(*arguments)
+    def gather_then_change(*arguments: object, **options: object) -> object:
+        sources = gather(*arguments, **options)
         (tmp_path / "rows.csv").write_bytes(b"other")
         return sources
 

@@ -366,3 +366,17 @@ def test_a_file_that_is_not_there_or_is_none_of_these(world: World, tmp_path: Pa
 
 def test_bundles_are_parsed_as_they_were_written(run: Run) -> None:
     assert Bundle.parse(run.data).encode() == run.data
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "says"),
+    [
+        (Outcome.INTERRUPTED, Code.INTERRUPTED, "it was interrupted."),
+        (Outcome.FAILED, Code.WORKER_KILLED, "it failed (worker-killed)."),
+    ],
+)
+def test_a_run_that_did_not_complete_is_not_called_complete(
+    world: World, outcome: Outcome, code: Code, says: str
+) -> None:
+    verdict = verify_bundle(world.run(outcome=outcome, code=code).data, owner=world.owner.public)
+    assert verdict.sentence == f"Authentic (assurance software): the run did not complete; {says}"

@@ -80,10 +80,12 @@ class Talk:
         self.loop, self.worker = Loop(), FakeWorker(ours, self.theirs)
         self.progress: list[Progress] = []
         self.outputs: list[str] = []
+        self.heard: list[Stage | Progress] = []
         self.session = WorkerSession(
             self.worker,  # type: ignore[arg-type]
             self.loop,
-            on_progress=self.progress.append,
+            on_stage=self.heard.append,
+            on_progress=lambda progress: (self.progress.append(progress), self.heard.append(progress)),
             on_output=lambda header, _sealed: self.outputs.append(header.name),
             sealing=contextlib.nullcontext,
         )
@@ -138,6 +140,17 @@ def test_a_worker_goes_from_step_to_step(talk: Talk) -> None:
     assert talk.session.finished is not None
     talk.worker.exit(0)
     talk.session.wait_for_end(within_s=5)
+
+
+def test_what_a_worker_says_in_one_breath_is_heard_in_its_order(talk: Talk) -> None:
+    talk.until(Stage.IMPORTED)
+    talk.session.give(0, 4096, 0, talk.sealed)
+    words = [{"type": "opened"}, {"type": "running"}, progress(1), FINISHED]
+    talk.theirs.sendall(b"".join(map(frames.control, words)))
+    talk.session.reach(Stage.OPENED, within_s=20)
+    assert talk.session.stage is Stage.FINISHED, "it was a single read"
+    assert talk.heard[:2] == [Stage.OPENED, Stage.RUNNING]
+    assert [heard.done for heard in talk.heard[2:] if isinstance(heard, Progress)] == [1]
 
 
 def test_a_worker_that_takes_too_long_has_failed(talk: Talk) -> None:

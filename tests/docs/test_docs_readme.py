@@ -1,0 +1,68 @@
+"""The README's tour runs as it is printed, and what it says the commands print, they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def tour() -> list[tuple[str, list[str]]]:
+    """Return the commands of the console block, each with the lines shown below it."""
+    (block,) = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    told: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            told.append((line[2:], []))
+        elif line:
+            told[-1][1].append(line)
+    assert told, "the README has no tour"
+    return told
+
+
+def shape(line: str) -> str:
+    """What stays of a line from run to run: its words, without digests, times and sizes."""
+    return " ".join(re.sub(r"[0-9a-f]{4,}|[0-9][0-9.,]*|[-→/()·;]", " ", line).split())
+
+
+@pytest.mark.slow
+def test_the_tour_runs_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "LANG": "C.UTF-8",
+        "COLUMNS": "140",
+    }
+    for command, shown in tour():
+        ran = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+        printed = {shape(line) for line in ran.stdout.splitlines()}
+        missing = [line for line in shown if shape(line) not in printed]
+        assert not missing, f"{command} does not print {missing}\nbut {ran.stdout}"
+
+
+def test_every_make_target_and_file_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets
+    for path in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_command_that_the_readme_names_is_one() -> None:
+    reference = (ROOT / "docs/reference/cli.md").read_text()
+    named = set(re.findall(r"`glasshouse ([a-z]+)", README))
+    assert named
+    for name in named:
+        assert f"`glasshouse {name}" in reference

@@ -1,0 +1,198 @@
+"""What a newcomer meets: a reason for a failure, a table that keeps the state, commands that can be repeated."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from glasshouse.cli import app as cli
+from glasshouse.cli import bench, status
+from glasshouse.cli.closing import say_ended
+from glasshouse.cli.output import Output
+from glasshouse.errors import Code, ExitCode
+from glasshouse.jobs import control
+from glasshouse.jobs.finish import conclude
+from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.supervise import Ended
+from glasshouse.wire.states import Outcome
+from simulators.owner_side import OwnersWorld
+
+PRINTED = b"".join(b"line %d\n" % number for number in range(20)) + b"10 %\r20 %\nValueError: \x1b[2Jcanary\n"
+
+
+def people(monkeypatch: pytest.MonkeyPatch, output: Output, width: int = 200) -> io.StringIO:
+    file = io.StringIO()
+    monkeypatch.setattr(output, "_console", Console(file=file, width=width, highlight=False, color_system=None))
+    return file
+
+
+def failed(tmp_path: Path, world: OwnersWorld, **story: object) -> Ended:
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run(**story))
+    conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
+    return Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
+
+
+def test_a_failed_run_shows_its_workers_last_words_escaped_and_programs_get_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = OwnersWorld(printed=PRINTED)
+    ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.SCRIPT_FAILED)
+    output, home = Output(False), tmp_path / "a home"
+    said = people(monkeypatch, output)
+    keys = {"sealing": world.owner_hpke, "owner_signing": world.owner.public, "home": home}
+    say_ended(output, ended, **keys)  # type: ignore[arg-type]
+    text, logs = said.getvalue(), f"glasshouse logs {ended.folder.run_id[:8]} --home '{home}'"
+    block = text.partition("The worker's last words:\n")[2].splitlines()
+    assert block == [
+        *(f"  line {n}" for n in range(14, 20)),
+        "  20 %",
+        "  ValueError: \\u001b[2Jcanary",
+        f"  all of it: {logs}",
+    ]
+    assert f"glasshouse verify {ended.folder.run_id[:8]} --home '{home}'" in text
+    say_ended(Output(True), ended, **keys)  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    assert json.loads(out)["log_hint"] == logs
+    assert "canary" not in out
+
+
+def test_a_completed_run_needs_no_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = OwnersWorld(printed=PRINTED)
+    ended = failed(tmp_path, world)
+    output = Output(False)
+    said = people(monkeypatch, output)
+    say_ended(output, ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
+    assert "last words" not in said.getvalue()
+    say_ended(Output(True), ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
+    assert json.loads(capsys.readouterr().out)["log_hint"] is None
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+def test_the_table_of_runs_never_cuts_how_a_run_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    progress = {"unit": "step", "done": 18000, "total": 600000, "elapsed_us": 1, "loss": "0.123456"}
+    record = folder.end(outcome="failed", code="hardening-missing", verdict="not-completed", progress=progress)
+    folder.save(record)
+    folder.update(name="a job with a name that is as long as a name may be, which is quite a lot")
+    output = Output(False)
+    said = people(monkeypatch, output, width)
+    status._table(output, control.looks(world.home))
+    header, row = said.getvalue().splitlines()
+    assert "failed (hardening-missing)" in row
+    assert folder.run_id[:8] in row
+    assert header.split()[:1] == ["run"]
+    assert max(map(len, (header, row))) <= width
+    assert ("18000/600000 steps" in row) == (width >= 60)
+
+
+@pytest.mark.parametrize("group", ["identity", "broker", "bench"])
+def test_a_group_alone_prints_its_help_and_no_empty_error(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([group]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert "Usage" in said.out
+    assert "error" not in said.err
+
+
+def verified(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = cli.run(["verify", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_verify_compares_the_outputs_of_a_run_and_says_when_it_could_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    home = ("--home", str(world.home.path))
+    code, out, _ = verified("latest", *home, capsys=capsys)
+    assert code == 0
+    assert "outputs: 3 of 3 match" in out
+    alone = tmp_path / "receipt.json"
+    alone.write_bytes(folder.receipt.read_bytes())
+    code, out, _ = verified(str(alone), *home, capsys=capsys)
+    assert code == 0
+    assert "outputs: not looked at" in out
+    sealed = folder.out / "outputs" / "0001.sealed"
+    data = sealed.read_bytes()
+    sealed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for what in ("latest", str(folder.receipt)):
+        code, _, err = verified(what, *home, capsys=capsys)
+        assert code == ExitCode.VERIFICATION_FAILED
+        assert "[output-tampered]" in err
+    for path in (folder.out / "outputs").iterdir():
+        path.unlink()
+    code, _, err = verified("latest", *home, capsys=capsys)
+    assert code == ExitCode.VERIFICATION_FAILED
+    assert "not there" in err
+
+
+def test_verify_names_the_file_and_says_first_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    home = ("--home", str(world.home.path))
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(b"\x89PNG")
+    code, _, err = verified(str(photo), *home, capsys=capsys)
+    assert code == ExitCode.VERIFICATION_FAILED
+    assert err.startswith(f"error: {photo} is not a Glasshouse receipt, artifact, log or package: ")
+    damaged = json.loads(folder.receipt.read_bytes())
+    signature = damaged["receipt"]["signatures"][0]
+    signature["sig"] = ("A" if signature["sig"][0] != "A" else "B") + signature["sig"][1:]
+    folder.receipt.write_text(json.dumps(damaged, separators=(",", ":"), sort_keys=True))
+    code, _, err = verified(str(folder.receipt), *home, capsys=capsys)
+    assert code == ExitCode.VERIFICATION_FAILED
+    assert err.startswith(f"error: NOT authentic: the receipt {folder.receipt}: ")
+
+
+JOB = """\
+workload = "script"
+[inputs]
+"train.py" = "train.py"
+[params]
+script = "train.py"
+[policy]
+assurance = "software"
+profile = "standard"
+"""
+
+
+def test_sealing_warns_of_pickles_before_a_machine_is_paid_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.save({}, 'model.pt')\n")
+    job, home = tmp_path / "job.toml", ("--home", str(tmp_path / "home"))
+    job.write_text(JOB)
+    assert cli.run(["init", *home]) == 0
+    capsys.readouterr()
+    assert cli.run(["seal", str(job), "-o", str(tmp_path / "one.sealed"), *home]) == 0
+    said = capsys.readouterr()
+    assert "note: train.py line 2: torch.save writes a pickle" in said.err
+    job.write_text(JOB.replace("[policy]", "allow_pickle = true\n[policy]"))
+    assert cli.run(["seal", str(job), "-o", str(tmp_path / "two.sealed"), *home]) == 0
+    assert "pickle" not in capsys.readouterr().err
+
+
+def test_a_missed_bar_is_put_down_to_the_machine_and_bytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    bars = {
+        "open_to_cipher": {"at_least": 0.5, "found": 0.25, "met": False},
+        "reader_memory_bytes": {"at_most": 64_000_000, "found": 3_200_000, "met": True},
+    }
+    assert bench._print(Output(False), {"bars": bars, "size_bytes": 1_000_000_000}) == ExitCode.RUN_FAILED
+    out = capsys.readouterr().out
+    assert "This machine, or what else loads it now, did not reach: open to cipher." in out
+    assert "3.2 MB" in out
+    assert "at most 64.0 MB" in out
+    assert "1.0 GB" in out
