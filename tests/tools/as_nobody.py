@@ -1,6 +1,6 @@
 """Runs one sandbox as an ordinary user and prints what came of it; exits 77 where such users get no namespace.
 
-Started as root: a private view of the machine lets that user read an interpreter in root's home.
+Started as root: a private view of the machine lets that user read an interpreter or a checkout in root's home.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ NOBODY = 65534
 
 def main() -> None:
     home = Path("/root")
-    base = Path(sys.base_prefix)
-    if base.is_relative_to(home):
+    checkout = Path(__file__).resolve().parents[2]
+    hidden = {path for path in (Path(sys.base_prefix), Path(sys.prefix), checkout) if path.is_relative_to(home)}
+    # A folder below another of them is shown with it.
+    tops = sorted(path for path in hidden if not hidden & set(path.parents))
+    if tops:
         REAL.unshare(linux.CLONE_NEWNS)
         REAL.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-        shown = os.open(base, os.O_PATH)
+        shown = [(path, os.open(path, os.O_PATH)) for path in tops]
         REAL.mount("tmpfs", str(home), "tmpfs", 0, "mode=755")
-        base.mkdir(parents=True)
-        REAL.mount(f"/proc/self/fd/{shown}", str(base), None, linux.MS_BIND | linux.MS_REC)
-        os.close(shown)
+        for path, descriptor in shown:
+            path.mkdir(parents=True)
+            REAL.mount(f"/proc/self/fd/{descriptor}", str(path), None, linux.MS_BIND | linux.MS_REC)
+            os.close(descriptor)
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
