@@ -17,6 +17,7 @@ NOBODY = 65534
 
 
 def main() -> None:
+    os.umask(0o022)  # whatever the caller has: the folders made here must be open to the ordinary user
     home = Path("/root")
     checkout = Path(__file__).resolve().parents[2]
     hidden = {path for path in (Path(sys.base_prefix), Path(sys.prefix), checkout) if path.is_relative_to(home)}
