@@ -18,7 +18,9 @@ Exit codes: 0 done, 1 internal error, 2 usage, 3 refused by the gate, 4 the run 
 
 `run` exits with how its run ended. `verify` of a receipt exits with 0 when it is good, with the run's own code (3, 4,
 6 or 130) when it is authentic and whole and the run did not complete, with 8 when nothing contradicts it but a part is
-missing (of a run that the gate refused, the attestation result always is), and with 5 when anything does not hold.
+missing (of a run that the gate refused, the attestation result always is), and with 5 when anything does not hold. Of a
+measurement (a folder with `statement.json`) it computes every number again, and exits with 0, with 8 when its word does
+not stand because a null run that holds 0, or a receipt, is missing, or with 5.
 """
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.evidence.receipt import LIFECYCLE
 from simulators.command_line import Shell
 
 pytestmark = pytest.mark.slow
@@ -19,6 +20,9 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     assert found["package_bytes"] == 10 << 20
     # The numbers are for a machine that does nothing else; here it matters that they are measured.
     assert 0 < found["total_without_imports_s"] <= found["lifecycle_s"]["total"] < found["command_s"] < 60
+    assert found["lifecycle_s"].keys() == set(LIFECYCLE)
+    assert all(seconds > 0 for seconds in found["instead"].values())
+    assert found["ratios"]["command_to_raw_command"] > 0
     bar = found["bars"]["total_without_imports_s"]
     assert (answer.code == 0) is bar["met"]
     assert (bar["at_most"], bar["goal"]) == (2.0, 1.0)
@@ -27,3 +31,28 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
 def test_the_log_is_measured_too(tmp_path: Path) -> None:
     found = Shell(tmp_path).ask("bench", "evidence", "--events", "1000", "--json").object
     assert found["bars"].keys() == {"append_us", "verify_100k_s"}
+
+
+def test_the_broker_is_measured_under_concurrent_runtimes_and_every_release_is_counted(tmp_path: Path) -> None:
+    answer = Shell(tmp_path).ask(
+        "bench", "broker", "--runtimes", "1,2", "--seconds", "0.5", "--warm-up", "0.1", "--json", timeout_s=120
+    )
+    found = answer.object
+    assert [level["runtimes"] for level in found["levels"]] == [1, 2]
+    for level in [*found["levels"], found["bare_requests"]]:
+        times = level["exchange_ms"]
+        assert 0 < times["p50"] <= times["p90"] <= times["p99"] <= times["max"]
+        assert level["per_s"] > 0
+        assert level["failed"] == 0
+        assert level["challenge_ms"]["p50"] < times["max"]
+        assert level["evidence_ms"]["p50"] < times["max"]
+    counts = found["counts"]
+    assert counts["held"] == counts["released"] >= sum(level["exchanges"] for level in found["levels"]) > 0
+    assert found["contested_budget"] == {"budget": 2, "asked": 4, "released": 2, "refused": 2, "exact": True}
+    assert found["bars"]["lost_doubled_or_failed"]["met"] is True
+    assert (answer.code == 0) is all(bar["met"] for bar in found["bars"].values())
+    assert found["ratios"].keys() >= {"rate_to_bare_requests", "broker_cpu_to_cryptography"}
+
+
+def test_a_number_of_runtimes_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert Shell(tmp_path).ask("bench", "broker", "--runtimes", "1,many", "--json").code == 2

@@ -23,6 +23,7 @@ from glasshouse.jobs.run import prepare
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
+from tools.fake_agent import wait_for
 
 LONG = "1200"  # a minute; every story below ends it long before
 pytestmark = pytest.mark.slow
@@ -78,7 +79,8 @@ def test_a_detached_run_is_followed_and_ends_by_itself(shell: Shell) -> None:
     assert attached.object["receipt"]["verdict"] == "good"
     log = shell.home / "runs" / placed["run_id"] / "supervisor.log"
     assert log.stat().st_mode & 0o777 == 0o600
-    assert "completed, receipt good" in log.read_text()
+    # The supervisor writes its last line when the record, which `attach` waits for, is complete.
+    wait_for(lambda: "completed, receipt good" in log.read_text())
 
 
 def test_leaving_an_attached_run_does_not_stop_it_and_stop_does(shell: Shell) -> None:

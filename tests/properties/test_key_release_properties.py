@@ -18,7 +18,7 @@ from glasshouse.attestation.evidence import Evidence, SignedEvidence
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, consistent, missing
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import GlasshouseError
-from glasshouse.handshake.broker_side import check_challenge_request, peek_nonce
+from glasshouse.handshake.broker_side import check_1_message, check_challenge_request
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
@@ -47,7 +47,7 @@ def _ear(text: str) -> Ear:
 PARSERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "evidence": (SignedEvidence.parse, MESSAGE),
     "payload": (Evidence.parse, SignedEvidence.parse(MESSAGE).envelope.payload),
-    "nonce": (peek_nonce, MESSAGE),
+    "check 1": (check_1_message, MESSAGE),
     "challenge": (Challenge.parse, WORLD.challenge.encode()),
     "release": (ReleaseMessage.parse, RELEASE),
     "launch": (LaunchFile.parse, WORLD.launch_file().encode()),
@@ -94,14 +94,14 @@ def test_no_other_bytes_pass_for_the_same_document(name: str, data: st.DataObjec
     end = data.draw(st.integers(start, min(len(honest), start + 40)))
     changed = honest[:start] + data.draw(st.binary(max_size=12)) + honest[end:]
     if survives(name, changed) and changed != honest:
-        assert name in {"evidence", "nonce", "payload", "challenge", "release", "policy", "launch"}
+        assert name in {"evidence", "check 1", "payload", "challenge", "release", "policy", "launch"}
         again = REENCODE[name](changed)
         assert again == changed
 
 
 REENCODE: dict[str, Callable[[bytes], bytes]] = {
     "evidence": lambda data: SignedEvidence.parse(data).envelope.encode(),
-    "nonce": lambda data: SignedEvidence.parse(data).envelope.encode(),
+    "check 1": lambda data: SignedEvidence.parse(data).envelope.encode(),
     "payload": lambda data: Evidence.parse(data).encode(),
     "challenge": lambda data: Challenge.parse(data).encode(),
     "release": lambda data: ReleaseMessage.parse(data).encode(),

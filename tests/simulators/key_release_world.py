@@ -21,10 +21,10 @@ from glasshouse.handshake.broker_side import (
     LaunchRecord,
     appraise,
     build_release,
+    check_1_message,
     check_2_challenge,
     check_13_budget,
     make_challenge,
-    peek_nonce,
 )
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
@@ -216,11 +216,12 @@ class World:
         self, message: bytes, *, used: bool = False, unknown: bool = False, released_to: int = 0, known: bool = False
     ) -> Appraisal:
         """All thirteen checks, in order, as a broker runs them."""
-        nonce = peek_nonce(message)
+        signed = check_1_message(message)
+        nonce = signed.evidence.claims.nonce
         stored: Challenge | None = None if unknown or nonce != self.challenge.nonce else self.challenge
         challenge = check_2_challenge(stored, used=used, now_us=self.now_us)
         appraisal = appraise(
-            message,
+            signed,
             challenge=challenge,
             record=self.record,
             launch=self.launch,

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sqlite3
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +14,7 @@ from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
+from glasshouse.broker.turns import Turns
 
 
 class _QuickServer(Server):
@@ -39,7 +39,7 @@ class LocalBroker:
         self.data = directory / "data"
         self._offset_us = 0
         self._broker = open_broker(self.data)
-        self._executor = ThreadPoolExecutor(max_workers=1)
+        self._executor = Turns(self._broker.database)
         apps = create_apps(self._broker, executor=self._executor, clock_us=self.clock_us, limits=limits)
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")

@@ -6,7 +6,7 @@ The runtime's keys are open to tests, because an attacker who owns the machine h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from glasshouse.attestation.claims import Claims, ContainerSource
@@ -253,6 +253,7 @@ class World:
         evidence_made: bool = True,
         broker_away: bool = False,
         change: Callable[[Receipt], Receipt] = lambda receipt: receipt,
+        notices: Sequence[str] = (),
     ) -> Run:
         """Tell one run from launch to receipt.
 
@@ -263,6 +264,7 @@ class World:
             evidence_made: whether it got as far as evidence.
             broker_away: whether the broker is gone from the final head on.
             change: what a lying runtime writes into its receipt instead.
+            notices: codes of what the log notes before it ends.
         """
         lines: list[bytes] = []
         heads: list[CountersignedHead] = []
@@ -292,6 +294,8 @@ class World:
         if not attested:
             for state in _WAY[: _WAY.index(reach) + 1] if reach is not State.CREATED else ():
                 log.transition(state)
+        for notice in notices:
+            log.append(EventType.NOTICE, {"code": notice, "value": None})
         log.transition(State.ZEROIZING, code=code)
         probes = self.probes(outcome)
         for probe in probes:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from glasshouse.broker import service
@@ -32,24 +33,29 @@ def arm(path: str, when: str) -> None:
             global _armed
             if when == "arrival":
                 die()
-            _armed = when == "uncommitted"
-            answer = handler(body, parameters)
-            if when == "committed":
-                die()
-            return answer
+            _armed = True
+            return handler(body, parameters)
 
         add_route(app, method, route, handle if route == path else handler, **rest)
 
     def write(self: Database, decide: Callable[..., Any]) -> Any:
         def decided(connection: Any) -> Any:
             result = decide(connection)
-            if _armed and isinstance(result, Answer):
+            if _armed and when == "uncommitted" and isinstance(result, Answer):
                 die()
             return result
 
         return really_write(self, decided)
 
-    really_write = Database.write
+    @contextmanager
+    def together(self: Database) -> Iterator[Any]:
+        with really_together(self) as shared:
+            yield shared
+        if _armed:
+            die()
+
+    really_write, really_together = Database.write, Database.together
+    Database.together = together  # type: ignore[method-assign]
     service.add_route = dying  # type: ignore[assignment]
     Database.write = write  # type: ignore[method-assign]
 

@@ -185,6 +185,7 @@ class World:
         options: Sequence[str] = (),
         program: Sequence[str] = ("-m", "glasshouse.runtime"),
         out: Path | None = None,
+        inherited: Sequence[int] = (),
     ) -> AgentProcess:
         launch = launch or self.launch()
         number = len(self.agents)
@@ -200,6 +201,7 @@ class World:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
+                pass_fds=inherited,
             )
         agent = AgentProcess(world=self, process=process, out=out, stderr=stderr, run_id=launch.run_id)
         self.agents.append(agent)
@@ -242,13 +244,23 @@ def script_world(
         broker: one that others use too; else one of its own is started.
         params: of the workload.
     """
+    inside = {"train.py": script.encode(), **(files or {})}
+    return workload_world(folder, "script", {"script": "train.py", **params}, inside, broken=broken, broker=broker)
+
+
+def workload_world(
+    folder: Path,
+    workload: str,
+    params: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    *,
+    broken: Broken | None = None,
+    broker: BrokerProcess | None = None,
+) -> World:
+    """Return a world whose job is one of the workloads, with its `[params]` and inputs; the rest as `script_world`."""
     broken = broken or Broken()
-    package = seal(
-        folder / "job.sealed",
-        {"train.py": script.encode(), **(files or {})},
-        job=canonical("script", {"script": "train.py", **params}),
-        profile=broken.profile,
-    )
+    job = canonical(workload, params)
+    package = seal(folder / "job.sealed", files, job=job, workload=workload, profile=broken.profile)
     home = folder / "broker"
     home.mkdir(mode=0o700)
     own = None if broker else BrokerProcess(home)

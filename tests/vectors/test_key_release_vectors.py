@@ -22,10 +22,10 @@ from glasshouse.handshake.broker_side import (
     DeploymentRecord,
     LaunchRecord,
     appraise,
+    check_1_message,
     check_2_challenge,
     check_13_budget,
     check_challenge_request,
-    peek_nonce,
 )
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
@@ -51,12 +51,12 @@ def octets(text: Any) -> bytes:
 def gate(given: dict[str, Any]) -> dict[str, Any]:
     record, launch = given["record"], given["launch"]
     message, now_us = octets(given["message"]), given["now_us"]
-    peek_nonce(message)
+    signed = check_1_message(message)
     stored = given["challenge"] and Challenge.parse(encode(given["challenge"]))
     challenge = check_2_challenge(stored, used=given["challenge_used"], now_us=now_us)
     policy = DeploymentPolicy.from_json(record["policy"])
     appraisal = appraise(
-        message,
+        signed,
         challenge=challenge,
         record=DeploymentRecord(
             deployment=record["deployment"],

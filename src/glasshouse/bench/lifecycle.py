@@ -1,8 +1,9 @@
 """Measures what protection adds to a run: time per step over full runs, memory and CPU while it trains.
 
 Everything is real: the command as a person types it, in a terminal of its own, with its broker, runtime and
-worker. The package holds 10 MiB. Laws: the first run is a warm-up and is kept apart; the numbers are medians; every
-run's own numbers are in the result.
+worker. The package holds 10 MiB. Beside it stands what one would do instead: the same job in the clear, and a plain
+copy of its inputs. Laws: protected and raw runs take turns; the first of each is a warm-up and is kept apart; the
+numbers are medians; every run's own numbers are in the result.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import statistics
 import subprocess
@@ -78,7 +80,8 @@ def run(*, runs: int = 5, train_s: float = 60.0) -> dict[str, Any]:
         train_s: how long to train while memory and CPU are sampled; 0 leaves that out.
 
     Returns:
-        `lifecycle_s`, `imports_s`, `total_without_imports_s`, `command_s`, `training`, `bars` and every run's numbers.
+        `lifecycle_s`, `imports_s`, `total_without_imports_s`, `command_s`, `instead`, `ratios`, `training`, `bars`
+        and every run's numbers.
 
     Raises:
         UsageError: a machine without Linux, or arguments that measure nothing.
@@ -90,7 +93,7 @@ def run(*, runs: int = 5, train_s: float = 60.0) -> dict[str, Any]:
         raise UsageError(Code.PLATFORM, "the benchmark reads /proc: it needs Linux")
     with tempfile.TemporaryDirectory(prefix="glasshouse-bench-") as name:
         bench = _Bench(Path(name))
-        warm_up, *measured = [bench.once() for _ in range(runs + 1)]
+        warm_up, *measured = [(bench.once(), bench.instead()) for _ in range(runs + 1)]
         training = bench.training(train_s) if train_s else None
     return _report(warm_up, measured, training)
 
@@ -114,6 +117,22 @@ class _Bench:
         if summary["outcome"] != "completed" or summary["receipt"]["verdict"] != "good":
             raise InternalError(Code.INTERNAL, f"a measured run ended as {summary['outcome']}")
         return summary
+
+    def instead(self) -> dict[str, float]:
+        """Copy the inputs as `cp` does, and run the same job in the clear; return what each took."""
+        began = time.monotonic()
+        shutil.copyfile(self._folder / "asset.bin", self._folder / "copied.bin")
+        copied = time.monotonic()
+        summary = self._ask("run", str(self._folder / "quick.toml"), "--raw")
+        command_s = time.monotonic() - copied
+        if summary["outcome"] != "completed":
+            raise InternalError(Code.INTERNAL, f"a raw run ended as {summary['outcome']}")
+        imports_s = summary["training_imports_s"] or 0.0
+        return {
+            "copy": copied - began,
+            "raw_command": command_s,
+            "raw_without_imports": summary["total_s"] - imports_s,
+        }
 
     def training(self, seconds: float) -> dict[str, Any]:
         """Train for a while with the live view in a terminal, and sample every process but the worker."""
@@ -263,8 +282,12 @@ def _spent(before: Usage | None, after: Usage | None) -> float:
     return after.cpu_s - before.cpu_s
 
 
-def _report(warm_up: dict[str, Any], measured: list[dict[str, Any]], training: dict[str, Any] | None) -> dict[str, Any]:
-    each = [_numbers(summary) for summary in measured]
+def _report(
+    warm_up: tuple[dict[str, Any], dict[str, float]],
+    measured: list[tuple[dict[str, Any], dict[str, float]]],
+    training: dict[str, Any] | None,
+) -> dict[str, Any]:
+    each = [_numbers(summary) | instead for summary, instead in measured]
     medians = {name: _median([numbers[name] for numbers in each]) for name in each[0]}
     found = {"total_without_imports_s": medians["total_without_imports"]}
     if training is not None:
@@ -278,10 +301,16 @@ def _report(warm_up: dict[str, Any], measured: list[dict[str, Any]], training: d
         "imports_s": medians["imports"],
         "total_without_imports_s": medians["total_without_imports"],
         "command_s": medians["command"],
+        "instead": {f"{name}_s": medians[name] for name in ("copy", "raw_command", "raw_without_imports")},
+        "ratios": {
+            "command_to_raw_command": round(medians["command"] / medians["raw_command"], 3),
+            "total_to_raw_without_imports": round(medians["total_without_imports"] / medians["raw_without_imports"], 3),
+            "total_to_copy": round(medians["total_without_imports"] / max(medians["copy"], 1e-6), 1),
+        },
         "training": training,
         "bars": bars,
         "each": each,
-        "warm_up": _numbers(warm_up),
+        "warm_up": _numbers(warm_up[0]) | warm_up[1],
     }
 
 

@@ -24,6 +24,8 @@ GENESIS = bytes(32)
 MAX_PAGE = 500
 _MAX_RECORD_BYTES = 8 * 1024
 _LABEL = b"glasshouse audit v1"
+_LAST = select(audit.c.sequence, audit.c.sha256).order_by(audit.c.sequence.desc()).limit(1)
+_APPEND = insert(audit)
 
 
 def append(connection: Connection, event: str, now_us: int, **facts: str | int) -> None:
@@ -31,9 +33,7 @@ def append(connection: Connection, event: str, now_us: int, **facts: str | int) 
 
     The sequence number is unique: of two transactions that append at once, one is run again.
     """
-    last = connection.execute(
-        select(audit.c.sequence, audit.c.sha256).order_by(audit.c.sequence.desc()).limit(1)
-    ).one_or_none()
+    last = connection.execute(_LAST).one_or_none()
     sequence, previous = (1, GENESIS) if last is None else (last.sequence + 1, last.sha256)
     value: dict[str, Json] = {
         "event": event,
@@ -43,7 +43,7 @@ def append(connection: Connection, event: str, now_us: int, **facts: str | int) 
         "time_us": now_us,
     }
     record = encode(value)
-    connection.execute(insert(audit).values(sequence=sequence, record=record, sha256=_hash(record)))
+    connection.execute(_APPEND, {"sequence": sequence, "record": record, "sha256": _hash(record)})
 
 
 def read(connection: Connection, after: int) -> list[Json]:

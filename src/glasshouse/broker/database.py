@@ -1,9 +1,15 @@
-"""One engine, and transactions that take the write lock first and are durable when they return."""
+"""One engine, and transactions that take the write lock first and are durable when they return.
+
+Or, within `Database.together`, durable when that block ends: decisions share one commit, each behind a savepoint of
+its own, so that one that fails leaves nothing and takes nothing of the others away.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +20,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from glasshouse.broker import schema
 from glasshouse.errors import Code, InternalError, PeerError
 
-__all__ = ["Database", "OvertakenError"]
+__all__ = ["Database", "OvertakenError", "Shared"]
 
 _ATTEMPTS = 5
 
@@ -35,6 +41,7 @@ class Database:
 
     def __init__(self, url: URL | str, *, busy_timeout_s: float = 5.0) -> None:
         self._engine = _engine(url, busy_timeout_s)
+        self._here = threading.local()
 
     def create_tables(self) -> None:
         """Make the tables that are missing.
@@ -54,15 +61,43 @@ class Database:
             PeerError: `broker-unreachable` when the database stays locked; nothing was written then.
             InternalError: the transaction was overtaken every time.
         """
+        shared: Shared | None = getattr(self._here, "shared", None)
+        run = self._alone if shared is None else shared.write
         for _ in range(_ATTEMPTS):
             try:
-                with self._engine.begin() as connection:
-                    return decide(connection)
+                return run(decide)
             except (IntegrityError, OvertakenError):
                 continue
             except SQLAlchemyError as error:
-                raise PeerError(Code.BROKER_UNREACHABLE, "the broker's database is busy or away; try again") from error
+                raise _away() from error
         raise InternalError(Code.INTERNAL, "a transaction was overtaken every time it was tried")
+
+    def _alone(self, decide: Callable[[Connection], Result]) -> Result:
+        with self._engine.connect() as connection:
+            _begin(connection)
+            result = decide(connection)
+            connection.commit()
+            return result
+
+    @contextmanager
+    def together(self) -> Iterator[Shared]:
+        """Let everything that this thread writes in the block be one transaction, committed when the block ends.
+
+        Nothing that `write` returns in the block is durable before that: nobody may be told of it.
+
+        Raises:
+            PeerError: `broker-unreachable` at the end of the block, when the commit failed; of all that was
+                written in it, nothing was then.
+        """
+        shared = self._here.shared = Shared(self._engine)
+        try:
+            yield shared
+        except BaseException:
+            shared.drop()
+            raise
+        finally:
+            self._here.shared = None
+        shared.commit()
 
     def read(self, look: Callable[[Connection], Result]) -> Result:
         """Run `look`, which changes nothing.
@@ -71,20 +106,103 @@ class Database:
             PeerError: `broker-unreachable`.
         """
         try:
-            with self._engine.connect().execution_options(glasshouse_read=True) as connection:
+            with self._engine.connect() as connection:
+                _begin(connection, reading=True)
                 return look(connection)
         except SQLAlchemyError as error:
-            raise PeerError(Code.BROKER_UNREACHABLE, "the broker's database is busy or away; try again") from error
+            raise _away() from error
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+class Shared:
+    """One transaction for several decisions.
+
+    Attributes:
+        writes: how many decisions are in it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._broken = False
+        self.writes = 0
+
+    def write(self, decide: Callable[[Connection], Result]) -> Result:
+        """Run `decide` behind a savepoint; what it wrote is taken back when it raises.
+
+        The transaction begins, and takes the write lock, with the first decision that writes.
+        """
+        if self._broken:
+            raise _away()
+        if self._connection is None:
+            return self._first(decide)
+        self._savepoint("SAVEPOINT")
+        try:
+            result = decide(self._connection)
+        except BaseException as error:
+            if isinstance(error, SQLAlchemyError) and not isinstance(error, IntegrityError):
+                self.drop()  # a full or broken disk may have ended the whole transaction, with the decisions before
+            else:
+                self._savepoint("ROLLBACK TO SAVEPOINT")
+            raise
+        self._savepoint("RELEASE SAVEPOINT")
+        self.writes += 1
+        return result
+
+    def _savepoint(self, what: str) -> None:
+        """Set, go back to or let go of the savepoint; where that fails, nobody's decision stands."""
+        if self._connection is None:
+            raise _away()
+        try:
+            self._connection.exec_driver_sql(f"{what} decision")
+        except SQLAlchemyError:
+            self.drop()
+            raise
+
+    def _first(self, decide: Callable[[Connection], Result]) -> Result:
+        connection = self._engine.connect()
+        try:
+            _begin(connection)
+            result = decide(connection)
+        except BaseException:
+            connection.close()  # which takes back whatever was written
+            raise
+        self._connection = connection
+        self.writes += 1
+        return result
+
+    def commit(self) -> None:
+        """Make all of it durable; raises `PeerError` when nothing of it is."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            if self._broken and self.writes:
+                raise _away()
+            return
+        try:
+            connection.commit()
+        except SQLAlchemyError as error:
+            raise _away() from error
+        finally:
+            connection.close()
+
+    def drop(self) -> None:
+        """Take back all of it."""
+        connection, self._connection = self._connection, None
+        self._broken = True
+        if connection is not None:
+            connection.close()
+
+
+def _away() -> PeerError:
+    return PeerError(Code.BROKER_UNREACHABLE, "the broker's database is busy or away; try again")
 
 
 def _engine(url: URL | str, busy_timeout_s: float) -> Engine:
     engine = create_engine(url, pool_size=2, max_overflow=2, pool_timeout=busy_timeout_s)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", partial(_prepare_sqlite, busy_timeout_s))
-        event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
@@ -99,8 +217,10 @@ def _prepare_sqlite(busy_timeout_s: float, connection: sqlite3.Connection, _reco
     connection.execute("PRAGMA cache_size = -1024")
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    # A deferred transaction that reads first and writes later fails with SQLITE_BUSY_SNAPSHOT when
-    # another process wrote in between, without waiting: writers take the lock at once.
-    reading = connection.get_execution_options().get("glasshouse_read", False)
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+def _begin(connection: Connection, *, reading: bool = False) -> None:
+    # Not by a listener: an engine with listeners asks them before and after every statement.
+    connection.begin()
+    if connection.dialect.name == "sqlite":
+        # A deferred transaction that reads first and writes later fails with SQLITE_BUSY_SNAPSHOT when
+        # another process wrote in between, without waiting: writers take the lock at once.
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")

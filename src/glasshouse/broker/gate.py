@@ -1,8 +1,9 @@
 """The gate: challenge and evidence.
 
-Each decision is one transaction: the challenge's consumption, the budget, the audit record and the
-stored answer are committed together before the answer is returned. The numbered checks themselves are
-`handshake.broker_side`'s; check 2 and check 13 are decided here on what only the database knows.
+Each decision is one transaction, or one savepoint of a transaction that it shares (`turns`): the challenge's
+consumption, the budget, the audit record and the stored answer are committed together before anybody is told.
+The numbered checks themselves are `handshake.broker_side`'s; check 2 and check 13 are decided here on what only
+the database knows.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, RowMapping, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database
 from glasshouse.broker.http import Answer
 from glasshouse.broker.keys import KeyFile
-from glasshouse.broker.schema import challenges, deployments, releases
+from glasshouse.broker.schema import challenges, deployments, launches, releases
+from glasshouse.broker.store import Standing
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
@@ -26,6 +29,9 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["Gate", "GateLimits"]
+
+
+_SWEEP_EVERY_US = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +47,50 @@ class GateLimits:
     challenge_lifetime_us: int = 120 * 1_000_000
     outstanding: int = 16
     per_launch: int = 256
+
+
+# Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
+# column is, for that would set the column.
+_BY_NONCE = (
+    select(challenges.c.nonce, challenges.c.body, launches)
+    .join(launches, launches.c.jti == challenges.c.jti)
+    .where(challenges.c.nonce == bindparam("nonce"))
+)
+_BY_REQUEST = select(challenges.c.body, challenges.c.used_us).where(
+    challenges.c.request_sha256 == bindparam("request_sha256")
+)
+_NAMED = challenges.c.nonce == bindparam("challenge")
+_TAKE = update(challenges).where(_NAMED, challenges.c.used_us.is_(None))
+_TAKE = _TAKE.values(used_us=bindparam("used_us"), evidence_sha256=bindparam("evidence_sha256"))
+_KEEP = update(challenges).where(_NAMED).values(status=bindparam("status"), answer=bindparam("answer"))
+_REPLAYS = select(challenges.c.replays).where(challenges.c.nonce == bindparam("nonce"))
+_REPLAYED = update(challenges).where(_NAMED).values(replays=challenges.c.replays + 1)
+_ISSUE = insert(challenges)
+_CHALLENGES = select(func.count()).select_from(challenges)
+_ROOM = select(
+    _CHALLENGES.where(
+        challenges.c.deployment == bindparam("deployment"),
+        challenges.c.used_us.is_(None),
+        challenges.c.expires_us > bindparam("now_us"),
+    ).scalar_subquery(),
+    _CHALLENGES.where(challenges.c.jti == bindparam("jti")).scalar_subquery(),
+)
+_KNOWN = select(releases.c.deployment, releases.c.hpke_sha256, releases.c.evidence_public, releases.c.run_id).where(
+    (releases.c.evidence_public == bindparam("evidence_public"))
+    | (releases.c.run_id == bindparam("run_id"))
+    | ((releases.c.deployment == bindparam("deployment")) & (releases.c.hpke_sha256 == bindparam("hpke_sha256")))
+)
+_RELEASE = insert(releases)
+_RELEASE_AGAIN = (
+    update(releases)
+    .where(releases.c.deployment == bindparam("here"), releases.c.hpke_sha256 == bindparam("key"))
+    .values(answers=releases.c.answers + 1, contact_us=bindparam("contact_us"))
+)
+_COUNT = (
+    update(deployments)
+    .where(deployments.c.id == bindparam("deployment"), deployments.c.releases < bindparam("budget"))
+    .values(releases=deployments.c.releases + 1)
+)
 
 
 class Gate:
@@ -67,6 +117,7 @@ class Gate:
         self._key = key
         self._clock_us = clock_us
         self._limits = limits
+        self._swept_us = 0
 
     def challenge(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
         """Answer a challenge request; nothing is stored for one that is not signed as it must be.
@@ -75,8 +126,7 @@ class Gate:
             CheckFailedError, RefusedError: the request's own checks, `deployment-unknown` or
                 `too-many-challenges`.
         """
-        arrived_us = self._clock_us()
-        token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=arrived_us)
+        token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
         request_sha256 = sha256(body)
 
         def decide(connection: Connection) -> Answer:
@@ -92,10 +142,10 @@ class Gate:
             store.lock_deployment(connection, record.deployment)
             # The same request again, by a runtime whose answer was lost or by somebody who recorded it,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
-            again = _by_request(connection, request_sha256)
+            again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
             if again is not None:
-                _check_2(again, used=again["used_us"] is not None, now_us=now_us)
-                return Answer(body=again["body"])
+                _check_2(again.body, used=again.used_us is not None, now_us=now_us)
+                return Answer(body=again.body)
             self._check_room(connection, record.deployment, launch.jti, now_us)
             challenge = broker_side.make_challenge(
                 secrets.token_bytes(32),
@@ -103,20 +153,21 @@ class Gate:
                 now_us=now_us,
                 lifetime_us=min(self._limits.challenge_lifetime_us, launch.expires_us - now_us),
             )
+            body = challenge.encode()
             values = {
                 "nonce": challenge.nonce,
                 "deployment": record.deployment,
                 "jti": launch.jti,
                 "request_sha256": request_sha256,
-                "body": challenge.encode(),
+                "body": body,
                 "expires_us": challenge.expires_us,
                 "keep_until_us": launch.expires_us,
             }
-            connection.execute(insert(challenges).values(**values))
+            connection.execute(_ISSUE, values)
+            self._sweep(connection, now_us)  # here: what a refused request had swept would be taken back with it
             audit.append(connection, "challenge", now_us, deployment=record.deployment, run_id=launch.run_id)
-            return Answer(body=challenge.encode())
+            return Answer(body=body)
 
-        self._database.write(lambda connection: store.sweep(connection, arrived_us))
         return self._database.write(decide)
 
     def evidence(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
@@ -125,112 +176,100 @@ class Gate:
         Raises:
             CheckFailedError: check 1, and `nonce-unknown`: no challenge was named, nothing is stored.
         """
-        nonce = broker_side.peek_nonce(body)
-        evidence_sha256 = sha256(body)
+        signed = broker_side.check_1_message(body)
+        nonce = signed.evidence.claims.nonce
         # Looked up without the write lock first: who names no challenge of ours cannot hold up who does.
-        if self._database.read(lambda connection: _by_nonce(connection, nonce)) is None:
+        # What is read here, challenge and launch, is never changed once it is written.
+        asked = self._database.read(
+            lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
+        )
+        if asked is None:
             broker_side.check_2_challenge(None, used=False, now_us=self._clock_us())
+            raise InternalError(Code.INTERNAL, "check 2 passed without a challenge")
 
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
-            taken = connection.execute(
-                update(challenges)
-                .where(challenges.c.nonce == nonce, challenges.c.used_us.is_(None))
-                .values(used_us=now_us, evidence_sha256=evidence_sha256)
-            ).rowcount
-            row = _by_nonce(connection, nonce)
-            if row is None:
-                broker_side.check_2_challenge(None, used=False, now_us=now_us)
-                raise InternalError(Code.INTERNAL, "check 2 passed without a challenge")
-            if not taken:
-                return self._replayed(connection, row, evidence_sha256, now_us)
-            answer = self._decided(connection, row, body, evidence_sha256, now_us)
-            connection.execute(
-                update(challenges).where(challenges.c.nonce == nonce).values(status=answer.status, answer=answer.body)
-            )
+            # Any evidence that names the challenge uses it up, whatever comes after.
+            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
+            if connection.execute(_TAKE, taken).rowcount != 1:
+                return self._replayed(connection, asked, signed.sha256, now_us)
+            answer = self._decided(connection, asked, signed, now_us)
+            connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
             return answer
 
         return self._database.write(decide)
 
+    def _sweep(self, connection: Connection, now_us: int) -> None:
+        """Forget what is over; not with every request, for it is never looked at and only takes room."""
+        if abs(now_us - self._swept_us) >= _SWEEP_EVERY_US:
+            store.sweep(connection, now_us)
+            self._swept_us = now_us
+
     def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> None:
-        count = select(func.count()).select_from(challenges)
-        outstanding = connection.execute(
-            count.where(
-                challenges.c.deployment == deployment, challenges.c.used_us.is_(None), challenges.c.expires_us > now_us
-            )
-        ).scalar_one()
-        ever = connection.execute(count.where(challenges.c.jti == jti)).scalar_one()
+        values = {"deployment": deployment, "jti": jti, "now_us": now_us}
+        outstanding, ever = connection.execute(_ROOM, values).one()
         if outstanding >= self._limits.outstanding or ever >= self._limits.per_launch:
             raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment or launch")
 
-    def _replayed(self, connection: Connection, row: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:
+    def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:
+        replays = connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
+        if replays is None:  # swept since it was looked up
+            broker_side.check_2_challenge(None, used=False, now_us=now_us)
         try:
-            _check_2(row, used=True, now_us=now_us)
+            _check_2(asked["body"], used=True, now_us=now_us)
         except CheckFailedError as refusal:
             answer = Answer.refusal(refusal)
-            if row["replays"] == 0:  # one record for each challenge: a recording cannot fill the disk
-                self._audit_refusal(connection, refusal, row, evidence_sha256, now_us)
+            if replays == 0:  # one record for each challenge: a recording cannot fill the disk
+                self._audit_refusal(connection, refusal, asked, evidence_sha256, now_us)
         else:
             raise InternalError(Code.INTERNAL, "check 2 passed a used challenge")
-        connection.execute(
-            update(challenges).where(challenges.c.nonce == row["nonce"]).values(replays=challenges.c.replays + 1)
-        )
+        connection.execute(_REPLAYED, {"challenge": asked["nonce"]})
         return answer
 
-    def _decided(
-        self, connection: Connection, row: RowMapping, message: bytes, evidence_sha256: bytes, now_us: int
-    ) -> Answer:
+    def _decided(self, connection: Connection, asked: RowMapping, signed: SignedEvidence, now_us: int) -> Answer:
         """Run checks 2 to 13 on a challenge that this transaction consumed; a refusal is an answer too."""
         try:
-            challenge = _check_2(row, used=False, now_us=now_us)
-            released = store.lock_deployment(connection, row["deployment"])
-            record = store.deployment_record(connection, row["deployment"])
-            launch = store.launch_record(connection, row["jti"])
-            if record is None or launch is None:
-                raise InternalError(Code.INTERNAL, "a challenge without its deployment or launch")
+            challenge = _check_2(asked["body"], used=False, now_us=now_us)
+            store.lock_deployment(connection, asked["deployment"])
+            standing = store.standing(connection, asked["deployment"])
+            if standing is None:
+                raise InternalError(Code.INTERNAL, "a challenge without its deployment")
             appraisal = broker_side.appraise(
-                message,
+                signed,
                 challenge=challenge,
-                record=record,
-                launch=launch,
+                record=standing.record,
+                launch=store.as_launch(asked),
                 broker_public=self._key.public,
                 now_us=now_us,
             )
-            return self._released(connection, record, challenge, appraisal, released=released, now_us=now_us)
+            return self._released(connection, standing, challenge, appraisal, now_us)
         except SQLAlchemyError:
             raise
         except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
             # What is not a refusal is a defect of ours: the runtime is told so, and nothing of it.
             refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
-            self._audit_refusal(connection, refusal, row, evidence_sha256, now_us)
+            self._audit_refusal(connection, refusal, asked, signed.sha256, now_us)
             return Answer.refusal(refusal)
 
     def _released(
-        self,
-        connection: Connection,
-        record: DeploymentRecord,
-        challenge: Challenge,
-        appraisal: Appraisal,
-        *,
-        released: int,
-        now_us: int,
+        self, connection: Connection, standing: Standing, challenge: Challenge, appraisal: Appraisal, now_us: int
     ) -> Answer:
         """Check 13, and the release. The counter moves only once everything else has succeeded."""
+        record = standing.record
         claims, hpke_sha256 = appraisal.claims, sha256(appraisal.claims.hpke_public)
         known = _known_runtime(connection, record.deployment, hpke_sha256, claims.evidence_public, claims.run_id)
-        broker_side.check_13_budget(released_to=released, known=known, policy=record.policy)
+        broker_side.check_13_budget(released_to=standing.released, known=known, policy=record.policy)
         release = broker_side.build_release(
             appraisal,
-            package_key=store.package_key(connection, record, self._key_file),
+            package_key=standing.package_key(self._key_file),
             broker_key=self._key,
             challenge=challenge,
             record=record,
             now_us=now_us,
         )
-        here = (releases.c.deployment == record.deployment) & (releases.c.hpke_sha256 == hpke_sha256)
         if known:
-            again = {"answers": releases.c.answers + 1, "contact_us": now_us}
-            connection.execute(update(releases).where(here).values(**again))
+            here = {"here": record.deployment, "key": hpke_sha256, "contact_us": now_us}
+            connection.execute(_RELEASE_AGAIN, here)
         else:
             self._count(connection, record)
             values = {
@@ -241,7 +280,7 @@ class Gate:
                 "released_us": now_us,
                 "contact_us": now_us,
             }
-            connection.execute(insert(releases).values(**values))
+            connection.execute(_RELEASE, values)
         audit.append(
             connection,
             "release",
@@ -257,47 +296,39 @@ class Gate:
         return Answer(body=release)
 
     def _count(self, connection: Connection, record: DeploymentRecord) -> None:
-        moved = connection.execute(
-            update(deployments)
-            .where(deployments.c.id == record.deployment, deployments.c.releases < record.policy.release_budget)
-            .values(releases=deployments.c.releases + 1)
-        ).rowcount
+        budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
+        moved = connection.execute(_COUNT, budget).rowcount
         if moved != 1:
             raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")
 
     def _audit_refusal(
-        self, connection: Connection, refusal: GlasshouseError, row: RowMapping, evidence_sha256: bytes, now_us: int
+        self,
+        connection: Connection,
+        refusal: GlasshouseError,
+        asked: RowMapping,
+        evidence_sha256: bytes,
+        now_us: int,
     ) -> None:
-        launch = store.launch_record(connection, row["jti"])
         audit.append(
             connection,
             "refusal",
             now_us,
             check=str(getattr(refusal, "check", "")),
             code=refusal.code.value,
-            deployment=row["deployment"],
+            deployment=asked["deployment"],
             evidence_sha256=evidence_sha256.hex(),
-            run_id=launch.run_id if launch else "",
+            run_id=asked["run_id"],
         )
 
 
-def _check_2(row: RowMapping, *, used: bool, now_us: int) -> Challenge:
+def _check_2(body: bytes, *, used: bool, now_us: int) -> Challenge:
     """Check 2 on a stored challenge; raises `CheckFailedError`.
 
     A challenge that we stored was issued before now, even where this machine's clock was set back since,
     or another broker's runs a little ahead.
     """
-    challenge = Challenge.parse(row["body"])
+    challenge = Challenge.parse(body)
     return broker_side.check_2_challenge(challenge, used=used, now_us=max(now_us, challenge.issued_us))
-
-
-def _by_nonce(connection: Connection, nonce: bytes) -> RowMapping | None:
-    return connection.execute(select(challenges).where(challenges.c.nonce == nonce)).mappings().one_or_none()
-
-
-def _by_request(connection: Connection, request_sha256: bytes) -> RowMapping | None:
-    query = select(challenges).where(challenges.c.request_sha256 == request_sha256)
-    return connection.execute(query).mappings().one_or_none()
 
 
 def _known_runtime(
@@ -308,17 +339,12 @@ def _known_runtime(
     Raises:
         CheckFailedError: `release-budget-exhausted` for one of the three beside another runtime's.
     """
-    rows = connection.execute(
-        select(releases).where(
-            (releases.c.evidence_public == evidence_public)
-            | (releases.c.run_id == run_id)
-            | ((releases.c.deployment == deployment) & (releases.c.hpke_sha256 == hpke_sha256))
-        )
-    ).mappings()
-    found = [(row["deployment"], row["hpke_sha256"], row["evidence_public"], row["run_id"]) for row in rows]
+    mine = (deployment, hpke_sha256, evidence_public, run_id)
+    names = ("deployment", "hpke_sha256", "evidence_public", "run_id")
+    found = [tuple(row) for row in connection.execute(_KNOWN, dict(zip(names, mine, strict=True)))]
     if not found:
         return False
-    if found == [(deployment, hpke_sha256, evidence_public, run_id)]:
+    if found == [mine]:
         return True
     # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
     raise CheckFailedError(

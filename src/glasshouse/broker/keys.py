@@ -44,12 +44,12 @@ class KeyFile:
     Law: ``unwrap(p, n, wrap(p, n, s)) == s``; another purpose, name or key file opens nothing.
     """
 
-    __slots__ = ("_key",)
+    __slots__ = ("_ciphers",)
 
     def __init__(self, key: bytes) -> None:
         if len(key) != _KEY_BYTES:
             raise ValueError("a wrapping key is 32 bytes")
-        self._key = key
+        self._ciphers = {purpose: AESGCM(derive(key, _LABEL, purpose.encode())) for purpose in Purpose}
 
     @classmethod
     def open(cls, path: Path) -> KeyFile:
@@ -120,7 +120,7 @@ class KeyFile:
             ) from None
 
     def _cipher(self, purpose: Purpose) -> AESGCM:
-        return AESGCM(derive(self._key, _LABEL, purpose.encode()))
+        return self._ciphers[purpose]
 
     def __repr__(self) -> str:
         return "KeyFile(...)"

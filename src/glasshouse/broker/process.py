@@ -26,6 +26,7 @@ class BrokerProcess:
 
     Args:
         directory: data directory and owner's socket go below it; mode 0700.
+        data: the data directory, where it lies elsewhere: a socket's path must be short, a disk's need not.
         runtime_bind: ``host:port`` or ``unix:/path``.
         name: of the socket, so that several brokers can share one data directory.
         program: what the interpreter runs.
@@ -42,6 +43,7 @@ class BrokerProcess:
         self,
         directory: Path,
         *,
+        data: Path | None = None,
         runtime_bind: str = "127.0.0.1:0",
         name: str = "owner",
         program: Sequence[str] = ("-m", "glasshouse.broker"),
@@ -49,7 +51,7 @@ class BrokerProcess:
         self._socket = directory / "sockets" / name
         # Isolated: nothing in the working directory or in PYTHON* variables can stand in for our code.
         command = [sys.executable, "-I", *program, "--stop-at-eof"]
-        command += ["--data", str(directory / "data"), "--runtime-bind", runtime_bind]
+        command += ["--data", str(data or directory / "data"), "--runtime-bind", runtime_bind]
         command += ["--owner-socket", str(self._socket)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:

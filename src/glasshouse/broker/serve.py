@@ -10,12 +10,12 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.service import create_apps, open_broker
+from glasshouse.broker.turns import Turns
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import b64encode
 
@@ -73,7 +73,7 @@ def serve(
         stack.callback(broker.database.close)
         runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
         owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
-        executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="decide"))
+        executor = stack.enter_context(Turns(broker.database))
         apps = create_apps(broker, executor=executor)
         told = Ready(
             runtime_url=runtime_url,

@@ -88,7 +88,7 @@ def create_apps(
 
     Args:
         broker: see `open_broker`.
-        executor: where decisions are made; one thread is enough, for they take turns anyway.
+        executor: where decisions are made, and what an answer waits for: `turns.Turns` once the broker serves.
         clock_us: microseconds since the epoch.
         limits: how much one deployment may ask for.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
@@ -19,6 +20,8 @@ from glasshouse.wire.signing import SigningKey, key_id
 
 __all__ = [
     "Attested",
+    "Standing",
+    "as_launch",
     "attested",
     "delegated",
     "deployment_record",
@@ -26,11 +29,47 @@ __all__ = [
     "launch_record",
     "lock_deployment",
     "open_broker_key",
-    "package_key",
     "package_key_name",
     "put_delegation",
+    "standing",
     "sweep",
 ]
+
+
+_REMEMBERED = 64
+
+# Statements are built once: to build one costs as much as to run it.
+_STANDING = (
+    select(
+        schema.deployments.c.policy,
+        schema.deployments.c.releases,
+        schema.packages.c.owner,
+        schema.packages.c.envelope,
+        schema.packages.c.wrapped_key,
+        schema.packages.c.revoked_us,
+        schema.delegations.c.envelope.label("delegation"),
+    )
+    .join(schema.packages, schema.packages.c.package_id == schema.deployments.c.package_id)
+    .outerjoin(schema.delegations, schema.delegations.c.owner == schema.packages.c.owner)
+    .where(schema.deployments.c.id == bindparam("deployment"))
+)
+_LAUNCH = select(schema.launches).where(schema.launches.c.jti == bindparam("jti"))
+_LOCK = (
+    update(schema.deployments)
+    .where(schema.deployments.c.id == bindparam("deployment"))
+    .values(decisions=schema.deployments.c.decisions + 1)
+)
+_DELEGATED = (
+    select(schema.delegations.c.envelope, schema.delegations.c.owner)
+    .join(schema.packages, schema.packages.c.owner == schema.delegations.c.owner)
+    .where(schema.packages.c.package_id == bindparam("package_id"))
+)
+_ATTESTED = (
+    select(schema.releases, schema.deployments.c.package_id)
+    .join(schema.deployments, schema.deployments.c.id == schema.releases.c.deployment)
+    .where(schema.releases.c.run_id == bindparam("run_id"))
+)
+_SWEEP = delete(schema.challenges).where(schema.challenges.c.keep_until_us <= bindparam("now_us"))
 
 
 def has_broker_key(connection: Connection) -> bool:
@@ -61,46 +100,73 @@ def package_key_name(package_id: str, manifest_sha256: bytes) -> str:
     return f"{package_id}:{manifest_sha256.hex()}"
 
 
-def package_key(connection: Connection, record: DeploymentRecord, key_file: KeyFile) -> bytes:
-    """Return the package key of a deployment, unwrapped."""
-    query = select(schema.packages.c.wrapped_key).where(schema.packages.c.package_id == record.package_id)
-    name = package_key_name(record.package_id, record.manifest_sha256)
-    return key_file.unwrap(Purpose.PACKAGE_KEY, name, connection.execute(query).scalar_one())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """How a deployment stands in the transaction that reads it.
+
+    Attributes:
+        record: what its owner recorded and signed.
+        released: its release counter.
+        wrapped_key: the package key at rest.
+    """
+
+    record: DeploymentRecord
+    released: int
+    wrapped_key: bytes
+
+    def package_key(self, key_file: KeyFile) -> bytes:
+        """Return the package key, unwrapped."""
+        name = package_key_name(self.record.package_id, self.record.manifest_sha256)
+        return key_file.unwrap(Purpose.PACKAGE_KEY, name, self.wrapped_key)
+
+
+def standing(connection: Connection, deployment: str) -> Standing | None:
+    """Return how a deployment stands now, with what its package's owner signed: manifest and current delegation."""
+    row = connection.execute(_STANDING, {"deployment": deployment}).one_or_none()
+    if row is None:
+        return None
+    said = _said(row.envelope, row.owner, row.policy, deployment)
+    delegation = row.delegation and _delegation(row.delegation, row.owner)
+    record = replace(said, revoked=row.revoked_us is not None, delegation=delegation)
+    return Standing(record=record, released=row.releases, wrapped_key=row.wrapped_key)
 
 
 def deployment_record(connection: Connection, deployment: str) -> DeploymentRecord | None:
-    """Return a deployment's record, with what its package's owner signed: manifest and current delegation."""
-    row = (
-        connection.execute(
-            select(schema.deployments.c.policy, schema.packages, schema.delegations.c.envelope.label("delegation"))
-            .join(schema.packages, schema.packages.c.package_id == schema.deployments.c.package_id)
-            .outerjoin(schema.delegations, schema.delegations.c.owner == schema.packages.c.owner)
-            .where(schema.deployments.c.id == deployment)
-        )
-        .mappings()
-        .one_or_none()
-    )
-    if row is None:
-        return None
-    manifest = parse_signed(row["envelope"], row["owner"])
+    """Return a deployment's record as it stands now."""
+    found = standing(connection, deployment)
+    return None if found is None else found.record
+
+
+# What follows from stored bytes alone is worked out once for the same bytes: signatures and schemas. Whether it may
+# still be acted on (revocation, validity, which delegation is the current one) is read and judged every time.
+@lru_cache(maxsize=_REMEMBERED)
+def _said(envelope: bytes, owner: bytes, policy: bytes, deployment: str) -> DeploymentRecord:
+    manifest = parse_signed(envelope, owner)
     return DeploymentRecord(
         deployment=deployment,
         package_id=manifest.package_id,
         manifest_sha256=manifest.sha256,
         key_commitment=manifest.key_commitment,
         floor=manifest.floor,
-        policy=DeploymentPolicy.parse(row["policy"]),
-        revoked=row["revoked_us"] is not None,
-        delegation=row["delegation"] and Delegation.parse(row["delegation"], owner_public=row["owner"]),
+        policy=DeploymentPolicy.parse(policy),
+        revoked=False,
+        delegation=None,
     )
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _delegation(envelope: bytes, owner: bytes) -> Delegation:
+    return Delegation.parse(envelope, owner_public=owner)
 
 
 def launch_record(connection: Connection, jti: str) -> LaunchRecord | None:
     """Return the record of one launch by its token's id."""
-    table = schema.launches
-    row = connection.execute(select(table).where(table.c.jti == jti)).mappings().one_or_none()
-    if row is None:
-        return None
+    row = connection.execute(_LAUNCH, {"jti": jti}).mappings().one_or_none()
+    return None if row is None else as_launch(row)
+
+
+def as_launch(row: RowMapping) -> LaunchRecord:
+    """Return the launch in a row that holds the columns of `launches`."""
     return LaunchRecord(
         jti=row["jti"],
         deployment=row["deployment"],
@@ -112,15 +178,12 @@ def launch_record(connection: Connection, jti: str) -> LaunchRecord | None:
     )
 
 
-def lock_deployment(connection: Connection, deployment: str) -> int:
-    """Take the deployment's row until the transaction ends, and return its release counter.
+def lock_deployment(connection: Connection, deployment: str) -> None:
+    """Take the deployment's row until the transaction ends.
 
     An update, because every database makes a second one of the same row wait.
     """
-    table = schema.deployments
-    here = table.c.id == deployment
-    connection.execute(update(table).where(here).values(decisions=table.c.decisions + 1))
-    return int(connection.execute(select(table.c.releases).where(here)).scalar_one())
+    connection.execute(_LOCK, {"deployment": deployment})
 
 
 def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delegation: Delegation) -> None:
@@ -143,15 +206,10 @@ def delegated(connection: Connection, package_id: str, use: Use, *, broker_publi
     Raises:
         VerificationError: `delegation-invalid` when there is none, or none that does.
     """
-    row = connection.execute(
-        select(schema.delegations.c.envelope, schema.delegations.c.owner)
-        .join(schema.packages, schema.packages.c.owner == schema.delegations.c.owner)
-        .where(schema.packages.c.package_id == package_id)
-    ).one_or_none()
+    row = connection.execute(_DELEGATED, {"package_id": package_id}).one_or_none()
     if row is None:
         raise VerificationError(Code.CHAIN_DELEGATION, "the package's owner has not delegated anything to this broker")
-    delegation = Delegation.parse(row.envelope, owner_public=row.owner)
-    delegation.check(use, broker_public=broker_public, at_us=now_us)
+    _delegation(row.envelope, row.owner).check(use, broker_public=broker_public, at_us=now_us)
     return bytes(row.envelope)
 
 
@@ -176,11 +234,7 @@ def attested(connection: Connection, run_id: str, signer: str, *, broker_public:
     Raises:
         RefusedError: `run-unknown`.
     """
-    rows = connection.execute(
-        select(schema.releases, schema.deployments.c.package_id)
-        .join(schema.deployments, schema.deployments.c.id == schema.releases.c.deployment)
-        .where(schema.releases.c.run_id == run_id)
-    ).mappings()
+    rows = connection.execute(_ATTESTED, {"run_id": run_id}).mappings()
     for row in rows:
         if key_id(row["evidence_public"]) == signer:
             head = row["head"] and CountersignedHead.parse(
@@ -192,5 +246,4 @@ def attested(connection: Connection, run_id: str, signer: str, *, broker_public:
 
 def sweep(connection: Connection, now_us: int) -> int:
     """Forget challenges whose token can no longer pass; return how many."""
-    table = schema.challenges
-    return connection.execute(delete(table).where(table.c.keep_until_us <= now_us)).rowcount
+    return connection.execute(_SWEEP, {"now_us": now_us}).rowcount

@@ -1,7 +1,8 @@
-"""`glasshouse verify FILE|RUN`: offline, from the file and the owner's public key; its exit code is its answer."""
+"""`glasshouse verify FILE|RUN|DIR`: offline, from the file and the owner's public key; its exit code is its answer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +22,21 @@ from glasshouse.errors import (
 
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
+    from glasshouse.jobs.identity import OwnerPublic
     from glasshouse.jobs.verdict import Verdict
 
 __all__ = ["command"]
 
+_STATEMENT, _REPORT = "statement.json", "report.html"
+
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="FILE|RUN", help="Receipt, artifact, event log, package; or a run.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|RUN|DIR", help="Receipt, artifact, event log, package; a run; a measurement's folder."
+        ),
+    ],
     owner: Annotated[
         Path | None, typer.Option("--owner", metavar="FILE", help="The owner's owner.pub; yours by default.")
     ] = None,
@@ -47,6 +56,8 @@ def command(
     if owner is None and not is_file(place.owner_public):
         raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
     public = read_public(owner or place.owner_public)
+    if (folder := _measurement(path)) is not None:
+        return _measured(folder, public, output, came_along=owner is not None and _is_in(owner, folder))
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
     try:
         verdict = verify_file(path, owner=public, content=content, package_key=key)
@@ -58,14 +69,64 @@ def command(
     output.result({"path": str(path), "owner": public.fingerprint} | verdict.to_json())
     if isinstance(verdict, Verdict):
         output.say(f"From owner {public.fingerprint} to the end of the run:", style="dim")
-        for name, says in verdict.links:
-            mark, style = ("✗", "yellow") if says is None else ("✓", None)
-            output.say(f"  {mark} {name:<28}{says or 'missing'}", style=style)
+        _links(output, [(name, says or "missing", says is not None) for name, says in verdict.links])
     output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
     if isinstance(verdict, Verdict):
         output.say(_outputs(verdict))
     output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
     return verdict.exit_code
+
+
+def _measurement(path: Path) -> Path | None:
+    """Return the folder of the measurement that is named, by itself or by its statement; None for anything else."""
+    from glasshouse.jobs.files import is_there
+
+    if is_there(path / _STATEMENT):
+        return path
+    return path.parent if path.name == _STATEMENT and is_there(path) else None
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return False
+
+
+def _measured(folder: Path, public: OwnerPublic, output: Output, *, came_along: bool) -> int:
+    from glasshouse.jobs.files import is_there
+
+    try:
+        from glasshouse.bench.overhead.verify import verify_measurement
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            Code.REQUIREMENT_MISSING,
+            f"computing a measurement again needs {error.name}",
+            hint="python -m pip install 'glasshouse[bench]'",
+        ) from None
+    try:
+        verdict = verify_measurement(folder, owner=public)
+    except VerificationError as error:
+        raise _said(error, folder, "measurement") from None
+    output.result({"path": str(folder), "owner": public.fingerprint} | verdict.to_json())
+    output.say("From the owner's signature to every number:", style="dim")
+    _links(output, verdict.links)
+    output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    if is_there(folder / _REPORT):
+        output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
+    if came_along:
+        # Whoever forges a measurement can lay their own key beside it.
+        output.say(
+            "The owner's key came with the measurement: compare its fingerprint with one that you have from them.",
+            style="bold yellow",
+        )
+    output.facts({"folder": folder, "owner": public.fingerprint})
+    return verdict.exit_code
+
+
+def _links(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
+    for name, says, holds in links:
+        output.say(f"  {'✓' if holds else '✗'} {name:<28}{says}", style=None if holds else "yellow")
 
 
 def _outputs(verdict: Verdict) -> str:

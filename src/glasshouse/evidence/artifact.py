@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS, MAX_PROBES
-from glasshouse.evidence.results import WEIGHTS
+from glasshouse.evidence.results import PACED, WEIGHTS
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json, decode, encode
@@ -60,7 +60,7 @@ NUMBERS = (
 )
 PROBES = ("agent-memory", "gpu-memory", "shared-memory", "swap", "workspace", "zeroization", OTHER)
 SECRET_MEMORIES = ("locked-memory", "memfd-secret", "unlocked-memory", OTHER)
-STOP_REASONS = ("epochs", "finished", "steps", "stopped", "time", OTHER)
+STOP_REASONS = ("epochs", "finished", PACED, "steps", "stopped", "time", OTHER)
 WORKLOADS = ("lora", "mlp", "script")
 WORKSPACES = ("directory", "tmpfs", "tmpfs-noswap", OTHER)
 

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.events import LOG_VERSION, MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import Head
+from glasshouse.evidence.results import PACED
 from glasshouse.evidence.rules import Rules
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.merkle import Tree, leaf_hash
@@ -136,6 +137,7 @@ class VerifiedLog:
         kept: the digest, output, segment and probe events, in order.
         tree: of all its leaves.
         states: (size, state) after every transition.
+        paced: whether it says that the run rested, to be measured.
     """
 
     head: Head
@@ -144,6 +146,7 @@ class VerifiedLog:
     kept: tuple[Event, ...]
     tree: Tree
     states: tuple[tuple[int, State], ...]
+    paced: bool
 
     def of(self, kind: EventType) -> tuple[Event, ...]:
         """Return the kept events of one type."""
@@ -172,6 +175,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
     rules, tree = Rules(), Tree()
     kept: list[Event] = []
     states: list[tuple[int, State]] = []
+    paced = False
     for line in lines:
         event = _parsed(line, rules.size)
         rules.admit(event)
@@ -180,6 +184,8 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
             kept.append(event)
         elif event.type in (EventType.START, EventType.TRANSITION):
             states.append((rules.size, rules.state))
+        elif event.type is EventType.NOTICE:
+            paced = paced or event.body["code"] == PACED
         if rules.size > head.size:
             raise VerificationError(Code.LOG_INVALID, f"a log with more events than the {head.size} its head names")
     if rules.size != head.size or tree.root() != head.root:
@@ -193,6 +199,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
         kept=tuple(kept),
         tree=tree,
         states=tuple(states),
+        paced=paced,
     )
 
 

@@ -13,7 +13,10 @@ from glasshouse.evidence.events import ProbeResult
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 
-__all__ = ["WORD", "Loss", "Output", "Probe", "Work"]
+__all__ = ["PACED", "WORD", "Loss", "Output", "Probe", "Work"]
+
+# A run that was measured: it rested between its slices, and its watch with it (ADR 0009).
+PACED = "paced"
 
 WEIGHTS = "weights"
 WORD = re.compile(r"[a-z][a-z0-9-]{0,63}")
@@ -96,7 +99,7 @@ class Work:
         unit: `step` or `epoch`.
         done: how many.
         elapsed_us: by the worker's clock.
-        stop_reason: a word, such as `target`, `duration` or `stopped`.
+        stop_reason: a word, such as `steps`, `time`, `stopped` or `paced`.
     """
 
     unit: str

@@ -13,8 +13,10 @@ from glasshouse.attestation import appraise as acceptable
 from glasshouse.attestation import verify as genuine
 from glasshouse.attestation.claims import Claims
 from glasshouse.attestation.ear import SOFTWARE_VECTOR, Ear, EarStatus
+from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
@@ -32,13 +34,13 @@ __all__ = [
     "LaunchRecord",
     "appraise",
     "build_release",
+    "check_1_message",
     "check_2_challenge",
     "check_3_token",
     "check_13_budget",
     "check_challenge_request",
     "check_standing",
     "make_challenge",
-    "peek_nonce",
 ]
 
 EAR_GRACE_S = 3600
@@ -61,17 +63,6 @@ class Appraisal:
 def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: int) -> Challenge:
     """Return the challenge to store and then send; `nonce` is 32 fresh random bytes."""
     return Challenge(nonce=nonce, deployment=deployment, issued_us=now_us, expires_us=now_us + lifetime_us)
-
-
-def peek_nonce(message: bytes) -> bytes:
-    """Return the nonce that evidence names, after check 1 and before any signature was checked.
-
-    For consuming the challenge: any well-formed evidence that names one uses it up.
-
-    Raises:
-        CheckFailedError: `message-too-large` or `message-invalid`.
-    """
-    return genuine.check_1_message(message).evidence.claims.nonce
 
 
 def check_2_challenge(challenge: Challenge | None, *, used: bool, now_us: int) -> Challenge:
@@ -102,7 +93,7 @@ def check_2_challenge(challenge: Challenge | None, *, used: bool, now_us: int) -
 
 
 def appraise(
-    message: bytes,
+    signed: SignedEvidence,
     *,
     challenge: Challenge,
     record: DeploymentRecord,
@@ -110,10 +101,10 @@ def appraise(
     broker_public: bytes,
     now_us: int,
 ) -> Appraisal:
-    """Run checks 1 and 3 to 12, in order; the caller ran check 2 and consumed the challenge.
+    """Run checks 3 to 12, in order; the caller ran checks 1 and 2, and consumed the challenge.
 
     Args:
-        message: the evidence message as it arrived.
+        signed: the evidence message, which passed check 1; its signatures are still to be checked.
         challenge: the challenge that its nonce names, as stored.
         record, launch: the records that the challenge was given for.
         broker_public: this broker's own key.
@@ -122,7 +113,6 @@ def appraise(
     Raises:
         CheckFailedError: the first check that does not hold.
     """
-    signed = genuine.check_1_message(message)
     evidence, claims, policy = signed.evidence, signed.evidence.claims, record.policy
     if claims.nonce != challenge.nonce:
         raise CheckFailedError("2", Code.NONCE_UNKNOWN, "evidence for another challenge")
@@ -201,8 +191,8 @@ def build_release(
         deployment=record.deployment,
         run_id=claims.run_id,
         manifest_sha256=record.manifest_sha256,
-        floor_sha256=record.floor.sha256,
-        policy_sha256=policy.sha256,
+        floor_sha256=record.floor_sha256,
+        policy_sha256=record.policy_sha256,
         evidence_sha256=appraisal.evidence_sha256,
         assurance=claims.assurance,
         profile=claims.hardening.profile,
@@ -215,8 +205,8 @@ def build_release(
         challenge=challenge.encode(),
         evidence_sha256=appraisal.evidence_sha256,
         ear=ear,
-        floor_sha256=record.floor.sha256,
-        policy_sha256=policy.sha256,
+        floor_sha256=record.floor_sha256,
+        policy_sha256=record.policy_sha256,
     )
     sealed = hpke.seal(package_key, recipient=claims.hpke_public, info=info)
     return ReleaseMessage(ear=ear, sealed_key=sealed).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
@@ -39,6 +40,16 @@ class DeploymentRecord:
     def __post_init__(self) -> None:
         self.policy.tightens(self.floor)
 
+    @property
+    def floor_sha256(self) -> bytes:
+        """The floor's digest, as in token and EAR."""
+        return _digest(self.floor)
+
+    @property
+    def policy_sha256(self) -> bytes:
+        """The policy's digest, as in token and EAR."""
+        return _digest(self.policy)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchRecord:
@@ -59,3 +70,9 @@ class LaunchRecord:
     container_source: ContainerSource
     launch_public: bytes
     expires_us: int
+
+
+@lru_cache(maxsize=128)
+def _digest(part: Floor | DeploymentPolicy) -> bytes:
+    # Of equal values, and so of equal canonical bytes: a gate asks for the same few a dozen times a release.
+    return part.sha256

@@ -122,8 +122,8 @@ def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: Laun
         ("container source", launch.container_source.value, token.container_source.value),
         ("package", record.package_id, token.package_id),
         ("manifest", record.manifest_sha256.hex(), token.manifest_sha256.hex()),
-        ("floor", record.floor.sha256.hex(), token.floor_sha256.hex()),
-        ("policy", record.policy.sha256.hex(), token.policy_sha256.hex()),
+        ("floor", record.floor_sha256.hex(), token.floor_sha256.hex()),
+        ("policy", record.policy_sha256.hex(), token.policy_sha256.hex()),
     ):
         _same_claim(what, expected, actual)
 

@@ -28,7 +28,7 @@ from glasshouse.jobs.keystore import KeyStore
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Plain", "RawEnded", "of_job", "of_package", "run_raw"]
+__all__ = ["Plain", "RawEnded", "RawProcess", "of_job", "of_package", "run_raw"]
 
 _POLL_S = 0.1
 
@@ -58,7 +58,7 @@ class RawEnded:
         outcome: `completed`, `failed` or `interrupted`.
         code: why it failed.
         work, loss, trainable: what the workload reported.
-        outputs: name, digest and length of each.
+        outputs: name, kind, class, digest and length of each.
         imports_s: the worker's own import of its frameworks.
         total_s: from the start of the worker to its end.
     """
@@ -127,53 +127,117 @@ def run_raw(plain: Plain, *, home: Home, event: Callable[[Mapping[str, Any]], No
     Raises:
         RunError: `worker-failed` when the worker cannot be started.
     """
-    run_id = secrets.token_hex(16)
-    folder = private_folder(home.path / "raw" / run_id)
-    inputs, outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
-    params, events = folder / "params.json", folder / "events.jsonl"
-    try:
-        plain.lay(inputs)
-        write_private(params, json.dumps(plain.params).encode())
-        command = [
-            sys.executable,
-            *("-I", "-B", "-m", "glasshouse.workloads.worker", "--raw", "--workload", plain.workload),
-            *("--params", str(params), "--inputs", str(inputs), "--outputs", str(outputs), "--events", str(events)),
-        ]
-        started = time.monotonic()
-        said, stopped = _follow(command, folder, events, event, log)
-        return _ended(run_id, outputs, said, stopped=stopped, total_s=time.monotonic() - started)
-    finally:
-        shutil.rmtree(inputs, ignore_errors=True)
-
-
-def _follow(
-    command: list[str], folder: Path, events: Path, event: Callable[[Mapping[str, Any]], None], log: BinaryIO
-) -> tuple[list[dict[str, Any]], bool]:
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True, umask=0o077
-        )
-    except OSError as error:
-        raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
-    said: list[dict[str, Any]] = []
-    reader, stopped = _Lines(events), False
-    try:
+    stopped = False
+    with RawProcess(plain, home=home, log=log) as process:
         while True:
             try:
-                ended = process.poll() is not None
-                for message in reader.read():
-                    said.append(message)
+                ended = not process.alive
+                for message in process.news():
                     event(message)
                 if ended:
-                    return said, stopped
+                    return process.ended(stopped=stopped)
                 time.sleep(_POLL_S)
             except KeyboardInterrupt:
                 stopped = True
-                process.send_signal(signal.SIGTERM)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+                process.stop()
+
+
+class RawProcess:
+    """A raw worker, from its start to its end; leaving the block kills it if need be and removes the plain inputs.
+
+    Args:
+        plain: the job.
+        home: its `raw/` gets the folder.
+        log: a real file; gets what the training prints, in the clear.
+        pace: the worker's end of a pacing channel (ADR 0009); the caller closes its own copy.
+
+    Raises:
+        RunError: `worker-failed` when the worker cannot be started.
+    """
+
+    def __init__(self, plain: Plain, *, home: Home, log: BinaryIO, pace: int | None = None) -> None:
+        self.run_id = secrets.token_hex(16)
+        folder = private_folder(home.path / "raw" / self.run_id)
+        self._inputs, self._outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
+        params, events = folder / "params.json", folder / "events.jsonl"
+        self._said: list[dict[str, Any]] = []
+        self._reader = _Lines(events)
+        try:
+            plain.lay(self._inputs)
+            write_private(params, json.dumps(plain.params).encode())
+            command = [
+                sys.executable,
+                *("-I", "-B", "-m", "glasshouse.workloads.worker", "--raw", "--workload", plain.workload),
+                *("--params", str(params), "--inputs", str(self._inputs), "--outputs", str(self._outputs)),
+                *("--events", str(events), *(() if pace is None else ("--pace-fd", str(pace)))),
+            ]
+            self._began = time.monotonic()
+            self._process = _start(command, folder, log, () if pace is None else (pace,))
+        except BaseException:
+            shutil.rmtree(self._inputs, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> RawProcess:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def news(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what the worker has said since the last call."""
+        for message in self._reader.read():
+            self._said.append(message)
+            yield message
+
+    def stop(self) -> None:
+        """Ask the job to stop and to save what it has."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the worker has ended, at the latest after `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def ended(self, *, stopped: bool) -> RawEnded:
+        """Return what came of a worker that has ended."""
+        total_s = time.monotonic() - self._began
+        for _ in self.news():
+            pass
+        return _ended(self.run_id, self._outputs, self._said, stopped=stopped, total_s=total_s)
+
+    def close(self) -> None:
+        """Kill the worker if it lives, and remove the plain inputs."""
+        if self.alive:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._inputs, ignore_errors=True)
+
+
+def _start(command: list[str], folder: Path, log: BinaryIO, passed: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+            umask=0o077,
+            pass_fds=passed,
+        )
+    except OSError as error:
+        raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
 
 
 class _Lines:
@@ -223,6 +287,7 @@ def _outputs(said: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {
                 "name": begun["name"],
                 "kind": begun["kind"],
+                "class": begun["class"],
                 "sha256": message["sha256"],
                 "bytes": begun["bytes"],
             }

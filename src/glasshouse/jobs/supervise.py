@@ -80,6 +80,7 @@ def supervise(
     broker: Embedded,
     watcher: Watcher,
     interrupts: Interrupts,
+    pace: int | None = None,
 ) -> Ended:
     """Place a prepared run and stay with it until it has ended.
 
@@ -91,6 +92,7 @@ def supervise(
         broker: looked after while the run lasts; belongs to the caller, who gives it back.
         watcher: told of every event.
         interrupts: asked now and then whether to stop.
+        pace: a descriptor over which the run is paced, to be measured (ADR 0009); the caller closes its own copy.
 
     Raises:
         PlatformError: it could not be placed.
@@ -105,6 +107,7 @@ def supervise(
             scratch=folder.scratch,
             log=folder.runtime_log,
             max_seconds=record.max_duration_s,
+            pace=pace,
         )
     )
     folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))

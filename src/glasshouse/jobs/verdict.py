@@ -9,7 +9,7 @@ from typing import TypeAlias
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.artifact import Artifact
 from glasshouse.evidence.log import VerifiedLog
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.results import PACED, Output
 from glasshouse.jobs.chain import Chain
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.signing import key_id
@@ -44,6 +44,8 @@ _ENDED = {
     Outcome.RESIDUE: "something of its owner's was found after zeroization",
     Outcome.LOST: "it was lost",
 }
+
+_WAS_PACED = "It was a measurement: it rested between slices, and its watch for debuggers rested with it."
 
 _PARTS = {
     "manifest": "the package's manifest",
@@ -85,6 +87,12 @@ class Verdict:
         return self.chain.ear.assurance.value if self.chain.ear else "unattested"
 
     @property
+    def paced(self) -> bool:
+        """Whether the run was a measurement: it rested between its slices, and its watch for debuggers with it."""
+        work = self.chain.receipt.work
+        return (work is not None and work.stop_reason == PACED) or (self.log is not None and self.log.paced)
+
+    @property
     def exit_code(self) -> ExitCode:
         if self.status is Status.INCOMPLETE:
             return ExitCode.INCOMPLETE
@@ -92,7 +100,11 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence, with the level."""
+        """The verdict in one sentence, with the level; a second one says that the run was a measurement."""
+        return f"{self._sentence} {_WAS_PACED}" if self.paced else self._sentence
+
+    @property
+    def _sentence(self) -> str:
         level = f"assurance {self.assurance}"
         if self.status is Status.GOOD:
             return f"Authentic and complete ({level}): the run completed."
@@ -149,6 +161,7 @@ class Verdict:
             "outputs": [_output(output) for output in receipt.outputs],
             "outputs_match": self.outputs_match,
             "package": {"id": receipt.package_id, "manifest_sha256": receipt.manifest_sha256.hex()},
+            "paced": self.paced,
             "run_id": receipt.run_id,
             "status": self.status.value,
             "verdict": self.sentence,
@@ -171,10 +184,11 @@ class ArtifactVerdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the level and with whose word it is."""
-        return (
+        said = (
             f"Authentic artifact (assurance {self.artifact.assurance}): the owner says this of a run that completed, "
             f"whose bundle has the SHA-256 {self.artifact.bundle_sha256.hex()}."
         )
+        return f"{said} {_WAS_PACED}" if self.artifact.stop_reason == PACED else said
 
     def to_json(self) -> dict[str, Json]:
         """Return the verdict for `verify --json`."""

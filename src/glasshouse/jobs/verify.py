@@ -19,7 +19,7 @@ from glasshouse.evidence.bundle import BUNDLE_KIND, MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.results import PACED, Output
 from glasshouse.jobs.chain import Chain, walk
 from glasshouse.jobs.files import is_file, is_there, open_regular
 from glasshouse.jobs.identity import OwnerPublic
@@ -97,6 +97,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
         ("outcome", (log.outcome, log.code) == (receipt.outcome, receipt.code)),
         ("probes", probes == [(p.probe, p.result.value, p.detail) for p in receipt.zeroization]),
         ("outputs", outputs == [_as_event(output) for output in receipt.outputs]),
+        ("pacing", receipt.work is None or log.paced == (receipt.work.stop_reason == PACED)),
         ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
         ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
     ):

@@ -20,6 +20,8 @@ class Request:
         scratch: an empty folder that stays empty: nothing is ever imported from it.
         log: where the runtime's own words go.
         max_seconds: the runtime ends itself after so long.
+        pace: a descriptor that the runtime inherits, over which a run that is measured is paced (ADR 0009); None for
+            one that nobody paces. Only a provider on this machine can pass it on; the caller closes its own copy.
     """
 
     launch: bytes
@@ -28,6 +30,7 @@ class Request:
     scratch: Path
     log: Path
     max_seconds: int
+    pace: int | None = None
 
     def __repr__(self) -> str:
         # The launch file holds a private key.

@@ -66,6 +66,7 @@ class LocalProvider:
             sys.executable,
             *("-I", "-B", "-X", f"pycache_prefix={request.scratch}", "-m", "glasshouse.runtime"),
             *("--package", str(request.package), "--out", str(request.out), "--max-seconds", str(request.max_seconds)),
+            *(() if request.pace is None else ("--pace-fd", str(request.pace))),
         ]
         try:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -79,6 +80,7 @@ class LocalProvider:
                     env=_environment(),
                     start_new_session=True,  # a Ctrl-C in the terminal reaches us, and we pass it on
                     umask=0o077,
+                    pass_fds=() if request.pace is None else (request.pace,),
                 )
             finally:
                 os.close(log)

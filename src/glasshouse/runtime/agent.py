@@ -8,11 +8,12 @@ happens from the first line on goes through `finish`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from glasshouse.errors import Code, GlasshouseError
+from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import parse
 from glasshouse.runtime.outdir import OutDir
@@ -35,6 +36,8 @@ def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], Recipie
     """
     try:
         options = parse(argv)
+        if options.pace_fd is not None:
+            _keep_to_ourselves(options.pace_fd)
         out = OutDir(options.out)
     except GlasshouseError as error:
         _say(error.code, error.hint)
@@ -52,6 +55,14 @@ def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], Recipie
     )
     sys.stdout.flush()
     return ending.exit_code
+
+
+def _keep_to_ourselves(descriptor: int) -> None:
+    """Before anything is started: no program that is executed from here gets this descriptor."""
+    try:
+        os.set_inheritable(descriptor, False)
+    except OSError:
+        raise UsageError(Code.USAGE, "the runtime was given a descriptor that is not open") from None
 
 
 def _say(code: Code, hint: str) -> None:

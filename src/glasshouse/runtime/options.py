@@ -9,9 +9,13 @@ from glasshouse.errors import Code, UsageError
 
 __all__ = ["Options", "parse"]
 
-USAGE = "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR [--max-seconds N]"
+USAGE = (
+    "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR "
+    "[--max-seconds N] [--pace-fd N]"
+)
 
-_NAMES = ("--package", "--out", "--max-seconds")
+_NAMES = ("--package", "--out", "--max-seconds", "--pace-fd")
+_FIRST_OWN_FD = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +26,14 @@ class Options:
         package: the sealed package.
         out: the run's folder, to be made.
         max_seconds: ends the run earlier than the policy would; None for no own limit.
+        pace_fd: an inherited socket over which the run is paced, to be measured (ADR 0009); None for a run that
+            nobody paces.
     """
 
     package: str
     out: str
     max_seconds: int | None = None
+    pace_fd: int | None = None
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -42,14 +49,23 @@ def parse(argv: Sequence[str]) -> Options:
         if name not in _NAMES or name in found or not left:
             raise _usage()
         found[name] = left.pop(0)
-    seconds = found.get("--max-seconds")
     if "--package" not in found or "--out" not in found:
         raise _usage()
-    if seconds is not None and not (seconds.isascii() and seconds.isdigit() and 0 < len(seconds) < 10 and int(seconds)):
-        raise _usage()
     return Options(
-        package=found["--package"], out=found["--out"], max_seconds=None if seconds is None else int(seconds)
+        package=found["--package"],
+        out=found["--out"],
+        max_seconds=_number(found, "--max-seconds", low=1),
+        pace_fd=_number(found, "--pace-fd", low=_FIRST_OWN_FD),
     )
+
+
+def _number(found: dict[str, str], name: str, *, low: int) -> int | None:
+    text = found.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= low):
+        raise _usage()
+    return int(text)
 
 
 def _usage() -> UsageError:

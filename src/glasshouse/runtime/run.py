@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from glasshouse.attestation.claims import Gpu
 from glasshouse.attestation.hardening import HardeningReport
@@ -28,7 +29,12 @@ from glasshouse.runtime.worker_session import Stage, WorkerSession
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["Ending", "Identity", "Run"]
+if TYPE_CHECKING:
+    from glasshouse.runtime.pacing import Pacing
+
+__all__ = ["STOP_GRACE_S", "Ending", "Identity", "Run"]
+
+STOP_GRACE_S = 5.0
 
 _EXIT = {
     Outcome.COMPLETED: ExitCode.DONE,
@@ -94,6 +100,7 @@ class Run:
     started_us: int
     begun: Beginning
     session: WorkerSession | None = None
+    pacing: Pacing | None = None
     sealed_log: SealedLog | None = None
     identity: Identity | None = None
     gate: Gate | None = None
@@ -127,6 +134,8 @@ class Run:
         if self.stopping is not None or self.session is None or self.session.stage is not Stage.RUNNING:
             raise why
         self.stopping = why
+        if self.pacing is not None:
+            self.pacing.close()
         self.session.stop()
         self.loop.after(grace_s, self._no_longer)
 

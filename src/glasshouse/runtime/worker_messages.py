@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, RunError
+from glasshouse.evidence.results import PACED
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 
@@ -23,6 +24,7 @@ __all__ = [
     "Opened",
     "OutputBegins",
     "OutputEnds",
+    "Pace",
     "Progress",
     "Ready",
     "Running",
@@ -107,6 +109,13 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """A paced worker's report, whole, for `pacing` to read."""
+
+    report: Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OutputBegins:
     """An output of `size` bytes follows in data frames."""
 
@@ -151,7 +160,7 @@ class Failed:
 
 
 Message: TypeAlias = (
-    Sandbox | Ready | Imported | Opened | Running | Progress | OutputBegins | OutputEnds | Finished | Failed
+    Sandbox | Ready | Imported | Opened | Running | Progress | Pace | OutputBegins | OutputEnds | Finished | Failed
 )
 
 
@@ -173,6 +182,8 @@ def _parse(value: Json) -> Message:
     kind = fields.identifier("type")
     if kind == "sandbox":
         return Sandbox(report=value)
+    if kind in ("pace-parked", "pace-slice"):
+        return Pace(report=value)
     message: Message
     match kind:
         case "ready":
@@ -223,6 +234,8 @@ def _finished(fields: Fields) -> Finished:
         stop_reason=work.text("stop_reason", max_chars=64, pattern=_WORD),
     )
     work.end()
+    if done.stop_reason == PACED:
+        raise FormatError(Code.SCHEMA, "that a run was paced is the agent's to say")
     losses = fields.any("loss")
     loss = None
     if losses is not None:

@@ -19,6 +19,7 @@ from glasshouse.runtime.memory_events import oom_kills
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.sealing import Outputs
 from glasshouse.runtime.worker_link import WorkerLink
+from glasshouse.wire.canonical import Json
 
 __all__ = ["Stage", "WorkerSession"]
 
@@ -47,6 +48,8 @@ class WorkerSession:
         on_progress: called with progress, at most once a second and with the last one.
         on_output: called with each sealed output.
         sealing: entered while an output is sealed, to time it.
+        on_pace: called with what a paced worker reports, whole; None for a run that nobody paces, whose worker must
+            not say such a thing.
 
     Attributes:
         stage: how far it is.
@@ -64,6 +67,7 @@ class WorkerSession:
         on_progress: Callable[[say.Progress], None],
         on_output: Callable[[say.OutputBegins, SealedOutput], None],
         sealing: Callable[[], AbstractContextManager[None]],
+        on_pace: Callable[[Json], None] | None = None,
     ) -> None:
         self.worker = worker
         self.stage = Stage.STARTED
@@ -75,6 +79,7 @@ class WorkerSession:
         self._on_progress = on_progress
         self._on_output = on_output
         self._sealing = sealing
+        self._on_pace = on_pace
         self._progress: say.Progress | None = None
         self._progress_timer: Timer | None = None
         self._oom_kills = oom_kills()
@@ -94,6 +99,10 @@ class WorkerSession:
         """Hand it the keys of its inputs and the package; raises `RunError`."""
         self.outputs = outputs
         self._link.send({"type": "grant", "bytes": grant_bytes}, [grant, package])
+
+    def order(self, order: Json) -> None:
+        """Relay an order to a paced worker, which waits for it; raises `RunError`."""
+        self._link.send(order)
 
     def stop(self) -> None:
         """Ask it to stop; one that is gone is fine."""
@@ -158,7 +167,9 @@ class WorkerSession:
                 self._progress = message
                 if self._progress_timer is None:
                     self._tell_progress()
-                    self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
+                    self._await_progress()
+            case say.Pace() if self._on_pace is not None and not self.outputs.in_progress:
+                self._on_pace(message.report)
             case say.OutputBegins():
                 self.flush_progress()  # what came before an output stands before it in the log
                 with self._sealing():
@@ -184,7 +195,10 @@ class WorkerSession:
         self._progress_timer = None
         if self._progress is not None:
             self._tell_progress()
-            self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
+            self._await_progress()
+
+    def _await_progress(self) -> None:
+        self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due, pausable=True)
 
     def _tell_progress(self) -> None:
         progress, self._progress = self._progress, None

@@ -23,6 +23,7 @@ Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
 _RECEIVE_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
+_ORDERS = ("pace-end", "pace-go")
 
 
 class Channel(Protocol):
@@ -78,14 +79,26 @@ class AgentLink:
             raise FormatError(Code.SCHEMA, f"{len(taken)} descriptors came where {count} belong")
         return taken
 
-    def listen(self, on_stop: Callable[[], None] | None = None) -> None:
-        """From now on, wait for `stop` in a thread that costs nothing until it comes."""
-        threading.Thread(target=self._listen, args=(on_stop,), name="glasshouse-agent", daemon=True).start()
+    def listen(
+        self, on_stop: Callable[[], None] | None = None, on_order: Callable[[Message], None] | None = None
+    ) -> None:
+        """From now on, wait for `stop` in a thread that costs nothing until it comes.
 
-    def _listen(self, on_stop: Callable[[], None] | None) -> None:
+        Args:
+            on_stop: called when the job is to stop.
+            on_order: takes an order to a paced job; without it, one ends this process.
+        """
+        threading.Thread(target=self._listen, args=(on_stop, on_order), name="glasshouse-agent", daemon=True).start()
+
+    def _listen(self, on_stop: Callable[[], None] | None, on_order: Callable[[Message], None] | None = None) -> None:
         try:
             while True:
-                if self.receive().get("type") == "stop" and not self.stopping:
+                message = self.receive()
+                if message.get("type") in _ORDERS:
+                    if on_order is None:
+                        raise FormatError(Code.SCHEMA, "an order to a job that is not paced")
+                    on_order(message)
+                elif message.get("type") == "stop" and not self.stopping:
                     self.stopping = True
                     if on_stop is not None:
                         on_stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -14,6 +14,7 @@ from glasshouse.task import layout, outputs
 from glasshouse.task.channel import Channel
 from glasshouse.task.inputs import Buffer, Inputs
 from glasshouse.task.result import decimal
+from glasshouse.task.stamps import Stamps
 from glasshouse.wire.canonical import Json
 
 __all__ = ["Task"]
@@ -59,6 +60,10 @@ class Task:
         self._first_loss: str | None = None
         # Whether the script asks `should_stop`; one that does not is stopped as if by Ctrl-C.
         self.asks_to_stop = False
+        # For a loop that times the phases of its steps; off unless somebody measures.
+        self.stamps = Stamps()
+        self._pacer: Callable[[int, Any], None] | None = None
+        self._parked_s = 0.0
 
     @property
     def params(self) -> dict[str, Json]:
@@ -159,6 +164,10 @@ class Task:
         Returns:
             Whether this call was passed on.
         """
+        if self._pacer is not None:
+            # Before anything else: what this call costs belongs to the time after the boundary, in every arm.
+            self._last = (done, total, loss, unit)  # should the job end here
+            self._pacer(done, loss)
         now = time.monotonic()
         if done == 0:
             self._started = now
@@ -190,6 +199,20 @@ class Task:
                 "elapsed_us": int((now - self._started) * 1e6),
             }
         )
+
+    def pace_by(self, pacer: Callable[[int, Any], None]) -> None:
+        """Have `pacer` called with the count and the loss at the beginning of every `progress`: a step boundary."""
+        self._pacer = pacer
+
+    def stood_still(self, seconds: float) -> None:
+        """Take time out of this task's clock in which its job was parked: once a second is once in a running second."""
+        self._parked_s += seconds
+        self._started += seconds
+        self._next_report += seconds
+
+    def running_s(self) -> float:
+        """Return a clock, in seconds, that stands still while the job is parked."""
+        return time.perf_counter() - self._parked_s
 
     def should_stop(self) -> bool:
         """Return whether the owner asked the job to end; save what is worth saving, then return."""

@@ -8,7 +8,7 @@ Laws: ``decode(encode(v)) == v``; ``encode(decode(b)) == b`` for every ``b`` tha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from glasshouse.errors import Code, FormatError
@@ -28,9 +28,10 @@ def encode(value: Json) -> bytes:
         FormatError: `schema-invalid` for a float, a large integer, a lone surrogate, a non-string key
             or a value nested deeper than `MAX_DEPTH`.
     """
-    ordered = _ordered(value, 0)
-    text = json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode()
+    if _plain(value, 0) and (text := _SORTING.encode(value)).isascii():
+        # For ASCII keys the order of RFC 8785 is that of the code points, which the C encoder sorts by.
+        return text.encode("ascii")
+    return _KEEPING.encode(_ordered(value, 0)).encode()
 
 
 def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
@@ -47,13 +48,7 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
         raise FormatError(Code.TOO_LARGE, f"{len(data)} bytes of JSON where at most {max_bytes} are allowed")
     raw = bytes(data)
     try:
-        value: Json = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=_closed_object,
-            parse_float=_no_float,
-            parse_constant=_no_float,
-            parse_int=_bounded_integer,
-        )
+        value: Json = _DECODER.decode(raw.decode("utf-8"))
         again = encode(value)
     except FormatError:
         raise
@@ -62,6 +57,35 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
     if again != raw:
         raise FormatError(Code.NOT_CANONICAL, "JSON that is not in its canonical form (RFC 8785)")
     return value
+
+
+def _plain(value: object, depth: int) -> bool:
+    """Return whether `value` is made of exact JSON types within every limit, as nearly all of our documents are.
+
+    Anything else is left to `_ordered`, which finds out what is wrong with it.
+    """
+    items: Collection[object]
+    if type(value) is dict:
+        if not all(type(key) is str for key in value):
+            return False
+        items = value.values()
+    elif type(value) is list or type(value) is tuple:
+        items = value
+    else:
+        items, depth = (value,), depth - 1
+    if items and depth >= MAX_DEPTH:
+        return False
+    for item in items:
+        kind = type(item)
+        if kind is int:
+            if not -MAX_INTEGER <= item <= MAX_INTEGER:
+                return False
+        elif kind is dict or kind is list or kind is tuple:
+            if not _plain(item, depth + 1):
+                return False
+        elif kind is not str and kind is not bool and item is not None:
+            return False
+    return True
 
 
 def _ordered(value: Json, depth: int) -> Json:
@@ -117,3 +141,14 @@ def _bounded_integer(digits: str) -> int:
 
 def _no_float(_digits: str) -> NoReturn:
     raise FormatError(Code.SCHEMA, "a number that is not an integer")
+
+
+def _encoder(*, sort_keys: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=sort_keys)
+
+
+# Made once: `json.dumps` and `json.loads` make new ones for every call that is not by their defaults.
+_SORTING, _KEEPING = _encoder(sort_keys=True), _encoder(sort_keys=False)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_closed_object, parse_float=_no_float, parse_constant=_no_float, parse_int=_bounded_integer
+)

@@ -1,6 +1,9 @@
 """The parameters of each workload, checked without any training framework.
 
 Laws: ``parse(kind, canonical(kind, p)) == parse(kind, p)``; `canonical` is idempotent.
+
+Every workload takes `paced`: the job is measured, so it stands at its first step until it is told to go on and
+ends when it is told to (ADR 0009). Such a job has no target of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.fields import Table, invalid
 
-__all__ = ["CONFIGS", "KINDS", "LoraParams", "MlpParams", "Params", "ScriptParams", "canonical", "parse"]
+__all__ = ["CONFIGS", "KINDS", "LoraParams", "MlpParams", "Params", "ScriptParams", "canonical", "measured", "parse"]
 
 # Architectures with random weights; their dimensions are in `architectures`.
 CONFIGS = ("qwen2-tiny", "qwen2.5-0.5b", "qwen2.5-7b")
@@ -25,6 +28,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[A-Za-z0-9._,\s-]*\])?\s*([<>=!~][^;@]*)?")
 _MAX_STEPS = 10**9
 _MAX_SECONDS = 30 * 86400.0
+_TARGETS = ("epochs", "seconds", "steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,7 @@ class MlpParams:
         learning_rate: of Adam.
         dtype: `float32` or `bfloat16`.
         device: `auto` takes a GPU where there is one.
-        seed, deterministic, threads: see `lora`.
+        seed, deterministic, threads, paced: see `lora`.
     """
 
     KIND: ClassVar[str] = "mlp"
@@ -62,9 +66,11 @@ class MlpParams:
     seed: int
     deterministic: bool
     threads: int | None
+    paced: bool
 
     @classmethod
     def from_table(cls, table: Table) -> MlpParams:
+        common = _common(table)
         data, label = table.optional_text("data"), table.optional_text("label")
         epochs = table.optional_integer("epochs", low=1, high=_MAX_STEPS)
         seconds = table.optional_number("seconds", low=0.01, high=_MAX_SECONDS)
@@ -79,11 +85,11 @@ class MlpParams:
             held_out=table.number("held_out", 0.0, low=0.0, high=0.9),
             width=table.integer("width", 64, low=1, high=10**6),
             depth=table.integer("depth", 2, low=1, high=1000),
-            epochs=200 if epochs is None and seconds is None else epochs,
+            epochs=_target("epochs", epochs, seconds, common, otherwise=200),
             seconds=seconds,
             learning_rate=table.number("learning_rate", 1e-3, low=1e-9, high=100.0),
             dtype=table.choice("dtype", "float32", ("float32", "bfloat16")),
-            **_common(table),
+            **common,
         )
 
 
@@ -113,6 +119,7 @@ class LoraParams:
         seed: of weights, adapter and order of examples.
         deterministic: bit-equal results from run to run on the same machine and versions.
         threads: of the CPU; 1 in deterministic mode, else the framework's choice.
+        paced: whether the job is measured: it then has neither `steps` nor `epochs` nor `seconds`.
     """
 
     KIND: ClassVar[str] = "lora"
@@ -142,9 +149,11 @@ class LoraParams:
     seed: int
     deterministic: bool
     threads: int | None
+    paced: bool
 
     @classmethod
     def from_table(cls, table: Table) -> LoraParams:
+        common = _common(table)
         steps = table.optional_integer("steps", low=1, high=_MAX_STEPS)
         seconds = table.optional_number("seconds", low=0.01, high=_MAX_SECONDS)
         targets = table.texts("target_modules", ("q_proj", "v_proj"))
@@ -168,12 +177,12 @@ class LoraParams:
             max_length=table.integer("max_length", 512, low=8, high=1 << 20),
             answers_only=table.flag("answers_only", True),
             gradient_clip=table.number("gradient_clip", 1.0, low=0.0, high=1e6),
-            steps=100 if steps is None and seconds is None else steps,
+            steps=_target("steps", steps, seconds, common, otherwise=100),
             seconds=seconds,
             checkpoint_every=table.integer("checkpoint_every", 0, low=0, high=_MAX_STEPS),
             fail_on_nonfinite=table.flag("fail_on_nonfinite", True),
             gradient_checkpointing=table.flag("gradient_checkpointing", False),
-            **_common(table),
+            **common,
         )
 
 
@@ -188,6 +197,7 @@ class ScriptParams:
         outputs: folder, relative to the working directory, whose files come back.
         allow_pickle: let outputs be pickles, which run code when they are loaded.
         seed, deterministic, threads: for frameworks that the script imports.
+        paced: whether the job is measured.
     """
 
     KIND: ClassVar[str] = "script"
@@ -199,6 +209,7 @@ class ScriptParams:
     seed: int
     deterministic: bool
     threads: int | None
+    paced: bool
     allow_pickle: bool
 
     @classmethod
@@ -256,7 +267,18 @@ def canonical(kind: str, table: Mapping[str, Any]) -> dict[str, Json]:
         UsageError: as `parse`.
     """
     parse(kind, table)
-    return {name: _travelling(value) for name, value in table.items()}
+    # A job that is not paced is the same job as ever, to the bit.
+    return {name: _travelling(value) for name, value in table.items() if (name, value) != ("paced", False)}
+
+
+def measured(kind: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `[params]` of the same job to be measured: paced, and without a target of its own.
+
+    Raises:
+        UsageError: as `parse`.
+    """
+    parse(kind, table)
+    return {name: value for name, value in table.items() if name not in _TARGETS} | {"paced": True}
 
 
 def _travelling(value: Any) -> Json:
@@ -273,10 +295,23 @@ def _common(table: Table, *, device: bool = True) -> dict[str, Any]:
         "seed": table.integer("seed", 0, low=0, high=2**31 - 1),
         "deterministic": table.flag("deterministic", False),
         "threads": table.optional_integer("threads", low=1, high=4096),
+        "paced": table.flag("paced", False),
     }
     if device:
         found["device"] = table.choice("device", "auto", _DEVICES)
     return found
+
+
+def _target(
+    name: str, count: int | None, seconds: float | None, common: Mapping[str, Any], *, otherwise: int
+) -> int | None:
+    """Return how many steps a job takes at the most; a paced one has no target, and none is put in its place."""
+    if common["paced"]:
+        for given, value in ((name, count), ("seconds", seconds)):
+            if value is not None:
+                raise invalid(given, "absent in a paced job, which ends when it is told to")
+        return None
+    return otherwise if count is None and seconds is None else count
 
 
 def _model(name: str) -> str:

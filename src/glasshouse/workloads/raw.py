@@ -10,23 +10,30 @@ import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
+from glasshouse.errors import Code, UsageError
 from glasshouse.task.channel import Channel, EventLines
 from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.params import KINDS, canonical
 from glasshouse.workloads.story import work
 
+if TYPE_CHECKING:
+    from glasshouse.workloads.pacer import Port
+    from glasshouse.workloads.ports import SocketPort
+
 __all__ = ["tell"]
 
 
 class Raw:
-    """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
+    """Inputs are a plain folder; SIGTERM and SIGINT stop the job, and so does the end of whoever paces it."""
 
-    def __init__(self, *, kind: str, params: Path, inputs: Path, outputs: Path, events: BinaryIO) -> None:
+    def __init__(
+        self, *, kind: str, params: Path, inputs: Path, outputs: Path, events: BinaryIO, port: SocketPort | None
+    ) -> None:
         self.channel: Channel = EventLines(events, outputs)
-        self._kind, self._params, self._inputs = kind, params, inputs
+        self._kind, self._params, self._inputs, self._port = kind, params, inputs, port
 
     def prepared(self) -> bool:
         return True
@@ -34,14 +41,24 @@ class Raw:
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
         return FolderInputs(self._inputs), canonical(self._kind, json.loads(self._params.read_text("utf-8")))
 
-    def begin(self, on_stop: Callable[[], None]) -> None:
+    def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
+        if paced != (self._port is not None):
+            raise UsageError(
+                Code.JOB_INVALID,
+                "params.paced and --pace-fd belong together: only a measurement paces a job",
+                hint="take paced out of [params], or run the job with: glasshouse bench overhead",
+            )
+
         def stop(_number: int, _frame: object) -> None:
             if not self.channel.stopping:
                 self.channel.stopping = True
+                if self._port is not None:
+                    self._port.wake()
                 on_stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
+        return self._port
 
 
 def tell(argv: Sequence[str]) -> int:
@@ -57,6 +74,7 @@ def tell(argv: Sequence[str]) -> int:
                 inputs=arguments.inputs.resolve(),
                 outputs=arguments.outputs.resolve(),
                 events=events,
+                port=None if arguments.pace_fd is None else _port(arguments.pace_fd),
             )
             leg.channel.send({"type": "ready", "pid": os.getpid()})
             return work(leg, arguments.workload, arguments.workspace or scratch, protected=False)
@@ -73,7 +91,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--outputs", type=Path, required=True)
     parser.add_argument("--workspace", type=Path)
     parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
+    parser.add_argument("--pace-fd", type=int, help="descriptor of a pacing channel, for a job that is measured")
     return parser.parse_args(argv)
+
+
+def _port(descriptor: int) -> SocketPort:
+    from glasshouse.workloads.ports import SocketPort  # for a job that is measured, and no other
+
+    return SocketPort(descriptor)
 
 
 def _events(name: str) -> BinaryIO:

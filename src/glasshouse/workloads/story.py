@@ -20,12 +20,14 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads import bytecode, environment, failures
+from glasshouse.workloads import allocator, bytecode, environment, failures
 from glasshouse.workloads.params import Params, parse
 
 if TYPE_CHECKING:
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
+    from glasshouse.workloads.pacer import Port
+    from glasshouse.workloads.ports import Hooks
 
 __all__ = ["Leg", "tell", "work"]
 
@@ -51,8 +53,8 @@ class Leg(Protocol):
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
         """Wait for the inputs and the parameters; None when the run is over before it began."""
 
-    def begin(self, on_stop: Callable[[], None]) -> None:
-        """Listen for `stop` from now on."""
+    def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
+        """Listen for `stop` from now on, and if the job is `paced`, return where its orders come from."""
 
 
 class Protected:
@@ -83,8 +85,20 @@ class Protected:
         os.close(secret)  # the mapping stays
         return inputs, inputs.job
 
-    def begin(self, on_stop: Callable[[], None]) -> None:
-        self._link.listen(on_stop)
+    def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
+        if not paced:
+            self._link.listen(on_stop)
+            return None
+        from glasshouse.workloads.ports import AgentPort
+
+        port = AgentPort(self._link)
+
+        def stopped() -> None:
+            port.wake()
+            on_stop()
+
+        self._link.listen(stopped, port.heard)
+        return port
 
 
 def tell(argv: Sequence[str]) -> int:
@@ -125,6 +139,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | 
     if not leg.prepared():
         return None
     environment.prepare(workspace, protected=protected)
+    allocator.keep_freed_memory()
     bytecode.allow_third_party()
     os.chdir(workspace)
     workload = _workload(kind)
@@ -137,17 +152,20 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | 
         return None
     inputs, table = granted
     params: Params = parse(kind, table)
+    channel, inputs, hooks = _timed(leg.channel, inputs) if params.paced else (leg.channel, inputs, None)
     task = Task(
         params=table,
         inputs=inputs,
-        channel=leg.channel,
+        channel=channel,
         workspace=workspace,
         output_folder=getattr(params, "outputs", "outputs"),
     )
     install(task)
     leg.channel.send({"type": "opened"})
     stop = _Stop()
-    leg.begin(stop.ask)
+    port = leg.begin(stop.ask, paced=params.paced)
+    if port is not None and hooks is not None:
+        _pace(task, port, leg.channel, stop, hooks)
     leg.channel.send({"type": "running"})
     try:
         result = workload.run(task, params, stop.register)
@@ -156,6 +174,28 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | 
         raise
     task.close()
     return result.to_json()
+
+
+def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
+    """Return a measured job's channel and inputs, and what adds up how long they took."""
+    from glasshouse.workloads.ports import Hooks, TimedChannel, TimedInputs
+
+    hooks = Hooks()
+    return TimedChannel(channel, hooks), TimedInputs(inputs, hooks), hooks
+
+
+def _pace(task: Task, port: Port, channel: Channel, stop: _Stop, hooks: Hooks) -> None:
+    """Let the job be paced, from its first step on."""
+    # For the log of a run that nobody measures: it goes no further.
+    print("glasshouse: a paced job stands at its first step until it is measured", file=sys.stderr)  # noqa: T201
+    from glasshouse.workloads.pacer import Pacer
+
+    def end() -> None:
+        channel.stopping = True
+        stop.ask()
+
+    pacer = Pacer(task, port, stop=end, stopping=lambda: channel.stopping, hooks_ns=lambda: hooks.ns)
+    task.pace_by(pacer)
 
 
 def _save_what_there_is(task: Task) -> None:

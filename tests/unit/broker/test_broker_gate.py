@@ -151,6 +151,20 @@ def test_a_tombstone_lives_as_long_as_its_token_and_is_swept_then(broker: LocalB
     assert refused(actor, evidence) is Code.NONCE_UNKNOWN
 
 
+def test_a_request_that_is_refused_does_not_keep_tombstones_alive(broker: LocalBroker, owner: Owner) -> None:
+    """Otherwise one launch that asks too often would keep every challenge ever given in the database."""
+    Actor.enter(owner, owner.launch(lifetime_s=200)).challenge()
+    broker.advance(195)
+    greedy = Actor.enter(owner)
+    for _ in range(LIMITS.per_launch):
+        greedy.send(greedy.sign(greedy.claims(greedy.challenge())))
+    broker.advance(6)
+    with pytest.raises(RefusedError):
+        greedy.challenge()
+    Actor.enter(owner).challenge()
+    assert broker.count("challenges") == LIMITS.per_launch + 1, "the first one is gone, although a refusal came first"
+
+
 def test_a_clock_that_is_set_back_a_little_costs_no_runtime_its_challenge(broker: LocalBroker, owner: Owner) -> None:
     actor = Actor.enter(owner)
     asking = challenge_request(actor.launch)

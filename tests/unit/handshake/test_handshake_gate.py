@@ -110,7 +110,7 @@ def test_evidence_is_not_appraised_under_another_challenge(world: World) -> None
     other = replace(world.challenge, nonce=digest("another nonce"))
     with pytest.raises(CheckFailedError) as refusal:
         broker_side.appraise(
-            world.message(),
+            broker_side.check_1_message(world.message()),
             challenge=other,
             record=world.record,
             launch=world.launch,

@@ -102,7 +102,14 @@ def told(world: OwnersWorld, folder: RunFolder, **story: object) -> Callable[[],
     return step
 
 
-def stay(world: OwnersWorld, folder: RunFolder, machine: Machine, watcher: Watching, interrupts: supervise.Interrupts):
+def stay(
+    world: OwnersWorld,
+    folder: RunFolder,
+    machine: Machine,
+    watcher: Watching,
+    interrupts: supervise.Interrupts,
+    pace: int | None = None,
+):
     return supervise.supervise(
         folder,
         b"launch",
@@ -111,6 +118,7 @@ def stay(world: OwnersWorld, folder: RunFolder, machine: Machine, watcher: Watch
         broker=NoBroker(world.home),
         watcher=watcher,
         interrupts=interrupts,
+        pace=pace,
     )
 
 
@@ -124,7 +132,13 @@ def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder:
     (request,) = machine.requests
     assert request.launch == b"launch"
     assert "launch" not in repr(request)
-    assert (request.out, request.max_seconds) == (folder.out, 3600)
+    assert (request.out, request.max_seconds, request.pace) == (folder.out, 3600, None)
+
+
+def test_a_run_that_is_measured_is_placed_with_its_channel(world: OwnersWorld, folder: RunFolder) -> None:
+    machine = Machine([told(world, folder), lambda: 0])
+    stay(world, folder, machine, Watching(), supervise.Interrupts(), pace=7)
+    assert [request.pace for request in machine.requests] == [7]
 
 
 def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: OwnersWorld, folder: RunFolder) -> None:

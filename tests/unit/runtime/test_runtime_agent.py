@@ -32,6 +32,7 @@ def test_the_command_line() -> None:
     words = ["--out", "o", "--max-seconds", "7", "--package", "p"]
     assert parse(words) == Options(package="p", out="o", max_seconds=7)
     assert parse(words[:2] + words[4:]) == Options(package="p", out="o")
+    assert parse([*words, "--pace-fd", "7"]) == Options(package="p", out="o", max_seconds=7, pace_fd=7)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,10 @@ def test_the_command_line() -> None:
         ["--package", "p", "--out", "o", "--out", "o"],
         ["--package", "p", "--out", "o", "--token", "secret"],
         ["--package", "p", "--out", "o", "--max-seconds", "-1"],
+        ["--package", "p", "--out", "o", "--max-seconds", "0"],
+        ["--package", "p", "--out", "o", "--pace-fd", "2"],
+        ["--package", "p", "--out", "o", "--pace-fd", ""],
+        ["--package", "p", "--out", "o", "--pace-fd", "secret"],
         ["--package", "p", "--out", "o", "--max-seconds", "1e9"],
         ["--package=p", "--out=o"],
     ],

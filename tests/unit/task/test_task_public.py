@@ -20,13 +20,17 @@ PUBLIC = {
     "lay_out",
     "open",
     "output_dir",
+    "pace_by",
     "params",
     "progress",
     "read_into",
+    "running_s",
     "save",
     "save_bytes",
     "should_stop",
     "size",
+    "stamps",
+    "stood_still",
     "tensors",
     "workspace",
 }
@@ -34,7 +38,7 @@ PUBLIC = {
 
 def test_the_public_names_are_pinned() -> None:
     assert sorted(glasshouse.task.__all__) == ["Task", "current"]
-    assert {name for name in dir(Task) if not name.startswith("_")} | {"asks_to_stop"} == PUBLIC
+    assert {name for name in dir(Task) if not name.startswith("_")} | {"asks_to_stop", "stamps"} == PUBLIC
 
 
 def test_importing_it_loads_no_framework() -> None:

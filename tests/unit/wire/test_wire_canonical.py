@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.canonical import MAX_DEPTH, MAX_INTEGER, decode, encode
+from glasshouse.wire import canonical
+from glasshouse.wire.canonical import MAX_DEPTH, MAX_INTEGER, Json, decode, encode
 
 
 def refusal(data: bytes, *, max_bytes: int = 1000) -> Code:
@@ -133,3 +139,47 @@ def test_buffers_of_every_kind_are_read() -> None:
 
 def test_tuples_are_arrays_and_booleans_are_not_numbers() -> None:
     assert encode((1, True, False)) == b"[1,true,false]"
+
+
+class Word(StrEnum):
+    ONE = "b"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"b": [1, (2, True, None)], "a": {}},
+        {"\u00e9": 1, "z": "\u00fc", "a": [{}, []]},
+        {Word.ONE: Word.ONE, "a": MappingProxyType({"d": 1, "c": (Word.ONE,)})},
+        {"b": IntEnum("Number", "TWO").TWO, "a": MAX_INTEGER},
+    ],
+)
+def test_plain_values_and_unusual_ones_are_written_by_the_same_rules(value: Json) -> None:
+    careful = json.dumps(canonical._ordered(value, 0), ensure_ascii=False, separators=(",", ":")).encode()
+    assert encode(value) == careful
+    assert encode(decode(careful, max_bytes=1000)) == careful
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: "a"}, {None: "a"}, {"a": {True: 1}}, [1.0], {"a": float("nan")}, {"a": MAX_INTEGER + 1}, [b"x"]],
+)
+def test_what_has_no_canonical_form_is_refused_however_deep_it_lies(value: Any) -> None:
+    with pytest.raises(FormatError):
+        encode(value)
+    with pytest.raises(FormatError):
+        encode({"beside": "\u00e9", "it": value})
+
+
+@pytest.mark.parametrize("leaf", [0, "text", [], {}, [0], {"a": 0}])
+def test_the_depth_is_counted_the_same_for_every_kind_of_leaf(leaf: Json) -> None:
+    def nested(levels: int) -> Json:
+        value = leaf
+        for level in range(levels):
+            value = [value] if level % 2 else {"a": value}
+        return value
+
+    own = 1 if leaf in ([0], {"a": 0}) else 0
+    assert decode(encode(nested(MAX_DEPTH - own)), max_bytes=1000) == nested(MAX_DEPTH - own)
+    with pytest.raises(FormatError):
+        encode(nested(MAX_DEPTH - own + 1))

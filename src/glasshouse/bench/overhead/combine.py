@@ -1,11 +1,10 @@
 """What a job of a given length costs, and whether the hooks' own time explains it.
 
-``T_protected(D) = F + (1 + δ)·D``: F is the lifecycle in seconds, paid once, and δ the steady-state slowdown.
+``T_protected(D) = F + (1 + δ)·D``: F is what every run pays, in seconds (`lifecycle`), and δ the steady-state slowdown.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -73,28 +72,21 @@ class DirectAccounting:
         }
 
 
-def job_costs(
-    found: Estimate, *, lifecycle_s: float, lifecycle_interval: Interval | None = None
-) -> tuple[JobCost, ...]:
+def job_costs(found: Estimate, *, once_s: float, once_interval: Interval | None = None) -> tuple[JobCost, ...]:
     """Return the cost for jobs of 15 minutes, an hour and a day.
 
     Args:
         found: δ and its interval.
-        lifecycle_s: F.
-        lifecycle_interval: the 95 % interval of F; its size is taken as known where None.
-
-    Raises:
-        ValueError: an F that is negative or not finite.
+        once_s: F; below 0 in a noisy measurement whose raw arms started slowly.
+        once_interval: the 95 % interval of F; its size is taken as known where None.
     """
-    if not (math.isfinite(lifecycle_s) and lifecycle_s >= 0):
-        raise ValueError(f"a lifecycle of {lifecycle_s} s")
-    ends = lifecycle_interval or Interval(low=lifecycle_s, high=lifecycle_s)
+    ends = once_interval or Interval(low=once_s, high=once_s)
     steady = found.slowdown_interval()
     return tuple(
         JobCost(
             duration_s=duration_s,
-            extra_s=lifecycle_s + found.slowdown * duration_s,
-            relative=found.slowdown + lifecycle_s / duration_s,
+            extra_s=once_s + found.slowdown * duration_s,
+            relative=found.slowdown + once_s / duration_s,
             interval=None
             if steady is None
             else Interval(low=steady.low + ends.low / duration_s, high=steady.high + ends.high / duration_s),

@@ -51,10 +51,10 @@ class Slice:
         t0_ns, t1_ns: after the synchronisations, in nanoseconds since the session's origin.
         done_before, done_after: the worker's own count of steps at t0 and t1.
         first_batch: the number of the first batch that the slice used.
-        parked_cpu_ns: CPU time of the waiting arm between t0 and t1.
+        parked_cpu_ns: CPU time of the waiting arm from before the guard until after t1.
         hooks_ns: time inside protection hooks between t0 and t1; None for a raw arm.
         loss_finite: whether every loss that was looked at was finite.
-        steal_ppm: the part of the CPUs' time that the hypervisor took, in millionths.
+        steal_ppm: the part of the CPUs' time, over the same stretch, that the hypervisor took, in millionths.
         clock_skew_ns: what another clock counted between t0 and t1, less t1 − t0.
         throttle: what slowed the processor, in the order of `Throttle`.
         ecc_errors: uncorrected memory errors that appeared during the slice.

@@ -1,0 +1,164 @@
+"""The lines of `sessions.jsonl`: what each session left beside its slices (spec/overhead-artifact.md section 9.2).
+
+Law: ``SessionNote.parse(note.encode()) == note``. A note is the harness's own word; verification compares it with
+the receipt of the protected run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS
+from glasshouse.evidence.results import WEIGHTS
+from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.merkle import Tree, leaf_hash
+
+__all__ = ["MAX_NOTE_BYTES", "ArmWork", "SessionNote", "note_tree", "read_notes"]
+
+MAX_NOTE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class ArmWork:
+    """What one arm's process did, if it ended by itself.
+
+    Args:
+        done: steps, by its own count.
+        start_ns: from its launch to its first park.
+        outputs: of each output, in order, its kind, its class and the SHA-256 of its plaintext.
+    """
+
+    _: KW_ONLY
+    done: int
+    start_ns: int
+    outputs: tuple[tuple[str, str, bytes], ...]
+
+    @property
+    def weights(self) -> tuple[tuple[str, bytes], ...]:
+        """Kind and digest of the outputs that hold trained weights."""
+        return tuple((kind, digest) for kind, of, digest in self.outputs if of == WEIGHTS)
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "done": self.done,
+            "outputs": [{"class": of, "kind": kind, "sha256": digest.hex()} for kind, of, digest in self.outputs],
+            "start_ns": self.start_ns,
+        }
+
+    @classmethod
+    def read(cls, fields: Fields) -> ArmWork:
+        """Inverse of `to_json`; raises `FormatError`."""
+        found = cls(
+            done=fields.integer("done"),
+            start_ns=fields.integer("start_ns"),
+            outputs=tuple(_output(item) for item in fields.items("outputs", max_items=MAX_OUTPUTS)),
+        )
+        fields.end()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SessionNote:
+    """What a session left beside its slices.
+
+    Args:
+        session: its number.
+        raw, protected: the work of either arm; None for one that did not end by itself. In a null run `protected`
+            is the second raw process.
+        lifecycle_us: of the protected run's receipt, by the steps of `LIFECYCLE`; None without a receipt.
+        imports_us: its worker's import of its frameworks, from the same receipt.
+        bundle_sha256: the digest of the receipt bundle's bytes; None where there is none.
+
+    Raises:
+        FormatError: `schema-invalid`, a lifecycle without the receipt that it is from, or the reverse.
+    """
+
+    _: KW_ONLY
+    session: int
+    raw: ArmWork | None
+    protected: ArmWork | None
+    lifecycle_us: Mapping[str, int | None] | None
+    imports_us: int | None
+    bundle_sha256: bytes | None
+
+    def __post_init__(self) -> None:
+        if (self.lifecycle_us is None) != (self.bundle_sha256 is None):
+            raise FormatError(Code.SCHEMA, f"session {self.session} has a lifecycle without a receipt, or the reverse")
+        if self.lifecycle_us is None and self.imports_us is not None:
+            raise FormatError(Code.SCHEMA, f"session {self.session} has an import time without a receipt")
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the closed object of spec/overhead-artifact.md section 9.2."""
+        return {
+            "bundle_sha256": None if self.bundle_sha256 is None else self.bundle_sha256.hex(),
+            "imports_us": self.imports_us,
+            "lifecycle_us": None if self.lifecycle_us is None else dict(self.lifecycle_us),
+            "protected": None if self.protected is None else self.protected.to_json(),
+            "raw": None if self.raw is None else self.raw.to_json(),
+            "session": self.session,
+        }
+
+    def encode(self) -> bytes:
+        return encode(self.to_json())
+
+    @classmethod
+    def parse(cls, line: bytes) -> SessionNote:
+        """Return the note of one line, without its newline.
+
+        Raises:
+            FormatError: `too-large`, `not-canonical` or `schema-invalid`.
+        """
+        fields = Fields(decode(line, max_bytes=MAX_NOTE_BYTES), "session")
+        found = cls(
+            session=fields.integer("session"),
+            raw=None if fields.null("raw") else ArmWork.read(fields.child("raw")),
+            protected=None if fields.null("protected") else ArmWork.read(fields.child("protected")),
+            lifecycle_us=None if fields.null("lifecycle_us") else _lifecycle(fields.child("lifecycle_us")),
+            imports_us=None if fields.null("imports_us") else fields.integer("imports_us"),
+            bundle_sha256=None if fields.null("bundle_sha256") else fields.digest("bundle_sha256"),
+        )
+        fields.end()
+        return found
+
+
+def read_notes(lines: Iterable[bytes]) -> Iterator[SessionNote]:
+    """Yield the notes of lines that still end in their newline, numbered from 0 without a gap.
+
+    Raises:
+        FormatError: from `SessionNote.parse`, and `schema-invalid` for a line that was cut off or is out of place.
+    """
+    for number, line in enumerate(lines):
+        if not line.endswith(b"\n"):
+            raise FormatError(Code.SCHEMA, f"the note of session {number} is cut off")
+        note = SessionNote.parse(line[:-1])
+        if note.session != number:
+            raise FormatError(Code.SCHEMA, f"a note of session {note.session} where that of session {number} belongs")
+        yield note
+
+
+def note_tree(notes: Iterable[SessionNote]) -> Tree:
+    """Return the Merkle tree (RFC 9162 section 2.1) over the notes' canonical bytes, in order."""
+    grown = Tree()
+    for note in notes:
+        grown.append(leaf_hash(note.encode()))
+    return grown
+
+
+def _output(value: Json) -> tuple[str, str, bytes]:
+    fields = Fields(value, "output")
+    found = (
+        fields.choice("kind", ["checkpoint", "output"]),
+        fields.choice("class", ["file", WEIGHTS]),
+        fields.digest("sha256"),
+    )
+    fields.end()
+    return found
+
+
+def _lifecycle(fields: Fields) -> dict[str, int | None]:
+    found = {step: None if fields.null(step) else fields.integer(step) for step in LIFECYCLE}
+    fields.end()
+    return found

@@ -1,0 +1,122 @@
+"""One thread that decides, and lets decisions that wait for each other share one commit.
+
+Laws: decisions are made one after the other; none is answered before the transaction that holds it is committed,
+and where that fails, every decision in it is answered as not made. A commit is shared only by decisions that were
+waiting already: nobody is kept waiting for company.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+from glasshouse.broker.database import Database, Shared
+
+__all__ = ["Turns"]
+
+MOST_TOGETHER = 32
+_PATIENCE = 8  # at most a ninth of the time goes to commits while there is a queue
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class Turns(Executor):
+    """An executor of one thread, whose calls share transactions of one database.
+
+    A commit waits for the disk. While others wait for their turn, deciding goes on for a few times as long as the
+    last commit took: so a fast disk hardly delays anybody, and a slow one is not waited for once a decision.
+
+    Args:
+        database: whose `write` the calls use.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._commit_s = 0.0
+        self._thread = threading.Thread(target=self._work, name="decide")
+        self._thread.start()
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Call `fn` when its turn comes; the future is done once what it wrote is durable."""
+        future: Future[Result] = Future()
+        self._waiting.put(_Call(future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Finish every call that was submitted before, then end the thread."""
+        self._waiting.put(None)
+        if wait:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            if not self._together(first):
+                return
+
+    def _together(self, first: _Call) -> bool:
+        """Make `first` and others that wait, commit, and tell them all; return whether there is more to come."""
+        call: _Call | None = first
+        made: list[_Call] = []
+        began_s = time.monotonic()
+        try:
+            with self._database.together() as shared:
+                while call is not None:
+                    call.make(shared)
+                    made.append(call)
+                    if len(made) == MOST_TOGETHER or time.monotonic() - began_s > _PATIENCE * self._commit_s:
+                        break
+                    try:
+                        call = self._waiting.get_nowait()
+                    except Empty:
+                        break
+                began_s = time.monotonic()
+            self._commit_s = time.monotonic() - began_s
+        except Exception as error:  # the commit failed: who wrote was not heard, who did not is answered
+            for one in made:
+                one.undo(error)
+        for one in made:
+            one.tell()
+        return call is not None
+
+
+class _Call:
+    """Something to be called, and whoever waits for it."""
+
+    __slots__ = ("_call", "_error", "_future", "_result", "_wrote")
+
+    def __init__(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        self._future = future
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._wrote = False
+
+    def make(self, shared: Shared) -> None:
+        before = shared.writes
+        if not self._future.set_running_or_notify_cancel():
+            return  # whoever waited is gone, and nothing was begun
+        try:
+            self._result = self._call()
+        except BaseException as error:  # handed to who waits, as every executor does
+            self._error = error
+        self._wrote = shared.writes > before
+
+    def undo(self, error: Exception) -> None:
+        if self._wrote:
+            self._result, self._error = None, error
+
+    def tell(self) -> None:
+        if self._future.cancelled():
+            return
+        if self._error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(self._error)

@@ -1,0 +1,174 @@
+"""How a paced worker gets its orders: over a socket of its own (raw), or through the agent (protected)."""
+
+from __future__ import annotations
+
+import io
+import queue
+import socket
+import threading
+import time
+from typing import BinaryIO, cast
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.task.channel import AgentLink, Channel, Message
+from glasshouse.task.inputs import Buffer, Inputs
+from glasshouse.wire import pacing
+from glasshouse.wire.pacing import Order, Report
+
+__all__ = ["AgentPort", "Hooks", "SocketPort", "TimedChannel", "TimedInputs"]
+
+
+class SocketPort:
+    """The raw worker's own end of a pacing channel: a SOCK_SEQPACKET socket, one message a datagram.
+
+    Args:
+        descriptor: of the socket; belongs to this object from now on.
+
+    Raises:
+        UsageError: `usage`: it is no such socket.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        try:
+            self._socket = socket.socket(fileno=descriptor)
+        except OSError:
+            raise _no_channel() from None
+        if (self._socket.family, self._socket.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            self._socket.close()
+            raise _no_channel()
+        self._socket.set_inheritable(False)
+
+    def tell(self, report: Report) -> None:
+        self._socket.send(pacing.encode(report), socket.MSG_NOSIGNAL)
+
+    def order(self) -> Order | None:
+        """Wait for an order.
+
+        Raises:
+            FormatError: something else came.
+        """
+        data = self._socket.recv(pacing.MAX_BYTES + 1)
+        return pacing.order(data) if data else None
+
+    def wake(self) -> None:
+        """Let `order` return None; called by a signal handler, in the thread that waits."""
+        self._socket.shutdown(socket.SHUT_RD)
+
+
+class AgentPort:
+    """Orders that the agent relays among its other messages; the thread that listens to it hands them over."""
+
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+
+    def tell(self, report: Report) -> None:
+        self._link.send(report.to_json())
+
+    def order(self) -> Order | None:
+        return self._orders.get()
+
+    def heard(self, message: Message) -> None:
+        """Take an order from the thread that listens; raises `FormatError`."""
+        self._orders.put(pacing.parse_order(message))
+
+    def wake(self) -> None:
+        """Let `order` return None."""
+        self._orders.put(None)
+
+
+class Hooks:
+    """How long one thread, the one that trains, has waited in its channel and its inputs.
+
+    Attributes:
+        ns: so far.
+    """
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._thread:
+            self.ns -= time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        if threading.get_ident() == self._thread:
+            self.ns += time.perf_counter_ns()
+
+
+class TimedChannel:
+    """A channel whose sending and delivering is timed."""
+
+    def __init__(self, channel: Channel, hooks: Hooks) -> None:
+        self._channel, self._hooks = channel, hooks
+
+    @property
+    def stopping(self) -> bool:
+        return self._channel.stopping
+
+    @stopping.setter
+    def stopping(self, value: bool) -> None:
+        self._channel.stopping = value
+
+    def send(self, message: Message) -> None:
+        with self._hooks:
+            self._channel.send(message)
+
+    def output(self, header: Message, source: BinaryIO) -> str:
+        with self._hooks:
+            return self._channel.output(header, source)
+
+
+class TimedInputs:
+    """Inputs whose reading, and so decrypting, is timed."""
+
+    def __init__(self, inputs: Inputs, hooks: Hooks) -> None:
+        self._inputs, self._hooks = inputs, hooks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._inputs.names
+
+    def size(self, name: str) -> int:
+        return self._inputs.size(name)
+
+    def open(self, name: str) -> BinaryIO:
+        with self._hooks:
+            return cast(BinaryIO, io.BufferedReader(_Timed(self._inputs.open(name), self._hooks), 1 << 16))
+
+    def read_into(self, name: str, destination: Buffer, offset: int) -> int:
+        with self._hooks:
+            return self._inputs.read_into(name, destination, offset)
+
+
+class _Timed(io.RawIOBase):
+    """A stream that is read under `Hooks`; lines and small reads are cut out of larger ones above it."""
+
+    def __init__(self, stream: BinaryIO, hooks: Hooks) -> None:
+        super().__init__()
+        self._stream, self._hooks = stream, hooks
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, destination: Buffer) -> int:  # type: ignore[override]
+        with self._hooks:
+            return int(self._stream.readinto(destination))  # type: ignore[attr-defined]
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _no_channel() -> UsageError:
+    return UsageError(Code.USAGE, "--pace-fd is not the descriptor of a pacing channel")
