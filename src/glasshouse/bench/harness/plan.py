@@ -193,8 +193,9 @@ class _Slices:
         window_ns = round(window_blocks * block_s * 1e9)
         cap_ns = min(_CAP_NS, max(_CAP_FACTOR * least_ns, 2 * window_ns))
         if wish.time_s is not None:
-            # A time that was promised is kept: a machine that does not come to rest is flagged sooner.
-            cap_ns = min(cap_ns, max(2 * least_ns, 3 * window_ns // 2))
+            # A time that was promised is kept, and blocks are worth more than a longer wait for a machine that does not
+            # come to rest: it is flagged as soon as the rule has seen what it looks at.
+            cap_ns = max(least_ns, window_ns)
         return cls(
             steps=steps,
             guard_steps=guard_steps,

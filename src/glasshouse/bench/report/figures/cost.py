@@ -80,10 +80,9 @@ def job_length(view: View) -> Picture | Missing:
         name="job-length",
         title=_JOB,
         caption=(
-            f"T(D) = F + (1 + δ)·D. F = {seconds(lifecycle.seconds)} is paid once, whatever the job trains: attest, "
-            f"release, open, seal, wipe. δ = {percent(found.slowdown)} is paid with every step. Very short jobs "
-            "leave the axis "
-            "at the top."
+            f"T(D) = F + (1 + δ)·D. F = {seconds(lifecycle.seconds)} is paid once, whatever the job trains: harden, "
+            "attest, release, open, seal, wipe, and a slower start. "
+            f"δ = {percent(found.slowdown)} is paid with every step. Very short jobs leave the axis at the top."
         ),
         alt="Relative cost against job length: "
         + "; ".join(f"{duration(cost.duration_s)}: {percent(cost.relative)}" for cost in jobs)
