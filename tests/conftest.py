@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -14,3 +15,7 @@ if _HERE not in sys.path:
 # The same examples on every machine, no matter how slow it is, and no database in the working tree.
 settings.register_profile("glasshouse", deadline=None, derandomize=True, database=None)
 settings.load_profile("glasshouse")
+
+# A suite that a shell runs in the background inherits that Ctrl-C is ignored, and so would every command under test.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
