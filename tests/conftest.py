@@ -16,6 +16,8 @@ if _HERE not in sys.path:
 settings.register_profile("glasshouse", deadline=None, derandomize=True, database=None)
 settings.load_profile("glasshouse")
 
-# A suite that a shell runs in the background inherits that Ctrl-C is ignored, and so would every command under test.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A suite that runs in the background, or under nohup, inherits that Ctrl-C or a hang-up is ignored; every command under
+# test would inherit it too.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
