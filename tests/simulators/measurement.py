@@ -29,7 +29,6 @@ from glasshouse.bench.overhead.artifact import (
 )
 from glasshouse.bench.overhead.design import Arm, Design, Mode
 from glasshouse.bench.overhead.facts import STATEMENT_TYPE, Facts, payload_of
-from glasshouse.bench.overhead.notes import note_tree
 from glasshouse.bench.overhead.phases import PhaseSlice
 from glasshouse.bench.overhead.slices import Record, SessionEnd, Slice, tree
 from glasshouse.bench.overhead.statement import statement_json, write_statement
@@ -282,7 +281,7 @@ def reseal(folder: Path) -> None:
 def _patched(folder: Path, part: dict[str, Any]) -> dict[str, Any]:
     place = folder / part["mode"]
     found = dict(part)
-    for name, grow in ((SLICES, tree), (SESSIONS, note_tree)):
+    for name, grow in ((SLICES, tree), (SESSIONS, tree)):
         try:
             raw = [_Raw(line) for line in (place / name).read_bytes().splitlines()]
         except OSError:

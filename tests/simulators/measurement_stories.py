@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from glasshouse.bench.overhead.verdict import MeasurementVerdict
+from glasshouse.bench.overhead.verify import verify_measurement
+from glasshouse.errors import VerificationError
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from simulators.measurement import OWNER, edit_lines, edit_statement, reseal
 from simulators.world import World
 
-__all__ = ["ATTACKS", "Attack", "drop_session", "measured", "said", "sign_as_it_is"]
+__all__ = ["ATTACKS", "Attack", "drop_session", "measured", "refusal", "said", "sign_as_it_is", "verified"]
 
 
 @dataclass(frozen=True)
@@ -213,3 +218,13 @@ ATTACKS = [
     Attack("a phase slice is dropped", lambda folder, _: edit_lines(
         folder / "phases.jsonl", lambda found: found.pop()), True),
 ]  # fmt: skip
+
+
+def verified(folder: Path) -> MeasurementVerdict:
+    return verify_measurement(folder, owner=OWNER.public)
+
+
+def refusal(folder: Path, owner: bytes = OWNER.public) -> VerificationError:
+    with pytest.raises(VerificationError) as caught:
+        verify_measurement(folder, owner=owner)
+    return caught.value

@@ -11,8 +11,9 @@ import pytest
 from glasshouse.bench.overhead.facts import Facts, plain
 from glasshouse.bench.overhead.interval import mean_of
 from glasshouse.bench.overhead.lifecycle import STEPS, lifecycle
-from glasshouse.bench.overhead.notes import ArmWork, SessionNote, note_tree, read_notes
+from glasshouse.bench.overhead.notes import ArmWork, SessionNote, read_notes
 from glasshouse.bench.overhead.parity import Parity, Same, parity
+from glasshouse.bench.overhead.slices import tree
 from glasshouse.errors import FormatError
 from glasshouse.wire.canonical import encode
 from simulators.measurement import FACTS
@@ -30,7 +31,7 @@ def test_a_note_is_read_as_it_was_written() -> None:
         assert SessionNote.parse(note.encode()) == note
     lines = [NOTE.encode() + b"\n", failed.encode() + b"\n"]
     assert list(read_notes(lines)) == [NOTE, failed]
-    assert len(note_tree([NOTE, failed])) == 2
+    assert len(tree([NOTE, failed])) == 2
     for wrong in (lines[::-1], lines[1:], [lines[0], lines[1][:-1]], [lines[0], lines[0]]):
         with pytest.raises(FormatError):
             list(read_notes(wrong))

@@ -10,7 +10,8 @@ import pytest
 
 from glasshouse.bench.overhead.analysis import check_same
 from glasshouse.bench.overhead.design import Arm
-from glasshouse.bench.overhead.phases import Bound, Phases, analyse_phases, parse, phase_tree, read_phase_slices
+from glasshouse.bench.overhead.phases import Bound, Phases, analyse_phases, parse, read_phase_slices
+from glasshouse.bench.overhead.slices import tree
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.wire.canonical import decode, encode
 from simulators.measurement import phase_slices
@@ -79,7 +80,7 @@ def test_the_numbers_follow_from_the_lines_alone() -> None:
     lines = [one.encode() + b"\n" for one in slices]
     again = list(read_phase_slices(lines))
     assert again == slices
-    assert phase_tree(again).root() == phase_tree(slices).root()
+    assert tree(again).root() == tree(slices).root()
     found: Phases = analyse_phases(again)
     check_same(decode(encode(found.to_json()), max_bytes=1 << 20), analyse_phases(slices).to_json())
 

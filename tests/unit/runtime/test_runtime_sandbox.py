@@ -351,15 +351,16 @@ def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace() -> None:
 @needs_namespaces
 @needs_landlock
 @pytest.mark.parametrize("private", [True, False], ids=["without-admin", "without-any"])
-def test_root_without_its_capabilities_as_in_a_container_uses_a_user_namespace(
-    private: bool,
-) -> None:
+def test_root_without_its_capabilities_as_in_a_container_uses_a_user_namespace(private: bool, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+
     def story() -> Ran:
         if private:
             REAL.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # the launcher, a new program, does not get it back
         else:
             REAL.drop_capabilities()
-        return run("import os; print(os.path.exists('/root/.profile'))")
+        return run(f"import os; print(os.path.exists({str(outside)!r}))")
 
     ran = in_child(story)
     if "no-user-namespace" in ran.report.notes:

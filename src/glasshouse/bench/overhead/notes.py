@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 
+from glasshouse.bench.overhead.slices import whole_lines
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS
 from glasshouse.evidence.results import WEIGHTS
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields
-from glasshouse.wire.merkle import Tree, leaf_hash
 
-__all__ = ["MAX_NOTE_BYTES", "ArmWork", "SessionNote", "note_tree", "read_notes"]
+__all__ = ["MAX_NOTE_BYTES", "ArmWork", "SessionNote", "read_notes"]
 
 MAX_NOTE_BYTES = 1 << 18
 
@@ -130,21 +130,11 @@ def read_notes(lines: Iterable[bytes]) -> Iterator[SessionNote]:
     Raises:
         FormatError: from `SessionNote.parse`, and `schema-invalid` for a line that was cut off or is out of place.
     """
-    for number, line in enumerate(lines):
-        if not line.endswith(b"\n"):
-            raise FormatError(Code.SCHEMA, f"the note of session {number} is cut off")
-        note = SessionNote.parse(line[:-1])
+    for number, line in enumerate(whole_lines(lines, "sessions")):
+        note = SessionNote.parse(line)
         if note.session != number:
             raise FormatError(Code.SCHEMA, f"a note of session {note.session} where that of session {number} belongs")
         yield note
-
-
-def note_tree(notes: Iterable[SessionNote]) -> Tree:
-    """Return the Merkle tree (RFC 9162 section 2.1) over the notes' canonical bytes, in order."""
-    grown = Tree()
-    for note in notes:
-        grown.append(leaf_hash(note.encode()))
-    return grown
 
 
 def _output(value: Json) -> tuple[str, str, bytes]:

@@ -16,10 +16,10 @@ from enum import StrEnum
 
 from glasshouse.bench.overhead.design import SLICES_PER_BLOCK, Arm
 from glasshouse.bench.overhead.interval import Interval, decimal, mean_of
+from glasshouse.bench.overhead.slices import whole_lines
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields
-from glasshouse.wire.merkle import Tree, leaf_hash
 
 __all__ = [
     "WAITING_SHARE",
@@ -29,7 +29,6 @@ __all__ = [
     "Phases",
     "analyse_phases",
     "parse",
-    "phase_tree",
     "read_phase_slices",
 ]
 
@@ -226,23 +225,8 @@ def parse(line: bytes) -> PhaseSlice:
 
 
 def read_phase_slices(lines: Iterable[bytes]) -> Iterator[PhaseSlice]:
-    """Yield the records of lines that still end in their newline.
-
-    Raises:
-        FormatError: from `parse`, and `schema-invalid` for a line that was cut off.
-    """
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            raise FormatError(Code.SCHEMA, f"line {number} of the phases is cut off")
-        yield parse(line[:-1])
-
-
-def phase_tree(slices: Iterable[PhaseSlice]) -> Tree:
-    """Return the Merkle tree (RFC 9162 section 2.1) over the records' canonical bytes, in order."""
-    grown = Tree()
-    for one in slices:
-        grown.append(leaf_hash(one.encode()))
-    return grown
+    """Yield the records of whole lines; raises `FormatError` as `whole_lines` and `parse` do."""
+    return map(parse, whole_lines(lines, "phases"))
 
 
 def analyse_phases(slices: Sequence[PhaseSlice]) -> Phases:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from glasshouse.bench.overhead.design import SLICES_PER_BLOCK, Arm, Phase
 from glasshouse.errors import Code, FormatError
@@ -18,10 +18,29 @@ from glasshouse.wire.canonical import MAX_INTEGER, Json, decode, encode
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.merkle import Tree, leaf_hash
 
-__all__ = ["MAX_LINE_BYTES", "Outcome", "Record", "SessionEnd", "Slice", "Throttle", "parse", "read_lines", "tree"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "Encoded",
+    "Outcome",
+    "Record",
+    "SessionEnd",
+    "Slice",
+    "Throttle",
+    "parse",
+    "read_lines",
+    "tree",
+    "whole_lines",
+]
 
 MAX_LINE_BYTES = 4096
 _CODES = frozenset(code.value for code in Code)
+
+
+class Encoded(Protocol):
+    """A record of one line."""
+
+    def encode(self) -> bytes:
+        """Return its canonical bytes."""
 
 
 class Throttle(StrEnum):
@@ -232,19 +251,28 @@ def parse(line: bytes) -> Record:
     return SessionEnd.read(fields)
 
 
-def read_lines(lines: Iterable[bytes]) -> Iterator[Record]:
-    """Yield the records of lines that still end in their newline; a last line without one is refused.
+def whole_lines(lines: Iterable[bytes], what: str) -> Iterator[bytes]:
+    """Yield lines without their newline; a last line without one is refused.
+
+    Args:
+        lines: as a file gives them.
+        what: whose lines they are, for people.
 
     Raises:
-        FormatError: from `parse`, and `schema-invalid` for a line that was cut off.
+        FormatError: `schema-invalid`, a line that was cut off.
     """
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
-            raise FormatError(Code.SCHEMA, f"line {number} of the slices is cut off")
-        yield parse(line[:-1])
+            raise FormatError(Code.SCHEMA, f"line {number} of the {what} is cut off")
+        yield line[:-1]
 
 
-def tree(records: Iterable[Record]) -> Tree:
+def read_lines(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Yield the records of whole lines; raises `FormatError` as `whole_lines` and `parse` do."""
+    return map(parse, whole_lines(lines, "slices"))
+
+
+def tree(records: Iterable[Encoded]) -> Tree:
     """Return the Merkle tree (RFC 9162 section 2.1) over the records' canonical bytes, in order."""
     grown = Tree()
     for record in records:

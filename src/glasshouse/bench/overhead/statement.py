@@ -25,8 +25,6 @@ from glasshouse.bench.overhead.facts import (
     STATEMENT_TYPE,
     Facts,
 )
-from glasshouse.bench.overhead.notes import note_tree
-from glasshouse.bench.overhead.phases import phase_tree
 from glasshouse.bench.overhead.receipts import Backing, back, lowest
 from glasshouse.bench.overhead.slices import tree
 from glasshouse.errors import Code, FormatError, VerificationError
@@ -123,7 +121,7 @@ def statement_json(
         "parts": [_part(part, analyses[part.mode]) for part in measurement.parts],
         "phases": None
         if phases is None or phases_sha256 is None
-        else {"analysis_sha256": phases_sha256.hex(), "slices": _root(phase_tree(phases.slices))},
+        else {"analysis_sha256": phases_sha256.hex(), "slices": _root(tree(phases.slices))},
     }
 
 
@@ -152,7 +150,7 @@ def _part(part: Part, analysis_sha256: bytes) -> dict[str, Json]:
         "design_sha256": part.design.sha256.hex(),
         "mode": part.mode.value,
         "receipts": [None if note.bundle_sha256 is None else note.bundle_sha256.hex() for note in part.notes],
-        "sessions": _root(note_tree(part.notes)),
+        "sessions": _root(tree(part.notes)),
         "slices": _root(tree(part.records)),
     }
 

@@ -33,7 +33,6 @@ from glasshouse.bench.overhead.artifact import (
 )
 from glasshouse.bench.overhead.design import Mode
 from glasshouse.bench.overhead.facts import MAX_STATEMENT_BYTES, STATEMENT_KIND, STATEMENT_TYPE, Facts
-from glasshouse.bench.overhead.notes import note_tree
 from glasshouse.bench.overhead.receipts import back, entries, lowest
 from glasshouse.bench.overhead.slices import tree
 from glasshouse.bench.overhead.statement import check_runs, statement_json
@@ -177,7 +176,7 @@ def _part(folder: Path, claimed: _Claimed) -> Part:
     design, records = read_design(folder), read_records(folder, most=claimed.slices[1])
     notes = read_session_notes(folder, most=claimed.sessions[1])
     _check_tree(f"{folder.name}/{SLICES}", tree(records), claimed.slices)
-    _check_tree(f"{folder.name}/{SESSIONS}", note_tree(notes), claimed.sessions)
+    _check_tree(f"{folder.name}/{SESSIONS}", tree(notes), claimed.sessions)
     part = Part.of(design, records, notes)
     where = f"{folder.name}/{ANALYSIS}"
     check_same(_computed(folder.parent, where, claimed.analysis_sha256), part.to_json(), where)
