@@ -9,6 +9,7 @@ GlasshouseError                 code, message, hint; `fault` says whose it is
 ├── PeerError                   the peer's: broker or runtime away, slow or lying
 ├── PlatformError               the machine's: it lacks what was asked for
 ├── RunError                    the job's: the worker failed, was killed or was interrupted
+├── CollectiveError             a rank's or the network's: a sealed collective that cannot be trusted or finished
 ├── ResidueError                ours or the machine's: something stayed behind after zeroization
 └── InternalError               ours: a defect in Glasshouse
 
@@ -22,6 +23,7 @@ from typing import ClassVar
 
 __all__ = [
     "Code",
+    "CollectiveError",
     "ExitCode",
     "FormatError",
     "GlasshouseError",
@@ -116,6 +118,17 @@ class Code(StrEnum):
     OUTPUT_REFUSED = "output-refused"
     INTERRUPTED = "interrupted"
     RESIDUE_FOUND = "residue-found"
+
+    # sealed collectives (spec/sealed-collectives.md)
+    COLLECTIVE_TAMPERED = "collective-tampered"
+    COLLECTIVE_MISMATCH = "collective-mismatch"
+    COLLECTIVE_TIMEOUT = "collective-timeout"
+    COLLECTIVE_ABORTED = "collective-aborted"
+    COLLECTIVE_UNSEALED = "collective-unsealed"
+    RANK_LOST = "rank-lost"
+    RANK_REFUSED = "rank-refused"
+    GROUP_SECRET = "group-secret-missing"
+    GROUP_MISMATCH = "group-mismatch"
 
     # verification of receipts, logs and artifacts
     CHAIN_DELEGATION = "delegation-invalid"
@@ -234,6 +247,16 @@ class RunError(GlasshouseError):
     """The job itself failed, was killed or was interrupted."""
 
     fault = "job"
+    exit_code = ExitCode.RUN_FAILED
+
+
+class CollectiveError(GlasshouseError, RuntimeError):
+    """A sealed collective that cannot be trusted or finished; the group is over on every rank.
+
+    Also a RuntimeError, as those that torch raises for its own backends are: scripts that catch one catch this.
+    """
+
+    fault = "peer"
     exit_code = ExitCode.RUN_FAILED
 
 
