@@ -16,7 +16,7 @@ _HERE = Path(__file__).resolve().parent
 FOLDER = _HERE / "key-release"
 sys.path[:0] = [str(_HERE), str(_HERE.parents[1] / "tests")]
 
-from key_release_cases import documents, gate, release, tokens  # noqa: E402 - found through the line above
+from key_release_cases import documents, gate, groups, release, tokens  # noqa: E402 - found through the line above
 
 
 def build(previous: Mapping[str, Any]) -> dict[str, bytes]:
@@ -27,6 +27,10 @@ def build(previous: Mapping[str, Any]) -> dict[str, bytes]:
     """
     generators = (
         gate.gate_cases(),
+        groups.gate_cases(),
+        groups.group_cases(),
+        groups.ask_cases(),
+        groups.pending_cases(),
         documents.request_cases(),
         documents.challenge_cases(),
         documents.delegation_cases(),

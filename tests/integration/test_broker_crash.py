@@ -120,3 +120,34 @@ def test_a_runtime_gets_through_a_broker_that_dies_at_every_step(machine: Machin
         assert events.count("release") == 2
         assert events.count("receipt") == 1
         assert broker.broker_public == actor.launch.broker_public
+
+
+@pytest.mark.slow
+def test_a_group_gets_through_a_broker_that_dies_while_its_machines_wait(machine: Machine) -> None:
+    with machine.broker() as broker:
+        owner = Owner(broker, releases=2)
+        first, second = (Actor.enter(owner, launch) for launch in owner.group(2))
+    with machine.dies("/v1/evidence", "uncommitted") as send:
+        challenge = first.challenge()
+        evidence = first.sign(first.claims(challenge))
+        send(first, evidence)
+    with machine.dies("/v1/evidence", "committed") as send:
+        send(first, evidence)  # what was not committed did not happen: the same challenge still
+    with machine.dies("/v1/evidence", "uncommitted") as send:
+        assert first.ask(challenge, evidence).status == 202, "it was accepted, and its answer was lost"
+        last = second.challenge()
+        its = second.sign(second.claims(last))
+        send(second, its)  # released to both, and not committed
+    with machine.dies("/v1/evidence", "committed") as send:
+        assert first.ask(challenge, evidence).status == 202
+        assert owner.releases() == 0
+        send(second, its)
+    assert machine.count("releases") == 2
+    with machine.broker():
+        assert owner.releases() == 2
+        for actor, asked, sent in ((first, challenge, evidence), (second, last, its)):
+            assert actor.open(actor.ask(asked, sent).content(), asked, sent) == owner.package_key
+        records = owner.client().audit()
+        audit.verify_chain(records)
+        events = [record["event"] for record in records if isinstance(record, dict)]
+        assert (events.count("accepted"), events.count("release")) == (2, 2)

@@ -11,6 +11,7 @@ import pytest
 from glasshouse.broker import audit
 from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code
+from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
 from simulators.reporting import Reporter, release_to
@@ -101,3 +102,58 @@ def test_a_revocation_at_one_is_known_to_the_other_at_once(brokers: list[BrokerP
     evidence = actor.sign(actor.claims(actor.challenge()))
     owner.client().revoke(owner.manifest.package_id)
     assert actor.send(evidence).problem().code is Code.PACKAGE_REVOKED
+
+
+def machines(owner: Owner, brokers: list[BrokerProcess], number: int) -> list[tuple[Actor, Challenge, bytes]]:
+    """Machines of one group that ask at different brokers, each with evidence in hand."""
+    found = []
+    for machine, launch in enumerate(owner.group(number)):
+        actor = Actor.enter(owner, launch, url=brokers[machine % 2].runtime_url)
+        challenge = actor.challenge()
+        found.append((actor, challenge, actor.sign(actor.claims(challenge))))
+    return found
+
+
+def test_machines_of_a_group_that_come_together_are_released_to_once_and_all(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0], releases=12)
+    for number in range(1, 4):
+        group = machines(owner, brokers, 4)
+        with ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(lambda one: one[0].send(one[2]), group))
+        assert sorted(reply.status for reply in replies) == [200, 202, 202, 202], "one of them was the last"
+        keys = [actor.open(actor.ask(ch, ev).content(), ch, ev) for actor, ch, ev in group]
+        assert keys == [owner.package_key] * 4
+        assert owner.releases() == 4 * number
+    audit.verify_chain(owner.client().audit())
+
+
+def test_a_refusal_and_the_last_machine_at_the_same_moment_leave_all_or_none(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0], releases=20)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(8):
+            before = owner.releases()
+            first, second, third = machines(owner, brokers, 3)
+            bad = first[0].sign(replace(first[0].claims(first[1]), measurement=bytes(32)))
+            sent = [(first[0], bad), (second[0], second[2]), (third[0], third[2])]
+            replies = list(pool.map(lambda pair: pair[0].send(pair[1]), sent))
+            assert replies[0].problem().code is Code.MEASUREMENT_UNKNOWN
+            asked = [actor.ask(ch, ev) for actor, ch, ev in (second, third)]
+            codes = {reply.problem().code for reply in (*replies[1:], *asked) if reply.status >= 400}
+            assert codes <= {Code.RANK_REFUSED, Code.NONCE_UNKNOWN}
+            assert Code.RANK_REFUSED in codes
+            assert owner.releases() == before
+
+
+def test_a_group_that_is_revoked_as_its_last_machine_comes_is_released_whole_or_not(
+    brokers: list[BrokerProcess],
+) -> None:
+    for _ in range(5):
+        owner = Owner(brokers[0], releases=2)
+        first, second = machines(owner, brokers, 2)
+        assert first[0].send(first[2]).status == 202
+        with ThreadPoolExecutor(2) as pool:
+            last = pool.submit(second[0].send, second[2])
+            revoked = pool.submit(brokers[1].client().revoke, owner.manifest.package_id)
+        revoked.result()
+        assert owner.releases() == (2 if last.result().status == 200 else 0)
+        assert first[0].ask(first[1], first[2]).problem().code is Code.PACKAGE_REVOKED

@@ -30,6 +30,7 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.wire import dsse
+from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import derive, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
@@ -111,6 +112,15 @@ class World:
             digest("nonce"), identifier("deployment"), now_us=NOW_US - SECOND_US, lifetime_us=120 * SECOND_US
         )
 
+    @classmethod
+    def in_group(cls, *, machine: int = 1, machines: int = 3, ranks: int = 2) -> World:
+        """A world whose launch is one machine of a group."""
+        world = cls()
+        group = Group(id=digest("group"), machines=machines, machine=machine, ranks=ranks)
+        world.launch = replace(world.launch, group=group)
+        world.policy = replace(world.policy, release_budget=machines)
+        return world
+
     @cached_property
     def record(self) -> DeploymentRecord:
         return DeploymentRecord(
@@ -155,6 +165,7 @@ class World:
             launch_public=self.launch_key.public,
             issued_s=NOW_US // SECOND_US - 60,
             expires_s=self.launch.expires_us // SECOND_US,
+            group=self.launch.group,
         )
         return replace(claims, **changes)
 

@@ -43,8 +43,10 @@ class Ended:
         return found[0]
 
 
-def sealed_package(files: Mapping[str, bytes], job: dict[str, Any], workload: str) -> tuple[bytes, bytes]:
-    """Return a package and its encoded grant."""
+def sealed_package(
+    files: Mapping[str, bytes], job: dict[str, Any], workload: str, **options: Any
+) -> tuple[bytes, bytes]:
+    """Return a package and its encoded grant; `options` are those of `package.write.write`."""
     owner, key = SigningKey.generate(), secrets.token_bytes(32)
     sealing = hpke.RecipientKey.generate().public
     out = io.BytesIO()
@@ -61,6 +63,7 @@ def sealed_package(files: Mapping[str, bytes], job: dict[str, Any], workload: st
         recipients=[sealing],
         package_key=key,
         package_id=secrets.token_hex(16),
+        **options,
     )
     package = Package.open(io.BytesIO(out.getvalue()))
     return out.getvalue(), grant(package, key, package.unlock(key)).encode()
@@ -74,9 +77,18 @@ class FakeAgent:
         params: the job file's `[params]`.
         files: the inputs.
         workspace: an empty folder.
+        ranks: how many the worker is told to start; the grant has no group secret for them.
     """
 
-    def __init__(self, kind: str, params: Mapping[str, Any], files: Mapping[str, bytes], workspace: Path) -> None:
+    def __init__(
+        self,
+        kind: str,
+        params: Mapping[str, Any],
+        files: Mapping[str, bytes],
+        workspace: Path,
+        *,
+        ranks: int | None = None,
+    ) -> None:
         self._package, self._grant = sealed_package(files, canonical(kind, params), kind)
         self.link, theirs = socket.socketpair()
         self.link.settimeout(120)
@@ -85,7 +97,10 @@ class FakeAgent:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, "-I", "-m", "glasshouse.workloads.worker", "--fd", str(theirs.fileno())]
         self.process = subprocess.Popen(
-            [*command, "--workload", kind, "--workspace", str(workspace)],
+            [
+                *(*command, "--workload", kind, "--workspace", str(workspace)),
+                *(() if ranks is None else ("--ranks", str(ranks))),
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -183,7 +198,9 @@ def memory_file(name: str, data: bytes) -> int:
     return descriptor
 
 
-def run_raw(kind: str, params: Mapping[str, Any], files: Mapping[str, bytes], folder: Path) -> Ended:
+def run_raw(
+    kind: str, params: Mapping[str, Any], files: Mapping[str, bytes], folder: Path, *, ranks: int | None = None
+) -> Ended:
     """Run the raw leg with the same inputs."""
     import json
 
@@ -195,6 +212,7 @@ def run_raw(kind: str, params: Mapping[str, Any], files: Mapping[str, bytes], fo
     (folder / "events").unlink(missing_ok=True)
     (folder / "params.json").write_text(json.dumps(dict(params)))
     command = [sys.executable, "-I", "-m", "glasshouse.workloads.worker", "--raw", "--workload", kind]
+    command += [] if ranks is None else ["--ranks", str(ranks)]
     command += ["--params", str(folder / "params.json"), "--inputs", str(inputs), "--outputs", str(outputs)]
     done = subprocess.run(
         [*command, "--events", str(folder / "events")], capture_output=True, text=True, timeout=120, check=False

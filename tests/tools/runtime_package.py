@@ -38,6 +38,7 @@ def seal(
     profile: Profile = Profile.STANDARD,
     chunk_bytes: int = 1 << 16,
     owner: SigningKey | None = None,
+    egress: tuple[str, ...] = (),
 ) -> OwnersPackage:
     owner, recipient, key = owner or SigningKey.generate(), RecipientKey.generate(), secrets.token_bytes(32)
     with path.open("w+b") as out:
@@ -49,7 +50,7 @@ def seal(
             ],
             job=job or {},
             workload=workload,
-            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile),
+            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile, egress=egress),
             owner=owner,
             owner_sealing=recipient.public,
             recipients=[recipient.public],

@@ -26,6 +26,7 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.jobs.verdict import Verdict
 from glasshouse.jobs.verify import verify_bundle, verify_log_beside
 from glasshouse.package.outputs import open_output
+from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.params import canonical
@@ -44,6 +45,7 @@ class Broken:
     lease_s: int = 600
     max_duration_s: int = 3600
     profile: Profile = Profile.STANDARD
+    egress: tuple[str, ...] = ()
 
 
 @dataclass
@@ -144,7 +146,7 @@ class World:
         policy = DeploymentPolicy(
             assurance=Assurance.SOFTWARE,
             profile=self.package.manifest.floor.profile,
-            egress=(),
+            egress=self.broken.egress,
             reference_measurements=self.broken.references or (self.reference,),
             release_budget=self.broken.budget,
             not_after_us=now_us + HOUR_US,
@@ -153,11 +155,21 @@ class World:
         )
         self.deployment = client.add_deployment(self.package.envelope, self.package.key, policy)
 
-    def launch(self, *, broker_url: str | None = None) -> LaunchFile:
+    def group(self, machines: int, *, ranks: int = 1) -> tuple[Group, ...]:
+        """Announce a group of several machines; `launch` each of its places."""
+        if self.reference != measure_runtime().sha256:
+            self.deploy()
+        return self.broker.client().add_group(self.deployment, machines=machines, ranks=ranks)
+
+    def launch(
+        self, *, broker_url: str | None = None, ranks: int | None = None, group: Group | None = None
+    ) -> LaunchFile:
         if self.reference != measure_runtime().sha256:
             self.deploy()  # somebody saved a source since: what starts now measures to something else
         key, run_id, container = SigningKey.generate(), secrets.token_hex(16), secrets.token_hex(8)
-        token = self.broker.client().add_launch(
+        client = self.broker.client()
+        token = client.add_launch(
+            group=group if ranks is None else client.add_group(self.deployment, machines=1, ranks=ranks)[0],
             deployment=self.deployment,
             run_id=run_id,
             container_id=container,
@@ -186,8 +198,10 @@ class World:
         program: Sequence[str] = ("-m", "glasshouse.runtime"),
         out: Path | None = None,
         inherited: Sequence[int] = (),
+        ranks: int | None = None,
     ) -> AgentProcess:
-        launch = launch or self.launch()
+        launch = launch or self.launch(ranks=ranks)
+        options = [*options, *([] if ranks is None else ["--ranks", str(ranks)])]
         number = len(self.agents)
         out, empty = out or self.folder / f"out-{number}", self.folder / f"empty-{number}"
         empty.mkdir()
@@ -260,7 +274,9 @@ def workload_world(
     """Return a world whose job is one of the workloads, with its `[params]` and inputs; the rest as `script_world`."""
     broken = broken or Broken()
     job = canonical(workload, params)
-    package = seal(folder / "job.sealed", files, job=job, workload=workload, profile=broken.profile)
+    package = seal(
+        folder / "job.sealed", files, job=job, workload=workload, profile=broken.profile, egress=broken.egress
+    )
     home = folder / "broker"
     home.mkdir(mode=0o700)
     own = None if broker else BrokerProcess(home)

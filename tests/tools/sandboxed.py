@@ -47,7 +47,7 @@ def specification(code: str, **changes: object) -> SandboxSpec:
 
 def start(spec: SandboxSpec, kernel: Kernel | None = None) -> Worker:
     """Start a worker; with a kernel of its own, the launcher runs in a fork of this process."""
-    worker = sandbox.start(spec, spawn=None if kernel is None else _forking(kernel))
+    worker = sandbox.start(spec, spawn=None if kernel is None else forking(kernel))
     message = first_message(worker)
     if not isinstance(message, dict) or message.get("type") != "sandbox":
         worker.end()
@@ -99,7 +99,7 @@ def _drained(descriptor: int) -> str:
         return stream.read().decode()
 
 
-def _forking(kernel: Kernel) -> sandbox.Spawn:
+def forking(kernel: Kernel) -> sandbox.Spawn:
     def spawn(spec: SandboxSpec, streams: list[str | int]) -> int:
         pid = os.fork()
         if pid:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import importlib.util
 import json
 from collections.abc import Callable
@@ -28,11 +29,20 @@ from glasshouse.handshake.broker_side import (
     check_challenge_request,
 )
 from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.group_rules import (
+    GroupRecord,
+    GroupState,
+    check_4_release_request,
+    check_14_group,
+    check_release_request,
+)
 from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Pending
 from glasshouse.handshake.runtime_side import check_release, read_challenge
 from glasshouse.handshake.tokens import parse_token
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Floor
 
@@ -77,13 +87,49 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
             container_source=ContainerSource(launch["container"]["source"]),
             launch_public=b64decode(launch["launch_public"]),
             expires_us=launch["expires_us"],
+            group=Group.from_json(launch["group"]) if "group" in launch else None,
         ),
         broker_public=b64decode(given["broker_public"]),
         now_us=now_us,
     )
-    check_13_budget(released_to=given["released_to"], known=given["hpke_key_known"], policy=policy)
+    more = given.get("released_together", 1)
+    check_13_budget(released_to=given["released_to"], known=given["hpke_key_known"], policy=policy, more=more)
+    if "group" in launch:
+        check_14_group(group_record(launch, given["group"]))
     composite = json.loads(b64payload(message))["composite"]
     return {"composite": composite, "evidence_sha256": appraisal.evidence_sha256.hex()}
+
+
+def group_record(launch: dict[str, Any], standing: dict[str, Any]) -> GroupRecord:
+    place = Group.from_json(launch["group"])
+    return GroupRecord(
+        id=place.id,
+        deployment=launch["deployment"],
+        machines=place.machines,
+        ranks=place.ranks,
+        state=GroupState(standing["state"]),
+        culprit=standing["culprit"],
+        code=standing["code"] and Code(standing["code"]),
+    )
+
+
+def group(given: dict[str, Any]) -> dict[str, Any]:
+    found = Group.from_json(given["group"])
+    assert found.to_json() == given["group"]
+    secret = found.secret(b64decode(given["package_key"]))
+    return {"first_rank": found.first_rank, "secret": b64encode(secret), "world_size": found.world_size}
+
+
+def ask(given: dict[str, Any]) -> dict[str, Any]:
+    request, envelope = check_release_request(octets(given["message"]))
+    check_4_release_request(envelope, evidence_public=b64decode(given["evidence_public"]))
+    return {"evidence_sha256": request.evidence_sha256.hex(), "nonce": b64encode(request.nonce)}
+
+
+def pending(given: dict[str, Any]) -> dict[str, Any]:
+    found = Pending.parse(given["pending"].encode())
+    assert found.encode() == given["pending"].encode()
+    return {"accepted": found.accepted, "machines": found.machines}
 
 
 def b64payload(message: bytes) -> bytes:
@@ -153,11 +199,14 @@ def release(given: dict[str, Any]) -> dict[str, Any]:
 
 
 READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "ask": ask,
     "challenge": challenge,
     "delegation": delegation,
     "ear": ear,
     "gate": gate,
+    "group": group,
     "launch": launch,
+    "pending": pending,
     "policy": policy,
     "release": release,
     "request": request,
@@ -214,6 +263,17 @@ def test_composite_and_info_follow_from_the_text_of_the_specification() -> None:
     assert b64encode(key) == CASES["release-valid"]["expect"]["package_key"]
 
 
+def test_a_group_secret_follows_from_the_text_of_the_specification() -> None:
+    """HKDF (RFC 5869) from its two HMACs, and the info from the lengths and parts that section 5.4 names."""
+    valid = CASES["group-valid"]
+    key, place = b64decode(valid["input"]["package_key"]), valid["input"]["group"]
+    world = (place["machines"] * place["ranks"]).to_bytes(4, "big")
+    parts = (b"glasshouse group v1", bytes.fromhex(place["id"]), world)
+    info = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    pseudorandom = hmac.digest(bytes(32), key, "sha256")
+    assert b64encode(hmac.digest(pseudorandom, info + b"\x01", "sha256")) == valid["expect"]["secret"]
+
+
 def test_every_kind_has_a_valid_case_and_refusals() -> None:
     for kind in READERS:
         codes = {case["expect"]["code"] for case in CASES.values() if case["kind"] == kind}
@@ -224,7 +284,7 @@ def test_every_kind_has_a_valid_case_and_refusals() -> None:
 def test_every_code_of_the_gate_has_its_own_vector() -> None:
     codes = list(Code)
     numbered = set(codes[codes.index(Code.MESSAGE_TOO_LARGE) : codes.index(Code.RELEASE_BUDGET) + 1])
-    numbered |= {Code.DEPLOYMENT_EXPIRED, Code.PACKAGE_REVOKED, Code.CHAIN_DELEGATION}
+    numbered |= {Code.RANK_REFUSED, Code.DEPLOYMENT_EXPIRED, Code.PACKAGE_REVOKED, Code.CHAIN_DELEGATION}
     seen = {case["expect"]["code"] for case in CASES.values() if case["kind"] == "gate"} - {None}
     assert seen == numbered
 

@@ -165,6 +165,16 @@ def policy_cases() -> Iterator[Case]:
     twice = [digest("runtime").hex()] * 2
     yield refused("repeated", "The same reference twice.", "schema-invalid", reference_measurements=twice)
     yield refused("egress", "A peer that the floor does not have.", "policy-loosened", egress=["evil.example:443"])
+    yield refused("egress-group", "The group, which the floor does not have.", "policy-loosened", egress=["group"])
+    yield refused("egress-word", "A word that is no peer.", "schema-invalid", egress=["groups"])
+    own, wide = replace(floor, egress=("group",)), {**policy, "egress": ["group"]}
+    yield case(
+        "policy-valid-group",
+        "The machines of the group may talk, and nobody else.",
+        {"floor": own.to_json(), "policy": wide},
+        floor_sha256=own.sha256.hex(),
+        policy_sha256=type(world.policy).from_json(wide).sha256.hex(),
+    )
     strict = replace(floor, profile=Profile.STRICT)
     tee = replace(floor, assurance=Assurance.GPU_TEE)
     for name, higher in (("profile", strict), ("assurance", tee)):

@@ -62,6 +62,10 @@ def gate_input(world: World, message: bytes | Mapping[str, Any], **changes: Any)
         },
         "released_to": 0,
     }
+    if launch.group is not None:
+        given["launch"]["group"] = launch.group.to_json()
+        given["released_together"] = launch.group.machines
+        given["group"] = {"code": None, "culprit": None, "state": "open"}
     return {**given, **changes}
 
 

@@ -30,7 +30,7 @@ class DeploymentPolicy:
     Attributes:
         assurance: least level of assurance.
         profile: least hardening profile.
-        egress: ``host:port`` peers of the worker; a subset of the floor's.
+        egress: peers of the worker, as a floor has them; a subset of the floor's.
         reference_measurements: runtime measurements recorded on the owner's side, sorted.
         release_budget: how many distinct attested HPKE keys may be given the package key.
         not_after_us: no release after this time.

@@ -16,6 +16,7 @@ from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.group import Group
 
 __all__ = ["OwnerClient", "Reply", "request"]
 
@@ -160,8 +161,9 @@ class OwnerClient:
         container_source: str,
         launch_public: bytes,
         lifetime_s: int,
+        group: Group | None = None,
     ) -> str:
-        """Record a launch and return its token."""
+        """Record a launch, of one machine of a group if there is one, and return its token."""
         value: dict[str, Json] = {
             "container": {"id": container_id, "source": container_source},
             "deployment": deployment,
@@ -169,7 +171,27 @@ class OwnerClient:
             "lifetime_s": lifetime_s,
             "run_id": run_id,
         }
+        if group is not None:
+            value["group"] = group.to_json()
         return _text(self._ask("POST", "/v1/launches", value), "token")
+
+    def add_group(self, deployment: str, *, machines: int, ranks: int) -> tuple[Group, ...]:
+        """Announce a group; return the place of each of its machines, in order."""
+        value: dict[str, Json] = {"deployment": deployment, "machines": machines, "ranks": ranks}
+        text = _text(self._ask("POST", "/v1/groups", value), "group")
+        try:
+            places = range(machines)
+            return tuple(Group(id=bytes.fromhex(text), machines=machines, machine=m, ranks=ranks) for m in places)
+        except ValueError:
+            raise PeerError(Code.BROKER_PROTOCOL, "an answer without the id of a group") from None
+
+    def refuse_group(self, group_id: bytes, *, machine: int, code: Code) -> dict[str, Json]:
+        """Say that a machine of a group has ended: none that still waits is released to."""
+        return self._ask("POST", f"/v1/groups/{group_id.hex()}/refuse", {"code": code.value, "machine": machine})
+
+    def group(self, group_id: bytes) -> dict[str, Json]:
+        """Return how a group stands."""
+        return self._ask("GET", f"/v1/groups/{group_id.hex()}")
 
     def revoke(self, package_id: str) -> dict[str, Json]:
         """Have a package's key released never again."""

@@ -2,8 +2,8 @@
 
 Each decision is one transaction, or one savepoint of a transaction that it shares (`turns`): the challenge's
 consumption, the budget, the audit record and the stored answer are committed together before anybody is told.
-The numbered checks themselves are `handshake.broker_side`'s; check 2 and check 13 are decided here on what only
-the database knows.
+The numbered checks themselves are `handshake.broker_side`'s; check 2 is decided here on what only the database
+knows, check 13 in `releases` and check 14 in `groups`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.broker import audit, store
-from glasshouse.broker.database import Database
+from glasshouse.broker.database import Database, OvertakenError
+from glasshouse.broker.groups import Groups
 from glasshouse.broker.http import Answer
 from glasshouse.broker.keys import KeyFile
-from glasshouse.broker.schema import challenges, deployments, launches, releases
+from glasshouse.broker.releases import Releases, group_facts
+from glasshouse.broker.schema import challenges, launches
 from glasshouse.broker.store import Standing
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
-from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
+from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
@@ -52,8 +54,8 @@ class GateLimits:
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
 # column is, for that would set the column.
 _BY_NONCE = (
-    select(challenges.c.nonce, challenges.c.body, launches)
-    .join(launches, launches.c.jti == challenges.c.jti)
+    select(challenges.c.nonce, challenges.c.body, *store.LAUNCH_COLUMNS)
+    .select_from(store.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
     .where(challenges.c.nonce == bindparam("nonce"))
 )
 _BY_REQUEST = select(challenges.c.body, challenges.c.used_us).where(
@@ -74,22 +76,6 @@ _ROOM = select(
         challenges.c.expires_us > bindparam("now_us"),
     ).scalar_subquery(),
     _CHALLENGES.where(challenges.c.jti == bindparam("jti")).scalar_subquery(),
-)
-_KNOWN = select(releases.c.deployment, releases.c.hpke_sha256, releases.c.evidence_public, releases.c.run_id).where(
-    (releases.c.evidence_public == bindparam("evidence_public"))
-    | (releases.c.run_id == bindparam("run_id"))
-    | ((releases.c.deployment == bindparam("deployment")) & (releases.c.hpke_sha256 == bindparam("hpke_sha256")))
-)
-_RELEASE = insert(releases)
-_RELEASE_AGAIN = (
-    update(releases)
-    .where(releases.c.deployment == bindparam("here"), releases.c.hpke_sha256 == bindparam("key"))
-    .values(answers=releases.c.answers + 1, contact_us=bindparam("contact_us"))
-)
-_COUNT = (
-    update(deployments)
-    .where(deployments.c.id == bindparam("deployment"), deployments.c.releases < bindparam("budget"))
-    .values(releases=deployments.c.releases + 1)
 )
 
 
@@ -113,10 +99,12 @@ class Gate:
         limits: GateLimits,
     ) -> None:
         self._database = database
-        self._key_file = key_file
         self._key = key
         self._clock_us = clock_us
         self._limits = limits
+        self._releases = Releases(key_file, key)
+        self._groups = Groups(database, self._releases, key.public, clock_us)
+        self.ask = self._groups.ask
         self._swept_us = 0
 
     def challenge(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
@@ -193,7 +181,7 @@ class Gate:
             taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
             if connection.execute(_TAKE, taken).rowcount != 1:
                 return self._replayed(connection, asked, signed.sha256, now_us)
-            answer = self._decided(connection, asked, signed, now_us)
+            answer = self._decided(connection, asked, signed, body, now_us)
             connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
             return answer
 
@@ -226,8 +214,11 @@ class Gate:
         connection.execute(_REPLAYED, {"challenge": asked["nonce"]})
         return answer
 
-    def _decided(self, connection: Connection, asked: RowMapping, signed: SignedEvidence, now_us: int) -> Answer:
-        """Run checks 2 to 13 on a challenge that this transaction consumed; a refusal is an answer too."""
+    def _decided(
+        self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
+    ) -> Answer:
+        """Run checks 2 to 14 on a challenge that this transaction consumed; a refusal is an answer too."""
+        launch = store.as_launch(asked)
         try:
             challenge = _check_2(asked["body"], used=False, now_us=now_us)
             store.lock_deployment(connection, asked["deployment"])
@@ -238,16 +229,20 @@ class Gate:
                 signed,
                 challenge=challenge,
                 record=standing.record,
-                launch=store.as_launch(asked),
+                launch=launch,
                 broker_public=self._key.public,
                 now_us=now_us,
             )
-            return self._released(connection, standing, challenge, appraisal, now_us)
-        except SQLAlchemyError:
+            if launch.group is None:
+                return self._released(connection, standing, challenge, appraisal, now_us)
+            return self._groups.accept(connection, standing, launch, challenge, appraisal, message, now_us)
+        except (SQLAlchemyError, OvertakenError):
             raise
         except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
             # What is not a refusal is a defect of ours: the runtime is told so, and nothing of it.
             refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
+            if refusal is error:  # a runtime that meets a defect of ours comes again, and so does its group
+                self._groups.refused(connection, launch, refusal.code, now_us)
             self._audit_refusal(connection, refusal, asked, signed.sha256, now_us)
             return Answer.refusal(refusal)
 
@@ -255,51 +250,12 @@ class Gate:
         self, connection: Connection, standing: Standing, challenge: Challenge, appraisal: Appraisal, now_us: int
     ) -> Answer:
         """Check 13, and the release. The counter moves only once everything else has succeeded."""
-        record = standing.record
-        claims, hpke_sha256 = appraisal.claims, sha256(appraisal.claims.hpke_public)
-        known = _known_runtime(connection, record.deployment, hpke_sha256, claims.evidence_public, claims.run_id)
-        broker_side.check_13_budget(released_to=standing.released, known=known, policy=record.policy)
-        release = broker_side.build_release(
-            appraisal,
-            package_key=standing.package_key(self._key_file),
-            broker_key=self._key,
-            challenge=challenge,
-            record=record,
-            now_us=now_us,
+        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal)
+        release = self._releases.make(
+            standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=known, now_us=now_us
         )
-        if known:
-            here = {"here": record.deployment, "key": hpke_sha256, "contact_us": now_us}
-            connection.execute(_RELEASE_AGAIN, here)
-        else:
-            self._count(connection, record)
-            values = {
-                "deployment": record.deployment,
-                "hpke_sha256": hpke_sha256,
-                "evidence_public": claims.evidence_public,
-                "run_id": claims.run_id,
-                "released_us": now_us,
-                "contact_us": now_us,
-            }
-            connection.execute(_RELEASE, values)
-        audit.append(
-            connection,
-            "release",
-            now_us,
-            assurance=claims.assurance.value,
-            counted=0 if known else 1,
-            deployment=record.deployment,
-            evidence_sha256=appraisal.evidence_sha256.hex(),
-            hpke_sha256=hpke_sha256.hex(),
-            profile=claims.hardening.profile.value,
-            run_id=claims.run_id,
-        )
-        return Answer(body=release)
-
-    def _count(self, connection: Connection, record: DeploymentRecord) -> None:
-        budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
-        moved = connection.execute(_COUNT, budget).rowcount
-        if moved != 1:
-            raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")
+        self._releases.write(connection, standing.record, release, now_us)
+        return Answer(body=release.body)
 
     def _audit_refusal(
         self,
@@ -318,6 +274,7 @@ class Gate:
             deployment=asked["deployment"],
             evidence_sha256=evidence_sha256.hex(),
             run_id=asked["run_id"],
+            **group_facts(store.as_launch(asked).group),
         )
 
 
@@ -329,24 +286,3 @@ def _check_2(body: bytes, *, used: bool, now_us: int) -> Challenge:
     """
     challenge = Challenge.parse(body)
     return broker_side.check_2_challenge(challenge, used=used, now_us=max(now_us, challenge.issued_us))
-
-
-def _known_runtime(
-    connection: Connection, deployment: str, hpke_sha256: bytes, evidence_public: bytes, run_id: str
-) -> bool:
-    """Return whether this runtime was released to before: its run and both of its keys, or none of them.
-
-    Raises:
-        CheckFailedError: `release-budget-exhausted` for one of the three beside another runtime's.
-    """
-    mine = (deployment, hpke_sha256, evidence_public, run_id)
-    names = ("deployment", "hpke_sha256", "evidence_public", "run_id")
-    found = [tuple(row) for row in connection.execute(_KNOWN, dict(zip(names, mine, strict=True)))]
-    if not found:
-        return False
-    if found == [mine]:
-        return True
-    # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
-    raise CheckFailedError(
-        "13", Code.RELEASE_BUDGET, "a run or keys that were attested before, with others beside them"
-    )

@@ -13,6 +13,8 @@ from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database
 from glasshouse.broker.http import Answer
 from glasshouse.broker.keys import KeyFile, Purpose
+from glasshouse.broker.owners_groups import join_group
+from glasshouse.broker.releases import group_facts
 from glasshouse.broker.schema import deployments, launches, packages
 from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
@@ -22,6 +24,7 @@ from glasshouse.package.manifest import parse_signed
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields
+from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["OwnerSide"]
@@ -137,7 +140,8 @@ class OwnerSide:
 
         Raises:
             FormatError: `schema-invalid`.
-            UsageError: `deployment-unknown`, `delegation-invalid`, or a run id that is taken.
+            UsageError: `deployment-unknown`, `delegation-invalid`, a run id that is taken, or a place in a group
+                that is, or that does not exist.
             RefusedError: `package-revoked` or `deployment-expired`.
         """
         fields = Fields(decode(body, max_bytes=MAX_BODY_BYTES), "request")
@@ -148,6 +152,7 @@ class OwnerSide:
         source = ContainerSource(container.choice("source", list(ContainerSource)))
         launch_public = fields.octets("launch_public", length=32)
         lifetime_s = fields.integer("lifetime_s", low=1, high=MAX_LAUNCH_LIFETIME_S)
+        group = Group.from_json(fields.any("group")) if fields.has("group") else None
         container.end()
         fields.end()
         now_us = self._clock_us()
@@ -184,6 +189,7 @@ class OwnerSide:
                 # Rounded up: a token lives to the end of the second in which its deployment ends, and
                 # the deployment's own end is checked to the microsecond.
                 expires_s=min(now_s + lifetime_s, -(-record.policy.not_after_us // _SECOND_US)),
+                group=group,
             )
             values = {
                 "jti": token.jti,
@@ -196,7 +202,10 @@ class OwnerSide:
                 "created_us": now_us,
             }
             connection.execute(insert(launches).values(**values))
-            audit.append(connection, "launch", now_us, deployment=deployment, jti=token.jti, run_id=run_id)
+            if group is not None:
+                join_group(connection, group, deployment=deployment, jti=token.jti)
+            facts = {"deployment": deployment, "jti": token.jti, "run_id": run_id}
+            audit.append(connection, "launch", now_us, **facts, **group_facts(group))
             return token
 
         token = self._database.write(decide)

@@ -6,7 +6,18 @@ a write: so that the same rules hold between threads, between broker processes a
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -15,7 +26,9 @@ __all__ = [
     "challenges",
     "delegations",
     "deployments",
+    "groups",
     "launches",
+    "members",
     "metadata",
     "packages",
     "releases",
@@ -77,6 +90,39 @@ launches = Table(
     Column("launch_public", LargeBinary(32), nullable=False),
     Column("expires_us", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
+)
+
+# Groups have tables of their own, so that a database from before there were any is one without groups.
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", LargeBinary(32), primary_key=True),
+    Column("deployment", _ID, ForeignKey("deployments.id"), nullable=False),
+    Column("machines", Integer, nullable=False),
+    Column("ranks", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("deadline_us", BigInteger),
+    Column("culprit", Integer),
+    Column("code", String(64)),
+    Column("created_us", BigInteger, nullable=False),
+    Column("decided_us", BigInteger),
+    Index("groups_open", "state", "deadline_us"),
+)
+
+# A launch that is one machine of a group. What it was accepted with is set while it waits and afterwards; the
+# evidence itself only while it waits.
+members = Table(
+    "members",
+    metadata,
+    Column("jti", _ID, ForeignKey("launches.jti"), primary_key=True),
+    Column("group_id", LargeBinary(32), ForeignKey("groups.id"), nullable=False),
+    Column("machine", Integer, nullable=False),
+    Column("nonce", LargeBinary(32)),
+    Column("evidence_sha256", LargeBinary(32)),
+    Column("evidence_public", LargeBinary(32)),
+    Column("hpke_sha256", LargeBinary(32)),
+    Column("evidence", LargeBinary),
+    UniqueConstraint("group_id", "machine"),
 )
 
 # A challenge that was used stays as a tombstone until its token can no longer pass check 3: so a second

@@ -18,11 +18,12 @@ from glasshouse.broker.gate import Gate, GateLimits
 from glasshouse.broker.http import Limits, add_route, bare_app
 from glasshouse.broker.keys import KeyFile, private_directory
 from glasshouse.broker.owner import OwnerSide
+from glasshouse.broker.owners_groups import OwnersGroups
 from glasshouse.broker.reports import Reports
 from glasshouse.broker.views import Views
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
-from glasshouse.handshake.messages import MAX_REQUEST_BYTES
+from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, MAX_REQUEST_BYTES
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["Apps", "Broker", "create_apps", "open_broker", "system_clock_us"]
@@ -98,11 +99,13 @@ def create_apps(
     for path, handler, body_bytes in (
         ("/v1/challenge", gate.challenge, MAX_REQUEST_BYTES),
         ("/v1/evidence", gate.evidence, MAX_EVIDENCE_BYTES),
+        ("/v1/release", gate.ask, MAX_RELEASE_REQUEST_BYTES),
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
     ):
         add_route(runtime, "POST", path, handler, limits=Limits(body_bytes=body_bytes), executor=executor)
     side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us)
+    group_side = OwnersGroups(broker.database, clock_us)
     views = Views(broker.database, broker.key.public, clock_us)
     owner = bare_app()
     for method, path, action in (
@@ -111,6 +114,9 @@ def create_apps(
         ("POST", "/v1/deployments", side.add_deployment),
         ("GET", "/v1/deployments/{deployment}", views.deployment),
         ("POST", "/v1/launches", side.add_launch),
+        ("POST", "/v1/groups", group_side.add_group),
+        ("GET", "/v1/groups/{group}", group_side.group),
+        ("POST", "/v1/groups/{group}/refuse", group_side.refuse_group),
         ("POST", "/v1/packages/{package_id}/revoke", side.revoke),
         ("GET", "/v1/runs/{run_id}", views.run),
     ):

@@ -15,10 +15,14 @@ from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.broker_side import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.group_rules import GroupState
 from glasshouse.package.manifest import parse_signed
+from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey, key_id
 
 __all__ = [
+    "LAUNCH_COLUMNS",
+    "LAUNCH_SOURCE",
     "Attested",
     "Standing",
     "as_launch",
@@ -53,7 +57,18 @@ _STANDING = (
     .outerjoin(schema.delegations, schema.delegations.c.owner == schema.packages.c.owner)
     .where(schema.deployments.c.id == bindparam("deployment"))
 )
-_LAUNCH = select(schema.launches).where(schema.launches.c.jti == bindparam("jti"))
+# Every query that finds a launch finds its group with it; `as_launch` reads these columns.
+LAUNCH_COLUMNS = (
+    schema.launches,
+    schema.members.c.machine,
+    schema.groups.c.id.label("group_id"),
+    schema.groups.c.machines,
+    schema.groups.c.ranks,
+)
+LAUNCH_SOURCE = schema.launches.outerjoin(schema.members, schema.members.c.jti == schema.launches.c.jti).outerjoin(
+    schema.groups, schema.groups.c.id == schema.members.c.group_id
+)
+_LAUNCH = select(*LAUNCH_COLUMNS).select_from(LAUNCH_SOURCE).where(schema.launches.c.jti == bindparam("jti"))
 _LOCK = (
     update(schema.deployments)
     .where(schema.deployments.c.id == bindparam("deployment"))
@@ -69,6 +84,11 @@ _ATTESTED = (
     .join(schema.deployments, schema.deployments.c.id == schema.releases.c.deployment)
     .where(schema.releases.c.run_id == bindparam("run_id"))
 )
+# A group whose deadline has passed is refused when anybody asks; nothing of it is appraised again.
+_OVER = select(schema.groups.c.id).where(
+    schema.groups.c.state == GroupState.OPEN.value, schema.groups.c.deadline_us <= bindparam("now_us")
+)
+_SWEEP_WAITING = update(schema.members).where(schema.members.c.group_id.in_(_OVER)).values(evidence=None)
 _SWEEP = delete(schema.challenges).where(schema.challenges.c.keep_until_us <= bindparam("now_us"))
 
 
@@ -166,7 +186,10 @@ def launch_record(connection: Connection, jti: str) -> LaunchRecord | None:
 
 
 def as_launch(row: RowMapping) -> LaunchRecord:
-    """Return the launch in a row that holds the columns of `launches`."""
+    """Return the launch in a row that holds `LAUNCH_COLUMNS`."""
+    group = None
+    if row["group_id"] is not None:
+        group = Group(id=row["group_id"], machines=row["machines"], machine=row["machine"], ranks=row["ranks"])
     return LaunchRecord(
         jti=row["jti"],
         deployment=row["deployment"],
@@ -175,6 +198,7 @@ def as_launch(row: RowMapping) -> LaunchRecord:
         container_source=ContainerSource(row["container_source"]),
         launch_public=row["launch_public"],
         expires_us=row["expires_us"],
+        group=group,
     )
 
 
@@ -245,5 +269,6 @@ def attested(connection: Connection, run_id: str, signer: str, *, broker_public:
 
 
 def sweep(connection: Connection, now_us: int) -> int:
-    """Forget challenges whose token can no longer pass; return how many."""
+    """Forget challenges whose token can no longer pass, and evidence that waits in vain; return how many challenges."""
+    connection.execute(_SWEEP_WAITING, {"now_us": now_us})
     return connection.execute(_SWEEP, {"now_us": now_us}).rowcount

@@ -30,7 +30,7 @@ _COMMANDS = (
     ("verify", "check a receipt, artifact, log or package, offline"),
     ("artifact", "a public account of a run, without names or secrets"),
     ("revoke", "release a package's key to nobody any more"),
-    ("tamper", "tell nine attacks to a live broker"),
+    ("tamper", "tell fourteen attacks to a live broker"),
     ("doctor", "what this machine offers, and what its host could see"),
 )
 # What the framework raises after it has printed the help of a group that was named alone; it is known by its name,

@@ -26,7 +26,8 @@ def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False)
         else:
             output.say(f"Run {record.run_id[:8]} · {record.name} · {record.workload}", style="bold")
             view = View(output.console)
-            view.expect(assurance=record.assurance, profile=record.profile)
+            machines = 1 if record.group is None else record.group.machines
+            view.expect(assurance=record.assurance, profile=record.profile, machines=machines)
             with view:
                 ended = wait(folder, place, view)
     except KeyboardInterrupt:

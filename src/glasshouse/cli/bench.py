@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli import bench_overhead, bench_phases
+from glasshouse.cli import bench_collectives, bench_overhead, bench_phases
 from glasshouse.cli.options import Json
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import bytes_text
@@ -23,6 +23,9 @@ group.command("overhead", help="What protection costs while it trains: interval,
 )
 group.command("phases", help="Where a step's time goes, raw against protected, and what limits its speed.")(
     bench_phases.command
+)
+group.command("collectives", help="What sealed collectives cost beside plaintext ones, with a model of more ranks.")(
+    bench_collectives.command
 )
 
 

@@ -20,7 +20,10 @@ from glasshouse.wire.states import Outcome
 if TYPE_CHECKING:
     from glasshouse.evidence.receipt import Receipt
     from glasshouse.jobs.collect import Opened
+    from glasshouse.jobs.finish import Conclusion
+    from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Ended
+    from glasshouse.wire.group import Group
     from glasshouse.wire.hpke import RecipientKey
 
 __all__ = ["say_ended"]
@@ -63,7 +66,8 @@ def say_ended(
     if not output.as_json:
         _say(output, ended, opened, problem, home)
         if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:
-            said = last_words(ended.folder, ended.record, sealing=sealing, owner_signing=owner_signing)
+            machine = _speaker(ended)
+            said = last_words(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
             _say_last_words(output, *said, everything=_log_command(ended, home))
     return conclusion.exit_code
 
@@ -79,7 +83,13 @@ def _say_last_words(output: Output, lines: Sequence[str], vouched: bool, *, ever
 
 
 def _log_command(ended: Ended, home: Path | None) -> str:
-    return f"glasshouse logs {ended.folder.run_id[:8]}{again(home)}"
+    machine = f" --machine {ended.conclusion.blamed}" if ended.conclusion.blamed else ""
+    return f"glasshouse logs {ended.folder.run_id[:8]}{machine}{again(home)}"
+
+
+def _speaker(ended: Ended) -> RunFolder:
+    """Return whose words explain a run's end: of several machines, the one because of which it did not complete."""
+    return ended.folder.machines()[ended.conclusion.blamed or 0]
 
 
 def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str, home: Path | None) -> None:
@@ -97,6 +107,8 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str, h
         facts["assurance"] = f"{level}: {ASSURANCE[level]}"
     if receipt is not None:
         facts |= _facts(receipt, opened, _planned(ended))
+    if ended.record.group is not None:
+        facts["ranks"] = _ranks(ended.record.group, conclusion)
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     facts["receipt"] = verdict_words(conclusion.verdict, level)
@@ -106,6 +118,24 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str, h
     facts["files"] = ended.folder.path
     facts["next"] = _next(ended, home)
     output.facts(facts)
+
+
+def _ranks(group: Group, conclusion: Conclusion) -> str:
+    """Say how many ranks there were on how many machines, and of machines that did not complete, which and why."""
+    each = f"{group.ranks} rank" + ("" if group.ranks == 1 else "s")
+    if group.machines == 1:
+        return f"{each} on one machine"
+    lines = [f"{each} on each of {group.machines} machines"]
+    for machine, end in enumerate(conclusion.machines):
+        if end.outcome is not Outcome.COMPLETED:
+            why = f" ({end.code.value})" if end.code and end.code.value != end.outcome.value else ""
+            cause = "; because of it the others ended" if machine == conclusion.blamed else ""
+            lines.append(f"machine {machine}: {end.outcome.value}{why}{cause}")
+        if machine and end.receipt is not None and end.receipt.outputs:
+            lines.append(
+                f"machine {machine}: {len(end.receipt.outputs)} outputs of its own: fetch … --machine {machine}"
+            )
+    return "\n".join(lines)
 
 
 def _planned(ended: Ended) -> int | None:

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
+from glasshouse.cli.options import (
+    Force,
+    HomeOption,
+    Json,
+    Machine,
+    PassphraseFd,
+    PassphraseFile,
+    Run,
+    locate,
+    of_machine,
+    unlock,
+)
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import bytes_text, verdict_words
 
@@ -18,6 +29,7 @@ def command(
     run: Run,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to put them.")],
     force: Force = False,
+    machine: Machine = 0,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
     home: HomeOption = None,
@@ -25,15 +37,18 @@ def command(
 ) -> None:
     from glasshouse.jobs.collect import fetch, require_receipt
     from glasshouse.jobs.control import concluded, look, require_ended
+    from glasshouse.jobs.finish import INVALID
     from glasshouse.jobs.rundir import RunFolder
 
     output, place = Output(as_json), locate(home)
     found = look(RunFolder.find(place, run), place)
     require_ended(found)
-    conclusion = concluded(found.folder, place, found.record)
+    folder, conclusion = of_machine(found.folder, machine), concluded(found.folder, place, found.record)
+    if machine and conclusion.verdict != INVALID:
+        conclusion = conclusion.machines[machine]
     receipt = require_receipt(conclusion)
     identity = unlock(place, passphrase_file, passphrase_fd)
-    fetched = fetch(found.folder, receipt, sealing=identity.sealing, out=out, force=force)
+    fetched = fetch(folder, receipt, sealing=identity.sealing, out=out, force=force)
     level = receipt.assurance.value if receipt.assurance else None
     output.result(
         {

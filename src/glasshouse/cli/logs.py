@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
+from glasshouse.cli.options import (
+    HomeOption,
+    Json,
+    Machine,
+    PassphraseFd,
+    PassphraseFile,
+    Run,
+    locate,
+    of_machine,
+    unlock,
+)
 from glasshouse.cli.output import Output, printable
 
 __all__ = ["command"]
@@ -12,6 +22,7 @@ __all__ = ["command"]
 
 def command(
     run: Run = "latest",
+    machine: Machine = 0,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
     home: HomeOption = None,
@@ -21,7 +32,7 @@ def command(
     from glasshouse.jobs.rundir import RunFolder
 
     output, place = Output(as_json), locate(home)
-    folder = RunFolder.find(place, run)
+    folder = of_machine(RunFolder.find(place, run), machine)
     record = folder.load()
     identity = unlock(place, passphrase_file, passphrase_fd)
     named = named_segments(folder, owner_signing=identity.signing.public)

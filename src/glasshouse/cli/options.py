@@ -16,17 +16,20 @@ from glasshouse.errors import Code, UsageError
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
+    from glasshouse.jobs.rundir import RunFolder
 
 __all__ = [
     "Force",
     "HomeOption",
     "Json",
+    "Machine",
     "PassphraseFd",
     "PassphraseFile",
     "Run",
     "again",
     "ask_new_passphrase",
     "locate",
+    "of_machine",
     "read_passphrase",
     "unlock",
 ]
@@ -47,6 +50,7 @@ PassphraseFd = Annotated[
     typer.Option("--passphrase-fd", metavar="N", help="Read the passphrase from this open descriptor."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
+Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run on several machines: which, from 0.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
 
 
@@ -60,6 +64,14 @@ def locate(home: Path | None) -> Home:
 def again(home: Path | None) -> str:
     """Return what a command that we propose must repeat to meet the same state home: ` --home DIR`, or nothing."""
     return "" if home is None else f" --home {shlex.quote(str(home))}"
+
+
+def of_machine(run: RunFolder, machine: int) -> RunFolder:
+    """Return the folder of one machine of a run; raises `UsageError` where there is no such machine."""
+    machines = run.machines()
+    if not 0 <= machine < len(machines):
+        raise UsageError(Code.USAGE, f"run {run.run_id[:8]} has no machine {machine}: its last is {len(machines) - 1}")
+    return machines[machine]
 
 
 def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> Identity:

@@ -10,25 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import RAW, bytes_text
+from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.durations import format_s
 
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
     from glasshouse.jobs.jobfile import Job
+    from glasshouse.jobs.run import Ranks
 
 __all__ = ["run_raw_leg"]
 
 
-def run_raw_leg(what: Path, job: Job | None, output: Output, place: Home, identity: Identity) -> int:
+def run_raw_leg(
+    what: Path, job: Job | None, output: Output, place: Home, identity: Identity, *, ranks: Ranks | None
+) -> int:
     """Run a job in the clear and say what came of it; return the exit code."""
     from glasshouse.jobs.raw import of_job, of_package, run_raw
 
     output.say(RAW, style="bold red")
     plain = of_package(what, home=place, identity=identity) if job is None else of_job(job)
+    if ranks is not None and plain.workload != "script":
+        raise UsageError(Code.JOB_INVALID, f"the workload {plain.workload!r} runs in one process")
     # What the training prints goes to standard error: standard output is one object, or the summary.
     with os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0) as log:
-        ended = run_raw(plain, home=place, event=_progress(output), log=log)
+        ended = run_raw(
+            plain, home=place, event=_progress(output), log=log, ranks=None if ranks is None else ranks.each
+        )
     work, loss = ended.work, ended.loss
     seconds = work["elapsed_us"] / 1e6 if work else 0.0
     rate = round(work["done"] / seconds, 4) if work and work["done"] and seconds else None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
     from glasshouse.jobs.jobfile import Job
-    from glasshouse.jobs.run import Prepared
+    from glasshouse.jobs.run import Prepared, Ranks
     from glasshouse.jobs.rundir import RunFolder
 
 __all__ = ["command"]
@@ -31,6 +31,14 @@ __all__ = ["command"]
 def command(
     what: Annotated[Path, typer.Argument(metavar="JOB.toml|FILE", help="A job file, or a sealed package.")],
     detach: Annotated[bool, typer.Option("--detach", help="Return when it is placed; it goes on by itself.")] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", metavar="N", help="Run a script in N ranks on each machine, as torchrun would."),
+    ] = None,
+    machines: Annotated[
+        int | None,
+        typer.Option("--machines", metavar="M", help="On M machines, all released to or none; 1 by default."),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -40,14 +48,28 @@ def command(
     output, place = Output(as_json), locate(home)
     if raw and detach:
         raise UsageError(Code.USAGE, "--raw and --detach do not go together")
+    shape = _shape(ranks, machines)
+    if raw and machines is not None:
+        raise UsageError(Code.USAGE, "--raw runs on this machine: leave --machines out")
     # The job file is checked before anybody is asked for a passphrase and before anything is started.
     job = _job(what)
+    if job is not None and shape is not None:
+        shape.check(job.workload, job.floor)
     identity = unlock(place, passphrase_file, passphrase_fd)
     if raw:
         from glasshouse.cli.raw import run_raw_leg
 
-        return run_raw_leg(what, job, output, place, identity)
-    return _protected(what, job, output, place, identity, detach=detach, given=home)
+        return run_raw_leg(what, job, output, place, identity, ranks=shape)
+    return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home)
+
+
+def _shape(ranks: int | None, machines: int | None) -> Ranks | None:
+    """Return in how many ranks the job runs; None for one process without a group."""
+    if ranks is None and machines is None:
+        return None
+    from glasshouse.jobs.run import Ranks
+
+    return Ranks(each=1 if ranks is None else ranks, machines=1 if machines is None else machines)
 
 
 def _protected(
@@ -57,6 +79,7 @@ def _protected(
     place: Home,
     identity: Identity,
     *,
+    ranks: Ranks | None,
     detach: bool,
     given: Path | None,
 ) -> int:
@@ -74,19 +97,23 @@ def _protected(
     with _removed_if_unused(folder), runner.settled(folder, broker):
         try:
             with runner.stoppable():
-                prepared = _prepare(what, job, view, place, identity, folder, broker)
+                prepared = _prepare(what, job, view, place, identity, folder, broker, ranks)
         except KeyboardInterrupt:
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody"
             ) from None
         if detach:
-            runner.detach(folder, prepared.launch, home=place)
+            runner.detach(folder, prepared.launch, home=place, others=prepared.others)
             return _detached(output, folder, given)
-        if view is None:
-            ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=_Silent())
-        else:
-            with view:
-                ended = runner.run_here(folder, prepared.launch, home=place, broker=broker, watcher=view)
+        with contextlib.nullcontext() if view is None else view:
+            ended = runner.run_here(
+                folder,
+                prepared.launch,
+                home=place,
+                broker=broker,
+                watcher=_Silent() if view is None else view,
+                others=prepared.others,
+            )
     # Names are sealed with the outputs; the owner's key opens them.
     return say_ended(output, ended, sealing=identity.sealing, owner_signing=identity.signing.public, home=given)
 
@@ -108,6 +135,7 @@ def _prepare(
     identity: Identity,
     folder: RunFolder,
     broker: Embedded,
+    ranks: Ranks | None,
 ) -> Prepared:
     from glasshouse.jobs.run import prepare
     from glasshouse.jobs.seal import seal
@@ -120,12 +148,21 @@ def _prepare(
             files = "1 file" if sealed.files == 1 else f"{sealed.files} files"
             view.done("packed", f"{job.name}: {files}, {bytes_text(sealed.package_bytes)} sealed", seconds)
     started = time.monotonic()
-    prepared = prepare(package, home=place, identity=identity, folder=folder, broker=broker)
+    prepared = prepare(package, home=place, identity=identity, folder=folder, broker=broker, ranks=ranks)
     if view is not None:
         record = prepared.record
-        view.expect(assurance=record.assurance, profile=record.profile)
-        view.done("prepared", f"run {record.run_id[:8]}; broker told of package and policy", time.monotonic() - started)
+        machines = 1 if ranks is None else ranks.machines
+        view.expect(assurance=record.assurance, profile=record.profile, machines=machines)
+        told = f"run {record.run_id[:8]}; broker told of package and policy" + _in_ranks(ranks)
+        view.done("prepared", told, time.monotonic() - started)
     return prepared
+
+
+def _in_ranks(ranks: Ranks | None) -> str:
+    if ranks is None:
+        return ""
+    each = f"{ranks.each} rank" + ("" if ranks.each == 1 else "s")
+    return f"; {each}" if ranks.machines == 1 else f"; {each} on each of {ranks.machines} machines"
 
 
 def _detached(output: Output, folder: RunFolder, home: Path | None) -> int:
@@ -159,4 +196,7 @@ class _Silent:
         pass
 
     def stopping(self, times: int) -> None:
+        pass
+
+    def machine(self, *_ended: object, completed: bool) -> None:
         pass

@@ -11,7 +11,7 @@ import typer
 
 from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
-from glasshouse.cli.words import bytes_text
+from glasshouse.cli.words import bytes_text, network_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def command(
             "package": manifest.package_id,
             "holds": f"{sealed.files} file(s), {bytes_text(sealed.plain_bytes)}, as {bytes_text(sealed.package_bytes)}",
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
-            + ("no network" if not manifest.floor.egress else "network to " + ", ".join(manifest.floor.egress)),
+            + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress)),
             "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
             "next": f"glasshouse run {shlex.quote(str(out))}{again(home)}",
         }

@@ -1,4 +1,4 @@
-"""`glasshouse tamper`: nine attack stories and a control, told to a live broker over HTTP."""
+"""`glasshouse tamper`: attack stories and two controls, told to a live broker over HTTP."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def command(as_json: Json = False) -> int:
             )
         output.console.print(table)
         refused = sum(not row.released for row in rows)
-        words = f"{refused} attacks refused by their own checks, the control let through."
+        words = f"{refused} attacks refused by their own checks, the controls let through."
         output.say(words if held else "NOT AS IT MUST BE.", style="bold green" if held else "bold red")
     return ExitCode.DONE if held else ExitCode.VERIFICATION_FAILED

@@ -23,6 +23,7 @@ from glasshouse.errors import (
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import OwnerPublic
+    from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.verdict import Verdict
 
 __all__ = ["command"]
@@ -52,7 +53,7 @@ def command(
     from glasshouse.jobs.verify import Verdict, kind_of, verify_file, verify_outputs_in
 
     output, place = Output(as_json), Home.locate(home)
-    path, is_run = _path(what, place)
+    path, run = _path(what, place)
     if owner is None and not is_file(place.owner_public):
         raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
     public = read_public(owner or place.owner_public)
@@ -63,9 +64,12 @@ def command(
         verdict = verify_file(path, owner=public, content=content, package_key=key)
         if isinstance(verdict, Verdict):
             # Of a run everything must be there; a receipt may travel alone.
-            verdict = verify_outputs_in(verdict, path.parent, expected=is_run)
+            verdict = verify_outputs_in(verdict, path.parent, expected=run is not None)
     except (FormatError, PackageError, VerificationError) as error:
         raise _said(error, path, kind_of(path)) from None
+    # The token says whether there are others: that their folders are not there does not make this the whole run.
+    if isinstance(verdict, Verdict) and run is not None and verdict.machines > 1:
+        return _machines(run, verdict, public, output)
     output.result({"path": str(path), "owner": public.fingerprint} | verdict.to_json())
     if isinstance(verdict, Verdict):
         output.say(f"From owner {public.fingerprint} to the end of the run:", style="dim")
@@ -74,6 +78,25 @@ def command(
     if isinstance(verdict, Verdict):
         output.say(_outputs(verdict))
     output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
+    return verdict.exit_code
+
+
+def _machines(run: RunFolder, first: Verdict, public: OwnerPublic, output: Output) -> int:
+    """Verify the other machines of a group too, and that all their receipts are of one group."""
+    from glasshouse.jobs.verify_group import verify_group
+
+    try:
+        verdict = verify_group(run, first, owner=public)
+    except (FormatError, PackageError, VerificationError) as error:
+        raise _said(error, run.path, "run") from None
+    output.result({"path": str(run.path), "owner": public.fingerprint} | verdict.to_json())
+    for machine, one in enumerate(verdict.machines):
+        output.say(f"From owner {public.fingerprint} to the end of the run on machine {machine}:", style="dim")
+        _links(output, [(name, says or "missing", says is not None) for name, says in one.links])
+        output.say(one.sentence, style="bold green" if one.exit_code is ExitCode.DONE else "bold yellow")
+        output.say(_outputs(one))
+    output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    output.facts({"folder": run.path})
     return verdict.exit_code
 
 
@@ -149,19 +172,19 @@ def _said(error: GlasshouseError, path: Path, kind: str | None) -> GlasshouseErr
     return type(error)(error.code, message, hint=error.hint)
 
 
-def _path(what: str, place: Home) -> tuple[Path, bool]:
-    """Return the file that is named, or the receipt of the run that is; and whether it was a run."""
+def _path(what: str, place: Home) -> tuple[Path, RunFolder | None]:
+    """Return the file that is named, or the receipt of the run that is, and that run."""
     from glasshouse.jobs.files import is_there
 
     path = Path(what)
     if is_there(path) or path.suffix or len(path.parts) > 1:
-        return path, False
+        return path, None
     from glasshouse.jobs.rundir import RunFolder
 
-    receipt = RunFolder.find(place, what).receipt
-    if not is_there(receipt):
+    run = RunFolder.find(place, what)
+    if not is_there(run.receipt):
         raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
-    return receipt, True
+    return run.receipt, run
 
 
 def _package_key(path: Path, place: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> bytes:

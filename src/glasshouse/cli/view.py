@@ -17,6 +17,7 @@ from rich.text import Text
 
 from glasshouse.cli.output import printable
 from glasshouse.cli.words import clock
+from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.durations import format_s
 from glasshouse.wire.states import Outcome, State
@@ -64,7 +65,7 @@ class View:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._assurance, self._profile = "", ""
+        self._assurance, self._profile, self._machines = "", "", 1
         self._live: Live | None = None
         self._drawn_s = 0.0
         self._previous_us: int | None = None
@@ -73,6 +74,7 @@ class View:
         self._shown_clock = ""
         self._loaded = False
         self._stopping = 0
+        self._group_broke = False
 
     def __enter__(self) -> View:
         if self._console.is_terminal:
@@ -85,9 +87,9 @@ class View:
             self._live.stop()
             self._live = None
 
-    def expect(self, *, assurance: str, profile: str) -> None:
-        """Say what the run's policy demands: it is named with the release and the hardening."""
-        self._assurance, self._profile = assurance, profile
+    def expect(self, *, assurance: str, profile: str, machines: int = 1) -> None:
+        """Say what the run's policy demands: it is named with the release and the hardening; and who is waited for."""
+        self._assurance, self._profile, self._machines = assurance, profile, machines
 
     def done(self, name: str, detail: str, seconds: float | None, style: str = _GOOD) -> None:
         """Print a step that is done."""
@@ -158,6 +160,22 @@ class View:
             self.done("stopping", "still zeroizing; it ends by itself, asking again is not faster", None, _SOFT)
         self._stopping = times
 
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        """Say that a machine of the run's group has ended; what machine 0 came to, its own events say."""
+        if machine and completed:
+            self.done("machine", f"{machine} completed", None)
+        elif machine:
+            self.done(
+                "machine", f"{machine} ended: " + ("without a word" if code is None else self._why(code)), None, _BAD
+            )
+        self._group_broke |= not completed
+
+    def _why(self, code: Code) -> str:
+        """Return why something ended; whom we stop for another machine's sake was not interrupted by its owner."""
+        if code is Code.INTERRUPTED and self._group_broke and not self._stopping:
+            return "stopped, because another machine of its group had ended"
+        return _WHY.get(code.value, code.value)
+
     def _transition(self, event: Event, seen: Seen, seconds: float | None) -> None:
         match event.state:
             case State.HARDENED:
@@ -165,7 +183,8 @@ class View:
             case State.MEASURED:
                 self.done("measured", "files of runtime, interpreter and ciphers", seconds)
             case State.ATTESTED:
-                self.done("attested", "evidence accepted by the broker", seconds)
+                whole = "" if self._machines == 1 else f", as that of all {self._machines} machines"
+                self.done("attested", f"evidence accepted by the broker{whole}", seconds)
             case State.RELEASED:
                 self.done("released", f"key released at assurance {self._assurance}", seconds)
             case State.OPENED:
@@ -176,7 +195,7 @@ class View:
                 self.done("trained", self._trained(seen), seconds)
             case State.ZEROIZING:
                 if seen.code is not None:
-                    self.done("ended", _WHY.get(seen.code.value, seen.code.value), seconds, _BAD)
+                    self.done("ended", self._why(seen.code), seconds, _BAD)
                 else:
                     self.done(
                         "sealed", f"{_count(seen.outputs, 'output')}, {_count(seen.segments, 'log segment')}", seconds
@@ -217,7 +236,9 @@ class View:
             doing = _OPENING if self._loaded else _NEXT[seen.state]
             self._live.update(Text(f"  {turn} {doing} …", style="dim"), refresh=True)
         elif seen.state in _NEXT:
-            self._live.update(Text(f"  · {_NEXT[seen.state]} …", style="dim"), refresh=True)
+            several = seen.state is State.MEASURED and self._machines > 1
+            doing = f"waiting until all {self._machines} machines are accepted" if several else _NEXT[seen.state]
+            self._live.update(Text(f"  · {doing} …", style="dim"), refresh=True)
         else:
             self._live.update(Text(""), refresh=True)
 
@@ -255,6 +276,8 @@ _WHY = {
     "lease-lost": "no contact with the broker for the length of its lease",
     "duration-exceeded": "the longest duration of the policy was reached",
     "hardening-missing": "this machine lacks checks that the policy's profile demands",
+    "rank-refused": "another machine of its group was refused or is missing",
+    "rank-lost": "another machine of its group is missing",
     "script-failed": "the script failed; its words: glasshouse logs",
 }
 

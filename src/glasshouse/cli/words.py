@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ASSURANCE", "OUTCOME", "RAW", "bytes_text", "clock", "verdict_words"]
+from collections.abc import Sequence
+
+__all__ = ["ASSURANCE", "OUTCOME", "RAW", "bytes_text", "clock", "network_words", "verdict_words"]
 
 ASSURANCE = {
     "software": "measurements signed in the runtime; a host with root could read the run's memory and forge them",
@@ -33,6 +35,11 @@ def verdict_words(verdict: str | None, assurance: str | None) -> str:
         "invalid": "does not hold: believe nothing of it",
         "no-receipt": "none",
     }.get(verdict or "", "unknown")
+
+
+def network_words(egress: Sequence[str]) -> str:
+    """Say whom a worker may reach."""
+    return ", ".join("its own group's machines, sealed" if peer == "group" else peer for peer in egress) or "none"
 
 
 def bytes_text(count: int) -> str:

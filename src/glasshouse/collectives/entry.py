@@ -1,12 +1,56 @@
 """What torch calls when it is imported (the `torch.backends` entry point): makes the name `sealed` known to it.
 
-Laws: imports nothing of this room, and never raises: `import torch` would fail with it.
+Laws: imports nothing of this room before a sealed group is asked for, and never raises: `import torch` would fail
+with it. A process that never asks for a sealed group runs one comparison more for each group that it makes.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+from typing import Any
+
 __all__ = ["register"]
+
+_NAME = "sealed"
+_GUARD = "glasshouse.collectives.guard"
 
 
 def register() -> None:
     """Make `sealed` known to torch.distributed, where torch has it."""
+    # Whatever goes wrong here, the name stays unknown and init_process_group("sealed") says so.
+    try:
+        from torch import distributed
+
+        if distributed.is_available():
+            distributed.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+            _watch(distributed.distributed_c10d)
+    except Exception:  # noqa: S110
+        pass
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    """Make a group: what torch calls for `init_process_group("sealed")` and for `new_group`."""
+    from glasshouse.collectives import backend
+
+    return backend.create(options, backend_options)
+
+
+def _watch(c10d: Any) -> None:
+    """Have the guard asked before torch makes any group, where the group or the process is a sealed one.
+
+    A backend is given only its own part of "cpu:gloo,cuda:sealed", so it cannot see such a mixture itself.
+    """
+    make = c10d._new_process_group_helper
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def guarded(group_size: Any, group_rank: Any, ranks: Any, backend: Any, *rest: Any, **named: Any) -> Any:
+        if _NAME in str(backend).lower() or _GUARD in sys.modules:
+            from glasshouse.collectives import guard
+
+            guard.admit(str(backend))
+        return make(group_size, group_rank, ranks, backend, *rest, **named)
+
+    c10d._new_process_group_helper = guarded

@@ -20,7 +20,12 @@ from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
-from glasshouse.handshake.token_checks import check_3_token, check_challenge_request, check_standing
+from glasshouse.handshake.token_checks import (
+    check_3_token,
+    check_challenge_request,
+    check_releasable,
+    check_standing,
+)
 from glasshouse.wire import hpke
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.signing import SigningKey
@@ -39,6 +44,7 @@ __all__ = [
     "check_3_token",
     "check_13_budget",
     "check_challenge_request",
+    "check_releasable",
     "check_standing",
     "make_challenge",
 ]
@@ -145,24 +151,25 @@ def appraise(
     return Appraisal(claims=claims, evidence_sha256=signed.sha256)
 
 
-def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy) -> None:
+def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy, more: int = 1) -> None:
     """One more distinct HPKE key fits into the budget, or this one was released to before.
 
     Args:
         released_to: how many distinct attested HPKE keys of this deployment were given the key.
         known: whether this HPKE key is among them: a runtime that lost its answer.
         policy: the deployment's.
+        more: how many keys are released to together: one for each machine of a group.
 
     Raises:
         CheckFailedError: `release-budget-exhausted`.
     """
-    if not known and released_to >= policy.release_budget:
+    if not known and released_to + more > policy.release_budget:
         raise CheckFailedError(
             "13",
             Code.RELEASE_BUDGET,
             "the deployment's release budget is used up",
             expected=f"at most {policy.release_budget}",
-            actual=f"{released_to + 1}",
+            actual=f"{released_to + more}",
         )
 
 

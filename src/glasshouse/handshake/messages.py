@@ -1,4 +1,4 @@
-"""The messages of the exchange that neither side's logic owns: challenge request, challenge, release.
+"""The messages of the exchange that neither side's logic owns: challenge request, challenge, release, waiting.
 
 Evidence is `attestation.evidence`; sizes and grammar are those of spec/key-release.md.
 """
@@ -12,24 +12,32 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse, hpke, jwt
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import SigningKey
 
 __all__ = [
     "MAX_CHALLENGE_LIFETIME_US",
+    "MAX_RELEASE_REQUEST_BYTES",
     "MAX_REQUEST_BYTES",
     "PACKAGE_KEY_BYTES",
+    "RELEASE_REQUEST_TYPE",
     "REQUEST_TYPE",
     "Challenge",
     "ChallengeRequest",
+    "Pending",
     "ReleaseMessage",
+    "ReleaseRequest",
     "release_info",
 ]
 
 REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
+RELEASE_REQUEST_TYPE = "application/vnd.glasshouse.release-request+json"
 REQUEST_ID_BYTES = 16
 MAX_REQUEST_BYTES = 32 * 1024
+MAX_RELEASE_REQUEST_BYTES = 4 * 1024
 MAX_CHALLENGE_BYTES = 1024
+MAX_PENDING_BYTES = 1024
 MAX_RELEASE_BYTES = 64 * 1024
 MAX_CHALLENGE_LIFETIME_US = 600 * 1_000_000
 PACKAGE_KEY_BYTES = 32
@@ -149,6 +157,72 @@ class ReleaseMessage:
         )
         fields.end()
         return release
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A broker's answer to a machine of a group that it accepted while others are missing; for people.
+
+    Law: ``Pending.parse(p.encode()) == p``.
+
+    Attributes:
+        accepted, machines: how many of how many.
+        deadline_us: when the group is over, by the broker's clock.
+    """
+
+    accepted: int
+    machines: int
+    deadline_us: int
+
+    def encode(self) -> bytes:
+        return encode({"accepted": self.accepted, "deadline_us": self.deadline_us, "machines": self.machines})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Pending:
+        """Inverse of `encode`; raises `FormatError`."""
+        fields = Fields(decode(data, max_bytes=MAX_PENDING_BYTES), "pending")
+        pending = cls(
+            accepted=fields.integer("accepted", low=1, high=MAX_MACHINES),
+            machines=fields.integer("machines", low=1, high=MAX_MACHINES),
+            deadline_us=fields.integer("deadline_us"),
+        )
+        fields.end()
+        return pending
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseRequest:
+    """What an accepted machine of a group asks for its release with, signed by the evidence key.
+
+    Attributes:
+        nonce: of the challenge that it answered.
+        evidence_sha256: digest of the evidence that it answered it with.
+    """
+
+    nonce: bytes
+    evidence_sha256: bytes
+
+    def sign(self, evidence_key: SigningKey) -> bytes:
+        """Return the signed message."""
+        payload = encode({"evidence_sha256": self.evidence_sha256.hex(), "nonce": b64encode(self.nonce)})
+        return dsse.sign(RELEASE_REQUEST_TYPE, payload, [evidence_key]).encode()
+
+    @classmethod
+    def parse(cls, message: bytes) -> tuple[ReleaseRequest, dsse.Envelope]:
+        """Return the request and its envelope, whose signature is **not** checked yet.
+
+        Raises:
+            FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
+        """
+        envelope = dsse.Envelope.parse(message, max_bytes=MAX_RELEASE_REQUEST_BYTES)
+        if envelope.payload_type != RELEASE_REQUEST_TYPE:
+            raise FormatError(Code.WRONG_TYPE, "an envelope of another type where a release request was expected")
+        fields = Fields(decode(envelope.payload, max_bytes=MAX_RELEASE_REQUEST_BYTES), "request")
+        request = cls(
+            nonce=fields.octets("nonce", length=NONCE_BYTES), evidence_sha256=fields.digest("evidence_sha256")
+        )
+        fields.end()
+        return request, envelope
 
 
 def release_info(

@@ -8,6 +8,7 @@ from functools import lru_cache
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.handshake.delegation import Delegation
+from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Floor
 
 __all__ = ["DeploymentRecord", "LaunchRecord"]
@@ -61,6 +62,7 @@ class LaunchRecord:
         container_id, container_source: where.
         launch_public: the launch key.
         expires_us: the end of the token's validity.
+        group: its place among the machines of one group; None for an ordinary run.
     """
 
     jti: str
@@ -70,6 +72,7 @@ class LaunchRecord:
     container_source: ContainerSource
     launch_public: bytes
     expires_us: int
+    group: Group | None = None
 
 
 @lru_cache(maxsize=128)

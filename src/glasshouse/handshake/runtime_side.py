@@ -14,7 +14,7 @@ from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import HardwareEvidence, sign_evidence
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, release_info
+from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, ReleaseRequest, release_info
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Floor
 from glasshouse.wire.signing import SigningKey
@@ -26,6 +26,7 @@ __all__ = [
     "check_release",
     "evidence_message",
     "read_challenge",
+    "release_request",
 ]
 
 CLOCK_LEEWAY_S = 600
@@ -85,6 +86,17 @@ def evidence_message(
     if claims.evidence_public != evidence_key.public:
         raise ValueError("claims that name another evidence key")
     return sign_evidence(claims, hardware, evidence_key=evidence_key, launch_key=launch_key)
+
+
+def release_request(challenge: Challenge, evidence: bytes, *, evidence_key: SigningKey) -> bytes:
+    """Return the message with which an accepted machine of a group asks for its release; the same each time.
+
+    Args:
+        challenge: the challenge that was answered.
+        evidence: the evidence message as it was sent.
+        evidence_key: that signed it.
+    """
+    return ReleaseRequest(nonce=challenge.nonce, evidence_sha256=sha256(evidence)).sign(evidence_key)
 
 
 def check_release(

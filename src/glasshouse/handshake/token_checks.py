@@ -11,9 +11,10 @@ from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.tokens import TokenClaims, parse_token
+from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 
-__all__ = ["check_3_token", "check_challenge_request", "check_standing"]
+__all__ = ["check_3_token", "check_challenge_request", "check_releasable", "check_standing"]
 
 _CODES = {
     Code.WRONG_TYPE: Code.TOKEN_TYPE,
@@ -70,6 +71,16 @@ def check_standing(
     _check_deployment(record, broker_public=broker_public, now_us=now_us)
 
 
+def check_releasable(record: DeploymentRecord, launch: LaunchRecord, *, broker_public: bytes, now_us: int) -> None:
+    """What was decided for a launch may still be handed to it: neither it nor its deployment is over.
+
+    Raises:
+        CheckFailedError: `token-expired`, `deployment-expired`, `package-revoked` or `delegation-invalid`.
+    """
+    _check_launch(launch, now_us)
+    _check_deployment(record, broker_public=broker_public, now_us=now_us)
+
+
 def check_3_token(
     text: str, *, record: DeploymentRecord, launch: LaunchRecord, deployment: str, broker_public: bytes, now_us: int
 ) -> TokenClaims:
@@ -103,8 +114,7 @@ def _token(text: str, *, broker_public: bytes, now_us: int) -> TokenClaims:
 
 
 def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, now_us: int) -> None:
-    if now_us >= launch.expires_us:
-        raise CheckFailedError("3", Code.TOKEN_EXPIRED, "a launch that has expired")
+    _check_launch(launch, now_us)
     if token.launch_public != launch.launch_public:
         raise CheckFailedError(
             "3",
@@ -124,8 +134,14 @@ def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: Laun
         ("manifest", record.manifest_sha256.hex(), token.manifest_sha256.hex()),
         ("floor", record.floor_sha256.hex(), token.floor_sha256.hex()),
         ("policy", record.policy_sha256.hex(), token.policy_sha256.hex()),
+        ("group", _group_text(launch.group), _group_text(token.group)),
     ):
         _same_claim(what, expected, actual)
+
+
+def _check_launch(launch: LaunchRecord, now_us: int) -> None:
+    if now_us >= launch.expires_us:
+        raise CheckFailedError("3", Code.TOKEN_EXPIRED, "a launch that has expired")
 
 
 def _check_deployment(record: DeploymentRecord, *, broker_public: bytes, now_us: int) -> None:
@@ -139,6 +155,12 @@ def _check_deployment(record: DeploymentRecord, *, broker_public: bytes, now_us:
         record.delegation.check(Use.RELEASE, broker_public=broker_public, at_us=now_us)
     except VerificationError as error:
         raise CheckFailedError("3", error.code, error.message) from None
+
+
+def _group_text(group: Group | None) -> str:
+    if group is None:
+        return "none"
+    return f"machine {group.machine} of {group.machines}, {group.ranks} ranks each, in {group.id.hex()}"
 
 
 def _same_claim(what: str, expected: str, actual: str) -> None:

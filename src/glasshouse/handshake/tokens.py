@@ -14,6 +14,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt, signing
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import IDENTIFIER, Fields
+from glasshouse.wire.group import Group
 
 __all__ = ["TOKEN_AUDIENCE", "TOKEN_TYPE", "TokenClaims", "issue_token", "parse_token", "parse_token_at_issue"]
 
@@ -33,6 +34,7 @@ class TokenClaims:
         container_id, container_source: where it must run.
         launch_public: the key that must sign beside the token (`cnf`).
         issued_s, expires_s: validity, whole seconds.
+        group: the ranks that it belongs to; None for an ordinary run, whose token has no such claim.
     """
 
     jti: str
@@ -47,6 +49,7 @@ class TokenClaims:
     launch_public: bytes
     issued_s: int
     expires_s: int
+    group: Group | None = None
 
     def __post_init__(self) -> None:
         if not IDENTIFIER.fullmatch(self.container_id):
@@ -70,6 +73,8 @@ def issue_token(broker: signing.SigningKey, token: TokenClaims) -> str:
         "policy_sha256": token.policy_sha256.hex(),
         "run_id": token.run_id,
     }
+    if token.group is not None:
+        claims["group"] = token.group.to_json()
     return jwt.issue(broker, typ=TOKEN_TYPE, claims=claims)
 
 
@@ -116,6 +121,7 @@ def _verified(token: jwt.Token, broker_public: bytes, now_s: int) -> TokenClaims
         launch_public=confirmed_key(fields),
         issued_s=fields.integer("iat"),
         expires_s=fields.integer("exp"),
+        group=Group.from_json(fields.any("group")) if fields.has("group") else None,
     )
     container.end()
     fields.end()

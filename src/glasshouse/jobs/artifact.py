@@ -51,13 +51,19 @@ def make_artifact(
     Raises:
         VerificationError: the bundle is not good; or `artifact-canary`.
         FormatError: as `verify_bundle`.
-        UsageError: `usage` for a number that may not stand in an artifact.
+        UsageError: `usage` for a number that may not stand in an artifact; `artifact-invalid` for the receipt of one
+            of several machines, which is not the whole run.
     """
     verdict = verify_bundle(bundle, owner=owner.public)
     chain, receipt = verdict.chain, verdict.chain.receipt
     if verdict.status is not Status.GOOD or not (chain.manifest and chain.claims and chain.ear and receipt.work):
         raise VerificationError(
             Code.ARTIFACT_INVALID, f"an artifact is made of a good bundle only; this one is {verdict.status}"
+        )
+    if verdict.machines > 1:
+        raise UsageError(
+            Code.ARTIFACT_INVALID,
+            f"an artifact tells of a run on one machine; this receipt is one of {verdict.machines} machines'",
         )
     artifact = Artifact(
         bundle_sha256=sha256(bundle),

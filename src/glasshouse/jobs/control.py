@@ -10,10 +10,11 @@ from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.finish import Conclusion, conclude, conclude_again
+from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
+from glasshouse.jobs.machines import conclude_run
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.supervise import Ended, Watcher
 
@@ -55,7 +56,7 @@ def look(folder: RunFolder, home: Home, *, deep: bool = True) -> Look:
         UsageError: a damaged record.
     """
     record = folder.load()
-    if record.phase is not Phase.ENDED and not record.alive:
+    if record.phase is not Phase.ENDED and not _alive(folder, record):
         # Its supervisor may have ended it between our two looks.
         record = folder.load()
         if record.phase is not Phase.ENDED:
@@ -86,8 +87,11 @@ def stop(folder: RunFolder, home: Home) -> bool:
     record = look(folder, home).record
     if record.phase is Phase.ENDED:
         return False
-    # The supervisor passes it on and records the end; a run without one is asked itself.
-    return any(process is not None and process.send(signal.SIGTERM) for process in (record.supervisor, record.agent))
+    # The supervisor passes it on and records the end; a run without one is asked itself, on all its machines.
+    if record.supervisor is not None and record.supervisor.send(signal.SIGTERM):
+        return True
+    agents = [one.load().agent for one in folder.machines()]
+    return sum(agent is not None and agent.send(signal.SIGTERM) for agent in agents) > 0  # none is left out
 
 
 def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended:
@@ -116,28 +120,40 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
 def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
     """Verify an ended run's receipt anew: what the record says is for people in a hurry."""
     owner = read_public(home.owner_public)
-    return conclude_again(folder, record, owner_signing=owner.signing)
+    return conclude_run(folder, record, owner_signing=owner.signing)
 
 
 def _going(folder: RunFolder) -> bool:
     record = folder.load()
-    return record.phase is not Phase.ENDED and record.alive
+    return record.phase is not Phase.ENDED and _alive(folder, record)
+
+
+def _alive(folder: RunFolder, record: RunRecord) -> bool:
+    """Return whether a process of the run still exists, on whichever of its machines."""
+    return record.alive or any(one.load().alive for one in folder.machines()[1:])
 
 
 def _settle(folder: RunFolder, home: Home) -> RunRecord:
     """Record the end of a run that nobody recorded, and give its broker back."""
     owner = read_public(home.owner_public)
-    conclusion = conclude(folder, owner_signing=owner.signing, agent_exit=None)
-    record = folder.end(
+    conclusion = conclude_run(folder, None, owner_signing=owner.signing)
+    for one, end in zip(folder.machines()[1:], conclusion.machines[1:], strict=True):
+        _end(one, end)
+    record = _end(folder, conclusion)
+    with contextlib.suppress(GlasshouseError, OSError):
+        Embedded(home).give_back()
+    return record
+
+
+def _end(folder: RunFolder, conclusion: Conclusion) -> RunRecord:
+    return folder.end(
         outcome=conclusion.outcome.value,
         code=None if conclusion.code is None else conclusion.code.value,
         verdict=conclusion.verdict,
         exit_code=int(conclusion.exit_code),
         progress=_progress(_seen(folder)),
+        blamed=conclusion.blamed,
     )
-    with contextlib.suppress(GlasshouseError, OSError):
-        Embedded(home).give_back()
-    return record
 
 
 def _progress(seen: Seen) -> dict[str, Any] | None:

@@ -157,7 +157,7 @@ class Embedded:
 
         for folder in RunFolder.all(self._home):
             try:
-                if folder.load().active:
+                if folder.active():
                     return True
             except UsageError:
                 continue  # a damaged record belongs to no run that could still need it

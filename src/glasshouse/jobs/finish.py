@@ -13,7 +13,7 @@ from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, verify_file
 from glasshouse.wire.states import Outcome
 
-__all__ = ["NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
+__all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
 
 NO_RECEIPT = "no-receipt"
 INVALID = "invalid"
@@ -30,6 +30,8 @@ class Conclusion:
         receipt: the verified receipt.
         verified: what verification said.
         problem: why there is no verified receipt, for people.
+        machines: of a group: how each of its machines ended, in order.
+        blamed: of a group that did not complete: the machine because of which.
     """
 
     outcome: Outcome
@@ -38,6 +40,8 @@ class Conclusion:
     receipt: Receipt | None = None
     verified: Verdict | None = None
     problem: str = ""
+    machines: tuple[Conclusion, ...] = ()
+    blamed: int | None = None
 
     @property
     def exit_code(self) -> ExitCode:

@@ -20,7 +20,7 @@ from glasshouse.jobs.table import Table
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
 from glasshouse.workloads.params import KINDS, canonical
 
 __all__ = ["REACHABLE", "Deployment", "Job", "check_reachable", "load", "parse"]
@@ -148,10 +148,11 @@ def check_reachable(floor: Floor) -> None:
             "it can prove: software",
             hint="read docs/security/threat-model.md before you lower it to software",
         )
-    if floor.egress:
+    if set(floor.egress) - {GROUP_EGRESS}:
         raise UsageError(
             Code.POLICY_IMPOSSIBLE,
-            "policy.egress cannot be held to a list of peers on this placement by this version; it can be: []",
+            "policy.egress cannot be held to a list of peers on this placement by this version; "
+            'it can be: [] or ["group"]',
             hint="put what the job needs into the package; a model of the hub is packed when the job is sealed",
         )
 
@@ -172,7 +173,7 @@ def _policy(policy: Table) -> tuple[Floor, Deployment]:
     try:
         floor = Floor(assurance=assurance, profile=profile, egress=tuple(sorted(set(egress))))
     except FormatError as error:
-        raise UsageError(Code.JOB_INVALID, f"policy.egress: {error.message}; write it as host:port") from None
+        raise UsageError(Code.JOB_INVALID, f"policy.egress: {error.message}; write it as host:port, or group") from None
     check_reachable(floor)
     return floor, deployment
 

@@ -115,7 +115,14 @@ def of_package(path: Path, *, home: Home, identity: Identity) -> Plain:
     return Plain(workload=manifest.workload, params=index.job, lay=lay)
 
 
-def run_raw(plain: Plain, *, home: Home, event: Callable[[Mapping[str, Any]], None], log: BinaryIO) -> RawEnded:
+def run_raw(
+    plain: Plain,
+    *,
+    home: Home,
+    event: Callable[[Mapping[str, Any]], None],
+    log: BinaryIO,
+    ranks: int | None = None,
+) -> RawEnded:
     """Run a job in the clear.
 
     Args:
@@ -123,12 +130,13 @@ def run_raw(plain: Plain, *, home: Home, event: Callable[[Mapping[str, Any]], No
         home: its `raw/` gets the folder.
         event: told of every message of the worker's.
         log: a real file; gets what the training prints, in the clear.
+        ranks: in how many processes of one group a script runs; None for one process without a group.
 
     Raises:
         RunError: `worker-failed` when the worker cannot be started.
     """
     stopped = False
-    with RawProcess(plain, home=home, log=log) as process:
+    with RawProcess(plain, home=home, log=log, ranks=ranks) as process:
         while True:
             try:
                 ended = not process.alive
@@ -150,12 +158,15 @@ class RawProcess:
         home: its `raw/` gets the folder.
         log: a real file; gets what the training prints, in the clear.
         pace: the worker's end of a pacing channel (ADR 0009); the caller closes its own copy.
+        ranks: in how many processes of one group a script runs; None for one process without a group.
 
     Raises:
         RunError: `worker-failed` when the worker cannot be started.
     """
 
-    def __init__(self, plain: Plain, *, home: Home, log: BinaryIO, pace: int | None = None) -> None:
+    def __init__(
+        self, plain: Plain, *, home: Home, log: BinaryIO, pace: int | None = None, ranks: int | None = None
+    ) -> None:
         self.run_id = secrets.token_hex(16)
         folder = private_folder(home.path / "raw" / self.run_id)
         self._inputs, self._outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
@@ -170,6 +181,7 @@ class RawProcess:
                 *("-I", "-B", "-m", "glasshouse.workloads.worker", "--raw", "--workload", plain.workload),
                 *("--params", str(params), "--inputs", str(self._inputs), "--outputs", str(self._outputs)),
                 *("--events", str(events), *(() if pace is None else ("--pace-fd", str(pace)))),
+                *(() if ranks is None else ("--ranks", str(ranks))),
             ]
             self._began = time.monotonic()
             self._process = _start(command, folder, log, () if pace is None else (pace,))

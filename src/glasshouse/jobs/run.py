@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurement import measure_runtime
-from glasshouse.attestation.policy import MAX_LEASE_S, DeploymentPolicy
+from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
@@ -29,14 +29,52 @@ from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
+from glasshouse.wire.policy import GROUP_EGRESS, Floor
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Prepared", "prepare", "public_part"]
+__all__ = ["Prepared", "Ranks", "prepare", "public_part"]
 
 TOKEN_LIFETIME_S = 900
 # Clocks differ; a delegation that begins now would begin too late for a runtime whose clock is behind.
 _SKEW_US = 120_000_000
 _MARGIN_S = 2 * 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """In how many processes a script runs: `each` ranks on each of `machines`.
+
+    Raises:
+        UsageError: `usage` for a number that no group can have.
+    """
+
+    each: int
+    machines: int = 1
+
+    def __post_init__(self) -> None:
+        for name, number, most in (("ranks", self.each, MAX_RANKS), ("machines", self.machines, MAX_MACHINES)):
+            if not 1 <= number <= most:
+                raise UsageError(Code.USAGE, f"--{name} must be from 1 to {most}, not {number}")
+
+    def check(self, workload: str, floor: Floor) -> None:
+        """Refuse what cannot run so: a workload of one process, or machines that may not talk to each other.
+
+        Raises:
+            UsageError: `job-invalid` or `policy-impossible`.
+        """
+        if self.machines > 1 and GROUP_EGRESS not in floor.egress:
+            raise UsageError(
+                Code.POLICY_IMPOSSIBLE,
+                f"on {self.machines} machines the ranks talk over the network, which policy.egress does not allow",
+                hint=f'egress = ["{GROUP_EGRESS}"] allows sealed connections between the run\'s own machines alone',
+            )
+        if workload != "script":
+            raise UsageError(
+                Code.JOB_INVALID,
+                f"the workload {workload!r} runs in one process",
+                hint='--ranks and --machines are for workload = "script"',
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +85,13 @@ class Prepared:
         folder: its folder.
         record: what it is.
         launch: the launch file; secret.
+        others: folders and launch files of the other machines of its group, in order.
     """
 
     folder: RunFolder
     record: RunRecord
     launch: bytes
+    others: tuple[tuple[RunFolder, bytes], ...] = ()
 
     def __repr__(self) -> str:
         return f"Prepared({self.folder.run_id})"
@@ -79,9 +119,10 @@ def prepare(
     identity: Identity,
     folder: RunFolder,
     broker: Embedded,
+    ranks: Ranks | None = None,
     say: Callable[[str], None] = lambda _step: None,
 ) -> Prepared:
-    """Delegate, deploy and mint a launch for a sealed package.
+    """Delegate, deploy and mint a launch for a sealed package; of a group, one for each machine.
 
     Args:
         package: the sealed package.
@@ -89,15 +130,18 @@ def prepare(
         identity: the package's owner.
         folder: the new run's folder.
         broker: started if need be; belongs to the caller, who gives it back.
+        ranks: in how many ranks, on how many machines, the script runs; None for one process without a group.
         say: called with each step for people.
 
     Raises:
-        UsageError: `policy-impossible`, `file-missing` or `identity`.
+        UsageError: `policy-impossible`, `file-missing`, `identity`, or `job-invalid` for ranks of another workload.
         PackageError, FormatError: a package that is not this owner's, or not whole.
         PeerError: the broker cannot be reached.
     """
     manifest, envelope = public_part(package, owner_signing=identity.signing.public)
     check_reachable(manifest.floor)
+    if ranks is not None:
+        ranks.check(manifest.workload, manifest.floor)
     known = PackageRecord.load(home, manifest.package_id, workload=manifest.workload)
     if known.revoked:
         raise UsageError(Code.PACKAGE_REVOKED, f"package {manifest.package_id} is revoked: seal the job again")
@@ -108,7 +152,7 @@ def prepare(
     say("broker")
     serving = broker.ensure()
     say("reference")
-    policy = _policy(manifest, known.deployment)
+    policy = _policy(manifest, known.deployment, machines=1 if ranks is None else ranks.machines)
     say("delegate")
     delegation = Delegation(
         broker_public=serving.public,
@@ -123,9 +167,16 @@ def prepare(
     client.put_delegation(delegation, identity.signing.public)
     say("deploy")
     deployment = client.add_deployment(envelope, package_key, policy)
-    launch = _mint(serving, manifest, deployment, record.run_id, delegation)
-    record = folder.save(replace(record, deployment=deployment, broker=serving.owner_socket))
-    return Prepared(folder=folder, record=record, launch=launch)
+    record = replace(record, deployment=deployment, broker=serving.owner_socket)
+    places: tuple[Group | None, ...] = (None,)
+    if ranks is not None:
+        places = client.add_group(deployment, machines=ranks.machines, ranks=ranks.each)
+    placed: list[tuple[RunFolder, bytes]] = []
+    for place in places:
+        its = folder if not placed else folder.add_machine()
+        placed.append((its, _mint(serving, manifest, deployment, its.run_id, delegation, place)))
+        its.save(replace(record, run_id=its.run_id, group=place))
+    return Prepared(folder=folder, record=folder.load(), launch=placed[0][1], others=tuple(placed[1:]))
 
 
 def _needed_by_others_us(home: Home) -> int:
@@ -157,21 +208,32 @@ def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package
     )
 
 
-def _policy(manifest: Manifest, deployment: Deployment) -> DeploymentPolicy:
-    """Return the deployment's policy: the floor, and this installation as the only one that may open the package."""
+def _policy(manifest: Manifest, deployment: Deployment, *, machines: int) -> DeploymentPolicy:
+    """Return the deployment's policy: the floor, and this installation as the only one that may open the package.
+
+    `releases` of a job file counts runs: a run on several machines is released to once for each of them.
+    """
+    releases = deployment.releases * machines
+    if releases > MAX_RELEASES:
+        raise UsageError(
+            Code.POLICY_IMPOSSIBLE,
+            f"{deployment.releases} releases to each of {machines} machines are more than {MAX_RELEASES}",
+        )
     return DeploymentPolicy(
         assurance=manifest.floor.assurance,
         profile=manifest.floor.profile,
         egress=manifest.floor.egress,
         reference_measurements=(measure_runtime().sha256,),
-        release_budget=deployment.releases,
+        release_budget=releases,
         not_after_us=_now_us() + deployment.valid_s * 1_000_000,
         lease_s=deployment.lease_s,
         max_duration_s=deployment.max_duration_s,
     )
 
 
-def _mint(serving: Serving, manifest: Manifest, deployment: str, run_id: str, delegation: Envelope) -> bytes:
+def _mint(
+    serving: Serving, manifest: Manifest, deployment: str, run_id: str, delegation: Envelope, group: Group | None
+) -> bytes:
     """Mint container and launch key, get the token for them, and return the launch file."""
     launch_key, container = SigningKey.generate(), f"local-{secrets.token_hex(8)}"
     token = serving.client().add_launch(
@@ -181,6 +243,7 @@ def _mint(serving: Serving, manifest: Manifest, deployment: str, run_id: str, de
         container_source=ContainerSource.MINTED.value,
         launch_public=launch_key.public,
         lifetime_s=TOKEN_LIFETIME_S,
+        group=group,
     )
     return LaunchFile(
         token=token,

@@ -7,6 +7,7 @@ runs/ID/            0700
   out/              what came from the machine: events.log, outputs/, log/, receipt.json
   runtime.log       the agent's own words; nothing of the job's
   supervisor.log    a detached run's
+  machines/ID/      the same again, for each other machine of a group: this folder is machine 0's
 ```
 """
 
@@ -20,14 +21,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.files import private_folder, read_state, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.wire.group import Group
 
 __all__ = ["Phase", "RunFolder", "RunRecord"]
 
 _ID_CHARS = 32
+_LATER = ("blamed", "group")  # fields that records from before there were groups do not have
 
 
 class Phase(StrEnum):
@@ -60,6 +63,9 @@ class RunRecord:
         verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
         exit_code: what its supervisor ended with.
         progress: the last that its events said of the work, so that a list of runs need not read their logs.
+        group: its place in a group of ranks; None for a run in one process. The record of machine 0 tells how the
+            whole group ended.
+        blamed: of a group that did not complete: the machine because of which.
     """
 
     run_id: str
@@ -83,6 +89,8 @@ class RunRecord:
     verdict: str | None = None
     exit_code: int | None = None
     progress: dict[str, Any] | None = None
+    group: Group | None = None
+    blamed: int | None = None
 
     @property
     def alive(self) -> bool:
@@ -99,19 +107,24 @@ class RunRecord:
         value["package"] = str(self.package)
         value["broker"] = None if self.broker is None else str(self.broker)
         value["phase"] = self.phase.value
-        for name in ("supervisor", "agent"):
+        for name in ("supervisor", "agent", "group"):
             value[name] = None if value[name] is None else value[name].to_json()
         return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunRecord:
         """Inverse of `to_json`; raises KeyError, TypeError or ValueError."""
+        value = dict.fromkeys(_LATER) | value
         known = {field.name: value[field.name] for field in fields(cls)}
         known["package"] = Path(known["package"])
         known["broker"] = None if known["broker"] is None else Path(known["broker"])
         known["phase"] = Phase(known["phase"])
         for name in ("supervisor", "agent"):
             known[name] = ProcessName.from_json(known[name])
+        try:
+            known["group"] = None if known["group"] is None else Group.from_json(known["group"])
+        except FormatError as error:
+            raise ValueError("a group that is none") from error
         return cls(**known)
 
 
@@ -133,6 +146,7 @@ class RunFolder:
         self.runtime_log = path / "runtime.log"
         self.supervisor_log = path / "supervisor.log"
         self._record = path / "run.json"
+        self._machines = path / "machines"
 
     @classmethod
     def create(cls, home: Home) -> RunFolder:
@@ -174,6 +188,24 @@ class RunFolder:
             if len(path.name) == _ID_CHARS and (path / "run.json").is_file():
                 yield cls(path)
 
+    def add_machine(self) -> RunFolder:
+        """Make the folder of another machine of this run's group; raises `UsageError`."""
+        folder = RunFolder(private_folder(self._machines) / secrets.token_hex(16))
+        private_folder(folder.path)
+        private_folder(folder.scratch)
+        return folder
+
+    def machines(self) -> list[RunFolder]:
+        """Return the folders of all machines of the run's group in order, this one first; raises `UsageError`."""
+        if not self._machines.is_dir():
+            return [self]
+        others = [RunFolder(path) for path in self._machines.iterdir() if (path / "run.json").is_file()]
+        return [self, *sorted(others, key=_machine)]
+
+    def active(self) -> bool:
+        """Return whether any machine of this run has not ended and something still works on it; raises `UsageError`."""
+        return any(folder.load().active for folder in self.machines())
+
     @property
     def recorded(self) -> bool:
         """Whether the run has a record yet."""
@@ -207,3 +239,10 @@ def _created_us(folder: RunFolder) -> int | None:
         return folder.load().created_us
     except UsageError:
         return None
+
+
+def _machine(folder: RunFolder) -> int:
+    group = folder.load().group
+    if group is None:
+        raise UsageError(Code.USAGE, f"the run record in {folder.path} is of no group")
+    return group.machine

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
@@ -39,14 +39,27 @@ def settled(folder: RunFolder, broker: Embedded) -> Iterator[None]:
                 if isinstance(error, KeyboardInterrupt):
                     code = Code.INTERRUPTED
                 outcome = Outcome.INTERRUPTED if code is Code.INTERRUPTED else Outcome.FAILED
-                folder.end(outcome=outcome.value, code=None if code is None else code.value)
+                for one in folder.machines():
+                    one.end(outcome=outcome.value, code=None if code is None else code.value)
         with contextlib.suppress(GlasshouseError, OSError):
             broker.give_back()
         raise
 
 
-def run_here(folder: RunFolder, launch: bytes, *, home: Home, broker: Embedded, watcher: Watcher) -> Ended:
+def run_here(
+    folder: RunFolder,
+    launch: bytes,
+    *,
+    home: Home,
+    broker: Embedded,
+    watcher: Watcher,
+    others: Sequence[tuple[RunFolder, bytes]] = (),
+) -> Ended:
     """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
+
+    Args:
+        folder, launch: the run's folder and launch file, of machine 0.
+        others: those of the other machines of its group.
 
     Raises:
         PlatformError: it could not be placed.
@@ -62,12 +75,15 @@ def run_here(folder: RunFolder, launch: bytes, *, home: Home, broker: Embedded, 
             broker=broker,
             watcher=watcher,
             interrupts=interrupts,
+            others=others,
         )
         broker.give_back()
         return ended
 
 
-def detach(folder: RunFolder, launch: bytes, *, home: Home) -> ProcessName:
+def detach(
+    folder: RunFolder, launch: bytes, *, home: Home, others: Sequence[tuple[RunFolder, bytes]] = ()
+) -> ProcessName:
     """Start a supervisor that outlives this process and its terminal, and return its name.
 
     It is a fresh process: what this one decrypted is not in its memory.
@@ -97,7 +113,8 @@ def detach(folder: RunFolder, launch: bytes, *, home: Home) -> ProcessName:
     folder.update(supervisor=supervisor)
     assert child.stdin is not None  # noqa: S101 - asked for above
     with contextlib.suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(launch)
+        # One line each, in the order of the machines; a launch file, being canonical JSON, has no line's end in it.
+        child.stdin.write(b"\n".join([launch, *(its for _, its in others)]))
     # It is meant to outlive us: nobody here waits for it.
     child.returncode = 0
     return supervisor

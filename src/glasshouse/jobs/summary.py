@@ -15,6 +15,7 @@ from glasshouse.jobs.files import is_there
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
@@ -52,7 +53,29 @@ def summary(
         "training_imports_s": _seconds(receipt.training_imports_us if receipt else None),
         "zeroization": _zeroization(receipt),
         "receipt": _receipt(folder, conclusion),
+        "group": None if record.group is None else _group(record.group, conclusion),
         "files": str(folder.path),
+    }
+
+
+def _group(group: Group, conclusion: Conclusion | None) -> dict[str, Any]:
+    """Return a run's group: how many ranks on how many machines, and how each of several machines ended."""
+    ends = () if conclusion is None else conclusion.machines
+    return {
+        "id": group.id.hex(),
+        "machines": group.machines,
+        "ranks": group.ranks,
+        "blamed": None if conclusion is None else conclusion.blamed,
+        "ended": [
+            {
+                "machine": machine,
+                "outcome": end.outcome.value,
+                "code": None if end.code is None else end.code.value,
+                "verdict": end.verdict,
+                "problem": end.problem or None,
+            }
+            for machine, end in enumerate(ends)
+        ],
     }
 
 

@@ -1,6 +1,7 @@
 """The program of a detached run's supervisor: `python -I -m glasshouse.jobs.supervisor HOME RUN`.
 
-The launch file comes by standard input. It says nothing but what its log, mode 0600, may hold: no job's data.
+The launch file comes by standard input; for each machine of a group there is one, on a line of its own. It says nothing
+but what its log, mode 0600, may hold: no job's data.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from glasshouse.errors import ExitCode, GlasshouseError
+from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
 from glasshouse.jobs.embedded import Embedded
@@ -17,6 +18,7 @@ from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.runner import run_here
+from glasshouse.wire.group import MAX_MACHINES
 
 __all__ = ["main"]
 
@@ -34,6 +36,9 @@ class _Log:
     def stopping(self, times: int) -> None:
         self.line(f"asked to stop ({times})")
 
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        self.line(f"machine {machine} " + ("completed" if completed else f"ended ({code or 'no reason given'})"))
+
     def line(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         sys.stderr.write(f"{stamp} {text}\n")
@@ -44,12 +49,14 @@ def main(arguments: list[str]) -> int:
     """Supervise one run; return the exit code."""
     home, log = Home(path=Path(arguments[0])), _Log()
     folder = RunFolder(home.runs / arguments[1])
-    launch = sys.stdin.buffer.read(MAX_LAUNCH_BYTES + 1)
-    if not launch or len(launch) > MAX_LAUNCH_BYTES:
+    launches = sys.stdin.buffer.read(MAX_MACHINES * (MAX_LAUNCH_BYTES + 1)).split(b"\n")
+    if not all(0 < len(launch) <= MAX_LAUNCH_BYTES for launch in launches):
         log.line("no launch file came by standard input")
         return ExitCode.USAGE
     try:
-        ended = run_here(folder, launch, home=home, broker=Embedded(home), watcher=log)
+        # The order of the folders is that of the machines, and so is that of the lines.
+        others = list(zip(folder.machines()[1:], launches[1:], strict=True))
+        ended = run_here(folder, launches[0], home=home, broker=Embedded(home), watcher=log, others=others)
     except GlasshouseError as error:
         log.line(str(error))
         return error.exit_code

@@ -12,6 +12,7 @@ from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.results import PACED, Output
 from glasshouse.jobs.chain import Chain
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 
@@ -82,6 +83,12 @@ class Verdict:
         return self.chain.receipt.outcome
 
     @property
+    def machines(self) -> int:
+        """On how many machines the run's group is; 1 without a group."""
+        group = self.chain.token.group
+        return 1 if group is None else group.machines
+
+    @property
     def assurance(self) -> str:
         """The level, or `unattested` for a run that no attestation result stands behind."""
         return self.chain.ear.assurance.value if self.chain.ear else "unattested"
@@ -100,8 +107,13 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence, with the level; a second one says that the run was a measurement."""
-        return f"{self._sentence} {_WAS_PACED}" if self.paced else self._sentence
+        """The verdict in one sentence, with the level; more say that it was a measurement, or one machine of many."""
+        said = [self._sentence]
+        if self.paced:
+            said.append(_WAS_PACED)
+        if self.machines > 1:
+            said.append(f"It is one of {self.machines} machines; the others have receipts of their own.")
+        return " ".join(said)
 
     @property
     def _sentence(self) -> str:
@@ -121,6 +133,13 @@ class Verdict:
         return self.outcome.value if code is None else f"{self.outcome.value} ({code.value})"
 
     @property
+    def _place(self) -> str:
+        group = self.chain.token.group
+        if group is None:
+            return ""
+        return f", machine {group.machine} of {group.machines}, ranks {_ranks(group)} of group {group.id.hex()[:8]}"
+
+    @property
     def links(self) -> tuple[tuple[str, str | None], ...]:
         """The chain from the owner to the run's end: each link, and what it says; None for one that is missing."""
         chain, receipt, by_broker = self.chain, self.chain.receipt, "by the broker"
@@ -135,7 +154,7 @@ class Verdict:
         return (
             ("delegation", f"the owner lets broker {broker} release and countersign"),
             ("manifest", manifest),
-            ("launch token", f"run {receipt.run_id[:8]} of deployment {receipt.deployment[:8]}"),
+            ("launch token", f"run {receipt.run_id[:8]} of deployment {receipt.deployment[:8]}" + self._place),
             ("evidence", evidence),
             ("attestation result", ear),
             ("final head", f"{chain.head.size} events" + (", all of them seen here" if self.log else "")),
@@ -152,6 +171,7 @@ class Verdict:
             "attestation": chain.ear.status.value if chain.ear else None,
             "code": None if receipt.code is None else receipt.code.value,
             "countersigned_us": chain.countersignature.time_us if chain.countersignature else None,
+            "group": None if chain.token.group is None else chain.token.group.to_json(),
             "hardening": receipt.profile.value,
             "kind": "bundle",
             "links": [{"link": name, "says": says} for name, says in self.links],
@@ -245,6 +265,11 @@ class PackageVerdict:
 
 
 AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | PackageVerdict
+
+
+def _ranks(group: Group) -> str:
+    first, last = group.first_rank, group.first_rank + group.ranks - 1
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _output(output: Output) -> dict[str, Json]:

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.package.assets import AssetReader
+from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.index import MAX_ASSETS, Entry, Index, check_job, find, path_field
 from glasshouse.package.layout import MAX_INDEX_BYTES, asset_key, check_chunk_bytes
 from glasshouse.package.paths import check_paths
@@ -15,6 +16,7 @@ from glasshouse.package.streams import Positioned
 from glasshouse.wire.aead import KEY_BYTES, Suite
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.group import SECRET_BYTES
 
 __all__ = ["LENGTH_BYTES", "MAX_GRANT_BYTES", "Grant", "grant"]
 
@@ -36,6 +38,7 @@ class Grant:
         header_sha256: what every chunk is bound to.
         assets: what may be read.
         keys: one key for each asset, in the same order.
+        group_secret: what the ranks of this run share; None for a run in one process.
     """
 
     job: dict[str, Json] = field(repr=False)
@@ -44,11 +47,14 @@ class Grant:
     header_sha256: bytes
     assets: tuple[Entry, ...] = field(repr=False)
     keys: tuple[bytes, ...] = field(repr=False)
+    group_secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)
         if len(self.keys) != len(self.assets) or any(len(key) != KEY_BYTES for key in self.keys):
             raise FormatError(Code.SCHEMA, "a grant without one key for each asset")
+        if self.group_secret is not None and len(self.group_secret) != SECRET_BYTES:
+            raise FormatError(Code.SCHEMA, "a group secret of another length")
         check_paths(entry.path for entry in self.assets)
 
     def encode(self) -> bytes:
@@ -64,6 +70,7 @@ class Grant:
             }
             for entry, key in zip(self.assets, self.keys, strict=True)
         ]
+        group: dict[str, Json] = {} if self.group_secret is None else {"group_secret": b64encode(self.group_secret)}
         body = encode(
             {
                 "assets": assets,
@@ -71,6 +78,7 @@ class Grant:
                 "header_sha256": self.header_sha256.hex(),
                 "job": self.job,
                 "suite": self.suite.value,
+                **group,
             }
         )
         return len(body).to_bytes(LENGTH_BYTES, "big") + body
@@ -110,6 +118,7 @@ class Grant:
             header_sha256=fields.digest("header_sha256"),
             assets=tuple(entries),
             keys=tuple(keys),
+            group_secret=fields.octets("group_secret", length=SECRET_BYTES) if fields.has("group_secret") else None,
         )
         fields.end()
         return found
@@ -134,8 +143,30 @@ class Grant:
             asset_key=self.keys[self.assets.index(entry)],
         )
 
+    def sealed(self, source: Positioned, path: str) -> SealedAsset:
+        """Return the chunks of the asset called `path`, for a cipher of the caller's own.
 
-def grant(package: Package, package_key: bytes | bytearray | memoryview, index: Index) -> Grant:
+        Raises:
+            PackageError: `asset-unknown`.
+        """
+        entry = find(self.assets, path)
+        return SealedAsset(
+            source,
+            entry,
+            suite=self.suite,
+            chunk_bytes=self.chunk_bytes,
+            header_sha256=self.header_sha256,
+            key=self.keys[self.assets.index(entry)],
+        )
+
+
+def grant(
+    package: Package,
+    package_key: bytes | bytearray | memoryview,
+    index: Index,
+    *,
+    group_secret: bytes | None = None,
+) -> Grant:
     """Derive the keys of an unlocked package's assets; runs in the custodian alone."""
     suite = package.manifest.suite
     return Grant(
@@ -145,4 +176,5 @@ def grant(package: Package, package_key: bytes | bytearray | memoryview, index: 
         header_sha256=package.header_sha256,
         assets=index.assets,
         keys=tuple(asset_key(package_key, entry.id, suite, package.header_sha256) for entry in index.assets),
+        group_secret=group_secret,
     )

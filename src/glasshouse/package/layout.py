@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.wire.aead import MAX_CHUNKS, PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
+from glasshouse.wire.aead import MAX_CHUNKS, PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite, chunk_nonce
 from glasshouse.wire.kdf import derive, sha256
 
 __all__ = [
@@ -30,7 +30,9 @@ __all__ = [
     "chunk_count",
     "key_commitment",
     "sealed_size",
+    "stream_binding",
     "stream_cipher",
+    "stream_nonce",
 ]
 
 MAGIC = b"\x89GHS\r\n\x1a\n"  # in the manner of PNG: a transfer that rewrites line ends or bit 7 breaks it
@@ -210,6 +212,14 @@ def stream_cipher(
     *, suite: Suite, key: bytes | bytearray | memoryview, header_sha256: bytes, asset_id: int
 ) -> ChunkCipher:
     """Return the cipher of one asset: its chunks are bound to the header and to the asset's id."""
-    return ChunkCipher(
-        suite=suite, key=key, prefix=_NO_PREFIX, associated_data=header_sha256 + asset_id.to_bytes(8, "big")
-    )
+    return ChunkCipher(suite=suite, key=key, prefix=_NO_PREFIX, associated_data=stream_binding(header_sha256, asset_id))
+
+
+def stream_binding(header_sha256: bytes, asset_id: int) -> bytes:
+    """Return the associated data of every chunk of an asset."""
+    return header_sha256 + asset_id.to_bytes(8, "big")
+
+
+def stream_nonce(chunk: int, *, last: bool) -> bytes:
+    """Return the nonce of a chunk; its prefix is constant because an asset's key seals that asset only."""
+    return chunk_nonce(_NO_PREFIX, chunk, last=last)

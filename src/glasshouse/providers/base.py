@@ -20,6 +20,9 @@ class Request:
         scratch: an empty folder that stays empty: nothing is ever imported from it.
         log: where the runtime's own words go.
         max_seconds: the runtime ends itself after so long.
+        ranks: how many ranks the job has on this machine, as the launch file says too; None for a run without a group.
+        peers: where the runtimes of its group's machines reach each other, ``host:port`` in the order of the machines,
+            this one's own too; empty for a run on one machine.
         pace: a descriptor that the runtime inherits, over which a run that is measured is paced (ADR 0009); None for
             one that nobody paces. Only a provider on this machine can pass it on; the caller closes its own copy.
     """
@@ -30,6 +33,8 @@ class Request:
     scratch: Path
     log: Path
     max_seconds: int
+    ranks: int | None = None
+    peers: tuple[str, ...] = ()
     pace: int | None = None
 
     def __repr__(self) -> str:
@@ -64,6 +69,13 @@ class Provider(Protocol):
 
     name: str
     container_source: str
+
+    def addresses(self, machines: int) -> tuple[str, ...]:
+        """Return where the runtimes of one group's machines will reach each other, ``host:port`` in their order.
+
+        Raises:
+            PlatformError: machines of this provider cannot reach each other.
+        """
 
     def place(self, request: Request) -> Placement:
         """Start a runtime.

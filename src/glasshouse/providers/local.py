@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 
@@ -58,6 +59,21 @@ class LocalProvider:
     # Nothing here names containers for us: the id is ours, and the evidence says so.
     container_source = "minted"
 
+    def addresses(self, machines: int) -> tuple[str, ...]:
+        """Return free ports of the loopback; raises `PlatformError`.
+
+        Nobody holds them until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing:
+        who listens there instead knows none of the group's secrets.
+        """
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(machines)]
+            try:
+                for one in sockets:
+                    one.bind(("127.0.0.1", 0))
+            except OSError as error:
+                raise PlatformError(Code.PLATFORM, f"no free port on the loopback: {error.strerror}") from None
+            return tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+
     def place(self, request: Request) -> LocalPlacement:
         """Start a runtime here; raises `PlatformError`."""
         if not sys.platform.startswith("linux"):
@@ -66,6 +82,8 @@ class LocalProvider:
             sys.executable,
             *("-I", "-B", "-X", f"pycache_prefix={request.scratch}", "-m", "glasshouse.runtime"),
             *("--package", str(request.package), "--out", str(request.out), "--max-seconds", str(request.max_seconds)),
+            *(() if request.ranks is None else ("--ranks", str(request.ranks))),
+            *(("--peers", ",".join(request.peers)) if request.peers else ()),
             *(() if request.pace is None else ("--pace-fd", str(request.pace))),
         ]
         try:

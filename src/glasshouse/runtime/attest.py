@@ -1,7 +1,8 @@
 """Challenge, evidence, release: asked for again, with the same keys, while answers are lost on the way.
 
 Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, for as
-long as the deadline allows, each time with a new challenge. Nothing is opened here.
+long as the deadline allows, each time with a new challenge. A machine of a group asks again and again for what it was
+accepted with, for a while longer than the group's deadline can be away. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from glasshouse.handshake.runtime_side import (
     check_release,
     evidence_message,
     read_challenge,
+    release_request,
 )
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.gate import Gate
+from glasshouse.runtime.gate import Gate, PendingError
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.signing import SigningKey
 
@@ -32,6 +34,9 @@ DEADLINE_S = 60.0
 
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
+_ASK_EVERY_S = 1.0
+# After the group's deadline, which is the end of somebody's challenge: for the broker to say what came of it.
+_SETTLED_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +78,12 @@ def attest(
     Raises:
         RefusedError: the gate refused.
         PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
-            `release-invalid` when its answer cannot be believed.
+            `release-invalid` when its answer cannot be believed, or when it never comes to an end of waiting.
     """
     give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
     while True:
         try:
-            return _once(gate, launch, manifest, evidence_key, claims, sent)
+            return _once(loop, gate, launch, manifest, evidence_key, claims, sent)
         except PeerError as error:
             if error.code is not Code.BROKER_UNREACHABLE or loop.now_s() + wait_s > give_up_s:
                 raise
@@ -87,6 +92,7 @@ def attest(
 
 
 def _once(
+    loop: Loop,
     gate: Gate,
     launch: LaunchFile,
     manifest: Manifest,
@@ -98,7 +104,7 @@ def _once(
     evidence = evidence_message(claims(challenge, now_us()), (), evidence_key=evidence_key, launch_key=launch.key())
     sent(evidence)
     release = check_release(
-        gate.post("/v1/evidence", evidence),
+        _answer(loop, gate, launch, challenge, evidence, evidence_key),
         launch,
         challenge,
         evidence=evidence,
@@ -108,3 +114,29 @@ def _once(
         now_us=now_us(),
     )
     return Attested(evidence=evidence, release=release)
+
+
+def _answer(
+    loop: Loop, gate: Gate, launch: LaunchFile, challenge: Challenge, evidence: bytes, evidence_key: SigningKey
+) -> bytes:
+    """Send the evidence and return the broker's answer; a machine of a group may have to wait for the others."""
+    try:
+        return gate.post("/v1/evidence", evidence)
+    except PendingError:
+        group = launch.claims().group
+        if group is None or group.machines == 1:
+            raise
+    request = release_request(challenge, evidence, evidence_key=evidence_key)
+    lifetime_s = (challenge.expires_us - challenge.issued_us) / 1e6  # its own clock: the broker's is not ours
+    give_up_s, wait_s = loop.now_s() + lifetime_s + _SETTLED_S, _FIRST_RETRY_S
+    while True:
+        loop.sleep(wait_s)
+        wait_s = min(2 * wait_s, _ASK_EVERY_S)
+        try:
+            return gate.post("/v1/release", request)
+        except PendingError:
+            if loop.now_s() > give_up_s:
+                raise
+        except PeerError as error:
+            if error.code is not Code.BROKER_UNREACHABLE or loop.now_s() > give_up_s:
+                raise

@@ -39,7 +39,7 @@ _LEAST_LOCKABLE_BYTES = 1 << 30
 _NO_SUCH_KEYCTL = 9999
 # What the loader and libraries saw when this process began; removing a variable later undoes nothing.
 _STARTED_WITH = tuple(os.environ)
-_MAX_DETAILS = 32
+_MAX_DETAILS = 31  # and one that the story may add
 
 
 def harden_agent(kernel: Kernel = REAL) -> list[str]:

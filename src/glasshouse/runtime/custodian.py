@@ -30,6 +30,7 @@ from glasshouse.runtime.secretmem import SecretMemory
 from glasshouse.wire import frames
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import PUBLIC_BYTES, RecipientKey
 
 __all__ = ["Custodian", "Opened", "Regions"]
@@ -39,7 +40,7 @@ REAP_PATIENCE_S = 2.0
 
 # An entry of the index takes at least this many bytes, and grows by at most as many in the grant.
 _ENTRY_BYTES = 92
-_KEY_NEEDLES = 1 + 3
+_KEY_NEEDLES = 1 + 3 + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ class Regions:
     """The secret memory of a run, mapped before the fork so that custodian and agent share it.
 
     Attributes:
-        grant: the asset keys, for the worker.
+        grant: the asset keys, and the group secret of a job with ranks, for the worker.
         needles: for the probes.
     """
 
@@ -130,19 +131,25 @@ class Custodian:
         """
         return self._answer().octets("public", length=PUBLIC_BYTES)
 
-    def open(self, *, sealed_key: bytes, info: bytes, manifest_sha256: bytes) -> Opened:
+    def open(self, *, sealed_key: bytes, info: bytes, manifest_sha256: bytes, group: Group | None = None) -> Opened:
         """Have the release opened, and wait until the custodian is gone.
 
         Args:
             sealed_key, info: from the checked release.
             manifest_sha256: of the package that the release is for.
+            group: of a job with ranks, whose secret is derived beside the asset keys.
 
         Raises:
             PeerError: `release-invalid`: what was released does not open, or is not this package's key.
             PackageError: the package is not what its owner sealed.
             InternalError: the custodian died.
         """
-        request = {"info": info.hex(), "manifest_sha256": manifest_sha256.hex(), "sealed_key": sealed_key.hex()}
+        request: dict[str, Json] = {
+            "group": None if group is None else group.to_json(),
+            "info": info.hex(),
+            "manifest_sha256": manifest_sha256.hex(),
+            "sealed_key": sealed_key.hex(),
+        }
         try:
             self._socket.sendall(frames.control(request))
         except OSError:
@@ -265,14 +272,18 @@ def _open(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions
     info = bytes.fromhex(request.text("info", max_chars=frames.MAX_CONTROL_BYTES))
     sealed_key = bytes.fromhex(request.text("sealed_key", max_chars=frames.MAX_CONTROL_BYTES))
     manifest_sha256 = request.digest("manifest_sha256")
+    group = None if request.null("group") else Group.from_json(request.any("group"))
     package_key = key.open(sealed_key, info=info)
     package = Package.open(stream)
     if package.manifest.sha256 != manifest_sha256:
         raise PackageError(Code.PACKAGE_TAMPERED, "the package was changed while the runtime attested itself")
     index = package.unlock(package_key)
-    encoded = _write_grant(grant(package, package_key, index), regions.grant)
+    secret = None if group is None else group.secret(package_key)
+    encoded = _write_grant(grant(package, package_key, index, group_secret=secret), regions.grant)
     needles = Needles(regions.needles.view)
     needles.add(NeedleKind.PACKAGE_KEY, package_key)
+    if secret is not None:
+        needles.add(NeedleKind.GROUP_SECRET, secret)
     _add_assets(needles, package, package_key, index)
     return Opened(assets=encoded, needles=len(needles))
 

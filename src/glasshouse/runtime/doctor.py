@@ -16,7 +16,7 @@ from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import landlock, seccomp
+from glasshouse.runtime import landlock, loopback, seccomp
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
 from glasshouse.wire.canonical import Json
@@ -87,6 +87,7 @@ def examine(kernel: Kernel = REAL, *, devices: Path = Path("/dev")) -> list[Find
         _landlock(kernel),
         _secret_memory(kernel),
         *_namespaces(kernel),
+        _ranks(kernel),
         _workspace(kernel),
         _locked_memory(kernel),
         _swap(kernel),
@@ -162,6 +163,17 @@ def _namespaces(kernel: Kernel) -> list[Finding]:
     return found
 
 
+def _ranks(kernel: Kernel) -> Finding:
+    def connected() -> None:
+        kernel.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | _user_namespace(kernel))
+        kernel.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        loopback.raise_up()
+
+    if _works(connected):
+        return _finding("ranks", Standing.GOOD, "loopback", "ranks (--ranks) can have a network that leads nowhere")
+    return _finding("ranks", Standing.WEAKER, "none", "a job in several ranks (--ranks) is refused here; others run")
+
+
 def _user_namespace(kernel: Kernel) -> int:
     """Return the flag that a process without CAP_SYS_ADMIN needs for any other namespace."""
     return 0 if kernel.capable(linux.CAP_SYS_ADMIN) else linux.CLONE_NEWUSER
@@ -229,8 +241,8 @@ def _profile(offered: list[Finding]) -> Finding:
     standings = {finding.standing for finding in offered}
     if Standing.MISSING in standings:
         return _finding("profile", Standing.MISSING, Profile.OFF.value, "a protected run is refused here")
-    # Without these three strict still holds: other means answer the same check.
-    spare = {"network-namespace", "pid-namespace"}
+    # Without these strict still holds: other means answer the same check, or a job of one process needs none.
+    spare = {"network-namespace", "pid-namespace", "ranks"}
     weaker = sorted(
         found.feature for found in offered if found.standing is Standing.WEAKER and found.feature not in spare
     )

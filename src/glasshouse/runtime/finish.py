@@ -95,6 +95,8 @@ def _end_worker(run: Run) -> None:
         steps.do(run.session.end)
     elif run.begun.worker is not None:
         steps.do(run.begun.worker.end)
+    if run.begun.relay is not None:
+        steps.do(run.begun.relay.stop)
     if run.sealed_log is not None:
         steps.do(run.sealed_log.finish)
         run.sealed_log.wipe()

@@ -18,7 +18,7 @@ from glasshouse.runtime.http import Address, Answer, AnswerReader, parse_url, re
 from glasshouse.runtime.loop import READ, WRITE, Loop
 from glasshouse.wire.canonical import decode
 
-__all__ = ["Call", "Gate", "body_of"]
+__all__ = ["Call", "Gate", "PendingError", "body_of"]
 
 TIMEOUT_S = 10.0
 
@@ -30,15 +30,25 @@ Target: TypeAlias = tuple[socket.AddressFamily, str | tuple[object, ...]]
 Done: TypeAlias = Callable[["Call"], None]
 
 
+class PendingError(PeerError):
+    """The gate accepted this machine and waits for others of its group; for any other question, no answer at all."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.BROKER_PROTOCOL, "the broker says to wait where there is nothing to wait for")
+
+
 def body_of(answer: Answer) -> bytes:
     """Return a good answer's body.
 
     Raises:
         RefusedError: the gate said no, with its code.
+        PendingError: it says to ask again.
         PeerError: `broker-unreachable` for a passing trouble, `broker-protocol` for anything else.
     """
     if answer.status == 200:
         return answer.body
+    if answer.status == 202:
+        raise PendingError
     code = _code_of(answer.body)
     if code is not None and code is not Code.TOO_MANY_CHALLENGES and answer.status < 500:
         raise RefusedError(code, "the gate refused this runtime")

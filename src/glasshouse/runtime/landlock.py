@@ -30,7 +30,9 @@ def rights(abi: int) -> int:
     return _FIRST_RIGHTS | sum(right for since, right in _RIGHTS_BY_ABI if abi >= since)
 
 
-def restrict(kernel: Kernel, *, read: list[str], write: list[str], devices: list[str], names: list[str]) -> int:
+def restrict(
+    kernel: Kernel, *, read: list[str], write: list[str], devices: list[str], names: list[str], tcp: bool = False
+) -> int:
     """Restrict this process and its children for good; needs no_new_privs and a single thread.
 
     Args:
@@ -39,6 +41,7 @@ def restrict(kernel: Kernel, *, read: list[str], write: list[str], devices: list
         write: directories in which everything is allowed.
         devices: device nodes that may be read, written and controlled.
         names: directories beneath which names may be listed, but no file opened.
+        tcp: whether TCP may be used: in a network namespace in which it leads nowhere.
 
     Returns:
         the version applied; 0 where the kernel has none, and then nothing is restricted.
@@ -53,7 +56,7 @@ def restrict(kernel: Kernel, *, read: list[str], write: list[str], devices: list
     handled = rights(abi)
     attributes = handled.to_bytes(8, "little")
     if abi >= _NET_ABI:
-        attributes += _NET_RIGHTS.to_bytes(8, "little")
+        attributes += (0 if tcp else _NET_RIGHTS).to_bytes(8, "little")
     if abi >= _SCOPE_ABI:
         attributes += _SCOPES.to_bytes(8, "little")
     ruleset = kernel.landlock_create(attributes)

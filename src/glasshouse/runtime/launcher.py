@@ -10,7 +10,8 @@ which the agent is told the worker's pid. In order:
 1. die with the agent;
 2. namespaces, each by itself: user (where not allowed otherwise), processes, mounts, network, IPC, host name;
 3. a child in them goes on; this process is gone before it does, so that the agent is the worker's parent;
-4. private root in memory; where that cannot be, a named directory;
+4. private root in memory; where that cannot be, a named directory; for several ranks, the loopback of the network
+   namespace, and nothing else of it;
 5. no capability, no_new_privs, limits, Landlock, system call filter last;
 6. trials of all that is forbidden; one `sandbox` frame says what happened;
 7. exec of the worker with an environment of its own.
@@ -38,6 +39,7 @@ __all__ = ["main", "run"]
 LINK_FD = 3
 _CONTROL = 1
 _EXIT_FAILED = 70
+_RANKS_NEED = ("no-network-namespace", "no-pid-namespace", "no-mount-namespace", "no-private-root")
 _NAMESPACES = (
     ("pid", linux.CLONE_NEWPID),
     ("mount", linux.CLONE_NEWNS),
@@ -78,6 +80,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     _hand_over(kernel, agent, answer)
     os.setsid()
     base = _house(kernel, spec, notes)
+    _connect_ranks(spec, notes)
     abi = _confine(kernel, spec, base, notes)
     observed = _observe(kernel, spec, base, abi, notes)
     in_memory, no_swap = private_root.is_memory(kernel, base)
@@ -168,6 +171,24 @@ def _house(kernel: Kernel, spec: dict[str, object], notes: list[str]) -> str:
     return named
 
 
+def _connect_ranks(spec: dict[str, object], notes: list[str]) -> None:
+    """Give ranks their loopback, where everything that keeps it from leading outside is there; else say so.
+
+    Ranks are processes in sessions of their own (torchelastic makes them so), that meet at a named socket: that takes
+    the process namespace and the private root too.
+    """
+    if spec["loopback"] is not True or not {*_RANKS_NEED}.isdisjoint(notes):
+        return
+    from glasshouse.runtime import loopback  # only here: ordinary runs do not compile it
+
+    try:
+        loopback.raise_up()
+        notes.append("loopback")
+    except OSError as error:
+        notes.append("no-loopback")
+        os.write(2, f"launcher: no loopback: {error}\n".encode())
+
+
 def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str]) -> int | None:
     """Take away what the worker does not need; return Landlock's version, None where it refused."""
     private = base == private_root.BASE
@@ -186,6 +207,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
             write=[f"{base}/{name}" for name in (private_root.WORK, private_root.TEMPORARY, private_root.SHARED)],
             devices=[path for path in _texts(spec, "devices") if _exists(path)],
             names=["/"] if private else [],
+            tcp="loopback" in notes,
         )
         notes.append(f"landlock-abi-{abi}")
     except OSError as error:
@@ -197,7 +219,12 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     try:
         seccomp.install(
             kernel,
-            seccomp.worker(kernel.machine, named_sockets=private, own_session="no-pid-namespace" not in notes),
+            seccomp.worker(
+                kernel.machine,
+                named_sockets=private,
+                own_session="no-pid-namespace" not in notes,
+                loopback="loopback" in notes,
+            ),
         )
     except KernelError:
         notes.append("no-seccomp-filter")
@@ -214,7 +241,7 @@ def _observe(
         raise TypeError("targets")
     tried = {
         "debug-env-clean": trials.environment(names),
-        "egress-closed": trials.egress(kernel, targets),
+        "egress-closed": trials.egress(kernel, targets, loopback="loopback" in notes),
         "landlock": trials.files(base, [str(targets["file"])]),
         "preload-clean": trials.libraries(kernel, names),
         "seccomp-filter": trials.system_calls(kernel),

@@ -27,6 +27,7 @@ class NeedleKind(IntEnum):
     PACKAGE_KEY = 1
     ASSET_KEY = 2
     HPKE_PRIVATE = 3
+    GROUP_SECRET = 4
 
 
 def region_bytes(needles: int) -> int:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.wire.group import MAX_MACHINES
 
 __all__ = ["Options", "parse"]
 
 USAGE = (
     "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR "
-    "[--max-seconds N] [--pace-fd N]"
+    "[--max-seconds N] [--ranks N] [--peers HOST:PORT,…] [--pace-fd N]"
 )
 
-_NAMES = ("--package", "--out", "--max-seconds", "--pace-fd")
+_NAMES = ("--package", "--out", "--max-seconds", "--ranks", "--peers", "--pace-fd")
+_PEER = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([1-9][0-9]{0,4})")
 _FIRST_OWN_FD = 3
 
 
@@ -26,6 +29,10 @@ class Options:
         package: the sealed package.
         out: the run's folder, to be made.
         max_seconds: ends the run earlier than the policy would; None for no own limit.
+        ranks: how many ranks the job has on this machine, as the launch token says again; None for a run without a
+            group, in one process.
+        peers: where the runtimes of the group's machines are to be found, ``host:port`` in the order of the machines,
+            this one's own too; empty on a single machine. As little to be believed as the network is.
         pace_fd: an inherited socket over which the run is paced, to be measured (ADR 0009); None for a run that
             nobody paces.
     """
@@ -33,6 +40,8 @@ class Options:
     package: str
     out: str
     max_seconds: int | None = None
+    ranks: int | None = None
+    peers: tuple[str, ...] = ()
     pace_fd: int | None = None
 
 
@@ -55,6 +64,8 @@ def parse(argv: Sequence[str]) -> Options:
         package=found["--package"],
         out=found["--out"],
         max_seconds=_number(found, "--max-seconds", low=1),
+        ranks=_number(found, "--ranks", low=1),
+        peers=_peers(found.get("--peers")),
         pace_fd=_number(found, "--pace-fd", low=_FIRST_OWN_FD),
     )
 
@@ -66,6 +77,16 @@ def _number(found: dict[str, str], name: str, *, low: int) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= low):
         raise _usage()
     return int(text)
+
+
+def _peers(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    peers = tuple(text.split(","))
+    found = [_PEER.fullmatch(peer) for peer in peers]
+    if len(peers) > MAX_MACHINES or not all(one is not None and int(one[2]) < 65536 for one in found):
+        raise _usage()
+    return peers
 
 
 def _usage() -> UsageError:

@@ -40,7 +40,7 @@ _SITES = ("/tmp", "/mnt", "/run")  # noqa: S108
 _ROOT_BYTES = 4 << 20
 _ETC = {
     "group": "worker:x:{gid}:\n",
-    "hosts": "127.0.0.1 localhost\n",
+    "hosts": "127.0.0.1 localhost\n::ffff:127.0.0.1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     "passwd": "worker:x:{uid}:{gid}::" + BASE + "/" + WORK + ":/bin/sh\n",
 }

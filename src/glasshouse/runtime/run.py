@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from glasshouse.attestation.claims import Gpu
 from glasshouse.attestation.hardening import HardeningReport
 from glasshouse.attestation.measurement import Measurement
-from glasshouse.errors import Code, ExitCode, GlasshouseError, RefusedError, RunError
+from glasshouse.errors import Code, ExitCode, GlasshouseError, PlatformError, RefusedError, RunError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.results import Output
@@ -67,9 +67,11 @@ class Ending:
         if not isinstance(error, GlasshouseError):
             return cls(outcome=Outcome.FAILED, code=Code.INTERNAL)
         if isinstance(error, RefusedError):
-            # Only here is the hint certain to be made of our own words: the names of checks.
+            # Here and below the hint is certain to be made of our own words: the names of checks and of namespaces.
             hint = error.hint if error.code is Code.HARDENING_MISSING else ""
             return cls(outcome=Outcome.REFUSED, code=error.code, hint=hint)
+        if isinstance(error, PlatformError):
+            return cls(outcome=Outcome.FAILED, code=error.code, hint=error.hint)
         if isinstance(error, RunError) and error.code is Code.INTERRUPTED:
             return cls(outcome=Outcome.INTERRUPTED, code=error.code)
         return cls(outcome=Outcome.FAILED, code=error.code)

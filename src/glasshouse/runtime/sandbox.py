@@ -27,6 +27,7 @@ from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import IDENTIFIER, Fields
+from glasshouse.wire.policy import GROUP_EGRESS
 
 __all__ = ["SandboxReport", "SandboxSpec", "Spawn", "Worker", "default_devices", "default_read_paths", "start"]
 
@@ -49,7 +50,10 @@ class SandboxSpec:
         workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
         read_paths: what may be read and executed, besides nothing.
         device_paths: device nodes that may be used.
-        egress: peers that the worker may reach; must be empty today.
+        egress: peers that the worker may reach; today nothing but `GROUP_EGRESS`, for which the sandbox opens nothing:
+            whoever is spoken to there is reached by the agent.
+        loopback: whether its processes may talk to each other over TCP and UDP, in a network namespace of their own;
+            the report has the note `loopback` where they may.
         environment: names and values added to the minimal environment.
         pycache_prefix: an empty private directory for the launcher's own interpreter.
     """
@@ -61,6 +65,7 @@ class SandboxSpec:
     read_paths: tuple[str, ...] = ()
     device_paths: tuple[str, ...] = ()
     egress: tuple[str, ...] = ()
+    loopback: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +74,7 @@ class SandboxSpec:
         for path in (*self.read_paths, *self.device_paths):
             if os.path.normpath(path) != path or not path.startswith("/") or path in NEVER_SHOWN:
                 raise ValueError(f"a sandbox cannot show {path!r}")
-        if self.egress:
+        if set(self.egress) - {GROUP_EGRESS}:
             # Landlock knows ports but no peers, and nothing for datagrams: a list could not be kept.
             raise PlatformError(
                 Code.POLICY_IMPOSSIBLE,
@@ -287,6 +292,7 @@ def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[
         "argv": list(spec.argv),
         "devices": list(spec.device_paths),
         "environment": {**minimal_environment(spec.python), **spec.environment},
+        "loopback": spec.loopback,
         "named_workspace": private,
         "python": spec.python,
         "read": list(spec.read_paths),

@@ -30,10 +30,13 @@ _RET_KILL_PROCESS = 0x80000000
 _RET_ERRNO = 0x00050000
 _RET_ALLOW = 0x7FFF0000
 
-_LOAD, _JEQ, _JGE, _JGT, _JSET, _RET = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_LOAD, _JEQ, _JGE, _JGT, _JSET, _RET, _AND = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06, 0x54
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_SOCKET_TYPE_MASK = 0xF  # beside it are SOCK_NONBLOCK and SOCK_CLOEXEC
+_SOCK_STREAM, _SOCK_DGRAM = 1, 2
+_IPPROTO_ANY, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWCGROUP, UTS, IPC, USER, PID, NET and NS
 _PR_SET_DUMPABLE = 4
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -99,7 +102,7 @@ def sealed_agent(machine: str, *, own_pid: int) -> bytes:
     return filter_.program()
 
 
-def worker(machine: str, *, named_sockets: bool, own_session: bool) -> bytes:
+def worker(machine: str, *, named_sockets: bool, own_session: bool, loopback: bool = False) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
@@ -108,11 +111,16 @@ def worker(machine: str, *, named_sockets: bool, own_session: bool) -> bytes:
             root, where no name leads outside: Landlock does not govern them.
         own_session: whether the worker's children may leave its process group. True only in a process
             namespace, which ends them all; elsewhere the group is how they are ended.
+        loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
+            which nothing but loopback is up: ranks talk over it.
     """
     filter_ = _Filter(machine)
     filter_.refuse((*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES), errno.EPERM)
     filter_.clone()
-    filter_.families(_AF_UNIX)
+    if loopback:
+        filter_.families(_AF_UNIX, plain=(_AF_INET, _AF_INET6))
+    else:
+        filter_.families(_AF_UNIX)
     # Once not dumpable, always not dumpable.
     filter_.only_value("prctl", 1, 0, when=_PR_SET_DUMPABLE)
     filter_.personality()
@@ -145,12 +153,26 @@ class _Filter:
         for number in syscalls.numbers(names, self._machine):
             self._code += [(_JEQ, 0, 1, number), _answer(answer)]
 
-    def families(self, *allowed: int) -> None:
-        """Let sockets be made of these address families only."""
+    def families(self, *allowed: int, plain: tuple[int, ...] = ()) -> None:
+        """Let sockets be made of these address families only; of those in `plain`, only of TCP and UDP."""
         # EAFNOSUPPORT: libraries take it for a machine without that network, and go on.
-        checks = [(_JEQ, len(allowed) - index, 0, family) for index, family in enumerate(allowed)]
+        refused = _answer(errno.EAFNOSUPPORT)
+        kind: list[tuple[int, int, int, int]] = []
+        if plain:
+            # Raw, ping, SCTP and Multipath TCP sockets are kernel surface that no rank needs.
+            kind = [
+                *(_low(1), (_AND, 0, 0, _SOCKET_TYPE_MASK), (_JEQ, 1, 0, _SOCK_STREAM), (_JEQ, 0, 4, _SOCK_DGRAM)),
+                *(_low(2), (_JEQ, 3, 0, _IPPROTO_ANY), (_JEQ, 2, 0, _IPPROTO_TCP), (_JEQ, 1, 0, _IPPROTO_UDP)),
+            ]
+        families = [*allowed, *plain]
+        checks = []
+        for index, family in enumerate(families):
+            left = len(families) - index - 1
+            # To the check of the kind, or past it and the refusal to the end.
+            checks.append((_JEQ, left + 1 + (len(kind) + 1 if kind and family not in plain else 0), 0, family))
         for name in ("socket", "socketpair"):
-            self._rule(name, [_low(0), *checks, _answer(errno.EAFNOSUPPORT), _allow()])
+            tail = [refused, *kind, refused, _allow()] if kind else [refused, _allow()]
+            self._rule(name, [_low(0), *checks, *tail])
 
     def only_value(self, name: str, argument: int, value: int, *, when: int | None = None) -> None:
         """Let `name` pass only with one value of an argument; `when` limits the rule to one first argument."""

@@ -24,6 +24,7 @@ from glasshouse.wire.frames import control
 
 if TYPE_CHECKING:
     from glasshouse.runtime.custodian import Custodian, Regions
+    from glasshouse.runtime.relay import Relay
     from glasshouse.wire.hpke import RecipientKey
 
 __all__ = ["Beginning", "begin"]
@@ -46,6 +47,7 @@ class Beginning:
     package_file: BinaryIO | None = None
     package: Package | None = None
     worker: Worker | None = None
+    relay: Relay | None = None
     regions: Regions | None = None
     custodian: Custodian | None = None
     error: GlasshouseError | None = None
@@ -80,10 +82,16 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
         raise UsageError(Code.FILE_MISSING, "the package cannot be read") from None
     found.package = Package.open(found.package_file)
     manifest = found.package.manifest
+    if options.ranks is not None and manifest.workload != "script":
+        raise UsageError(Code.USAGE, "only the job of a script runs in several ranks")
     found.worker = sandbox.start(_specification(options, manifest.workload, manifest.floor.egress))
     # It may import its frameworks as soon as it lives; it is given nothing before it has been observed.
     found.worker.link.sendall(control({"type": "prepare"}))
 
+    if options.peers:
+        from glasshouse.runtime import relay  # few runs have several machines
+
+        found.relay = relay.start(options.peers)
     from glasshouse.runtime.custodian import Custodian, Regions
 
     found.regions = Regions.for_package(manifest)
@@ -93,13 +101,15 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
 def _specification(options: Options, workload: str, egress: tuple[str, ...]) -> sandbox.SandboxSpec:
     prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
     argv = ("-c", _WORKER, "--fd", "3", "--workload", workload, "--workspace", "{workspace}")
+    ranks = () if options.ranks is None else ("--ranks", str(options.ranks))
     return sandbox.SandboxSpec(
-        argv=(sys.executable, "-I", "-B", "-X", f"pycache_prefix={prefix}", *argv),
+        argv=(sys.executable, "-I", "-B", "-X", f"pycache_prefix={prefix}", *argv, *ranks),
         pycache_prefix=prefix,
         workspace_bytes=_workspace_bytes(),
         read_paths=sandbox.default_read_paths(),
         device_paths=sandbox.default_devices(),
         egress=egress,
+        loopback=options.ranks is not None,
     )
 
 

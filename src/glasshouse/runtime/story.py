@@ -7,7 +7,7 @@ from functools import partial
 from glasshouse.attestation.claims import Claims
 from glasshouse.attestation.hardening import HardeningReport, anti_debug, missing
 from glasshouse.attestation.measurement import measure_environment, measure_runtime
-from glasshouse.errors import Code, InternalError, PackageError, RefusedError, RunError
+from glasshouse.errors import Code, InternalError, PackageError, PlatformError, RefusedError, RunError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
@@ -25,7 +25,7 @@ from glasshouse.runtime.sealing import Outputs, Sealing
 from glasshouse.runtime.sentinel import Sentinel
 from glasshouse.runtime.worker_session import Stage, WorkerSession
 from glasshouse.wire.kdf import sha256
-from glasshouse.wire.policy import Assurance
+from glasshouse.wire.policy import GROUP_EGRESS, Assurance
 from glasshouse.wire.states import State
 
 __all__ = ["tell"]
@@ -44,7 +44,7 @@ def tell(run: Run) -> None:
         GlasshouseError: how it ended otherwise.
     """
     parts = _Parts(run)
-    _check_launch(parts)
+    _check_launch(run, parts)
     _harden(run, parts)
     _attest(run, parts)
     _open(run, parts)
@@ -79,8 +79,21 @@ class _Parts:
         return run.session
 
 
-def _check_launch(parts: _Parts) -> None:
-    """The package in hand is the one that this launch is for, and its owner sent us to this broker."""
+def _check_launch(run: Run, parts: _Parts) -> None:
+    """The package in hand is the one that this launch is for, its owner sent us to this broker, and the ranks fit."""
+    group = parts.identity.token.group
+    if run.options.ranks != (None if group is None else group.ranks):
+        raise UsageError(Code.USAGE, "this launch is for another number of ranks than the runtime was started for")
+    if group is not None and group.machines > 1:
+        if GROUP_EGRESS not in parts.manifest.floor.egress:
+            raise PlatformError(
+                Code.POLICY_IMPOSSIBLE,
+                "the owner lets nothing leave this job, and its ranks are on several machines",
+                hint=f'seal the job with egress = ["{GROUP_EGRESS}"], or run it on one machine',
+            )
+        if run.begun.relay is None or len(run.options.peers) != group.machines:
+            raise UsageError(Code.USAGE, "this runtime was not started with the addresses of all machines of its group")
+        run.begun.relay.listen(group.machine)
     if parts.manifest.sha256 != parts.identity.token.manifest_sha256:
         raise PackageError(Code.MANIFEST_MISMATCH, "the package is another than the launch token's")
     parts.identity.launch.check_delegation(
@@ -95,6 +108,8 @@ def _harden(run: Run, parts: _Parts) -> None:
     run.gpus = gpus.in_sight()
     session.reach(Stage.CONFIRMED, within_s=SANDBOX_PATIENCE_S)
     worker = session.worker
+    if run.options.ranks is not None:
+        _demand_loopback(worker)
     if worker.pid is None or not parts.sentinel.watch(worker.pid, group=not worker.own_process_namespace):
         raise RunError(Code.DEBUGGER, "the worker cannot be watched")
     checks.seal_agent()
@@ -154,7 +169,7 @@ def _observe(run: Run, parts: _Parts) -> HardeningReport:
         worker=worker,
         workspace=report.workspace,
         secret_memory=secret.kind,
-        details=checks.details(session.worker),
+        details=checks.details(session.worker) | ({} if run.begun.relay is None else {"group-relay": 1}),
     )
 
 
@@ -168,6 +183,18 @@ def _demand(report: HardeningReport) -> None:
             Code.HARDENING_MISSING,
             "this machine lacks what the profile demands",
             hint=f"missing for {report.profile}: {', '.join(lacking)}",
+        )
+
+
+def _demand_loopback(worker: Worker) -> None:
+    """Several ranks talk over a network that leads nowhere, or not at all: never over the machine's."""
+    notes = worker.report.notes if worker.report is not None else ()
+    if "loopback" not in notes:
+        lacking = [note.removeprefix("no-") for note in notes if note.startswith("no-")]
+        raise PlatformError(
+            Code.PLATFORM,
+            "this machine gives the worker no network of its own for its ranks",
+            hint=f"missing for ranks: {', '.join(lacking) or 'loopback'}; run the job in one process, or elsewhere",
         )
 
 
@@ -235,11 +262,13 @@ def _open(run: Run, parts: _Parts) -> None:
     session = parts.session(run)
     if run.release is None:
         raise InternalError(Code.INTERNAL, "nothing was released")
+    group, relay = parts.identity.token.group, run.begun.relay
     with run.lifecycle.step("release"):
         parts.custodian.open(
             sealed_key=run.release.sealed_key,
             info=run.release.info,
             manifest_sha256=parts.manifest.sha256,
+            group=group,
         )
         _drop_public_text(run, parts.regions)
     run.go(State.RELEASED)
@@ -247,8 +276,15 @@ def _open(run: Run, parts: _Parts) -> None:
     with run.lifecycle.step("open"):
         _demand(_observe(run, parts))
         run.record(EventType.NOTICE, {"code": "observed-again", "value": None})
+        machines = None
+        if group is not None and group.machines > 1 and relay is not None:
+            machines = group.machine, group.machines, relay.worker_end.fileno()
         session.give(
-            parts.regions.grant.fd, parts.regions.grant.size, parts.package_fd, Outputs(run.out, parts.sealing)
+            parts.regions.grant.fd,
+            parts.regions.grant.size,
+            parts.package_fd,
+            Outputs(run.out, parts.sealing),
+            machines=machines,
         )
         session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S)
 

@@ -22,6 +22,13 @@ __all__ = ["egress", "environment", "files", "libraries", "preloading", "system_
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
 _TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
+_IPPROTO_SCTP, _IPPROTO_MPTCP = 132, 262
+# On the loopback an answer takes microseconds; silence is not a refusal.
+_LOOPBACK_PATIENCE_S = 1.0
+# Addresses that are nobody's (RFC 5737, RFC 3849), the ones that clouds answer with a machine's secrets, and the
+# neighbours of a link.
+_ELSEWHERE = ("192.0.2.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "255.255.255.255")
+_ELSEWHERE_6 = ("2001:db8::1", "fd00:ec2::254", "fe80::1", "ff02::1")
 
 # LD_LIBRARY_PATH is not among them: driver images set it; what it led to is seen in the mappings.
 _PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_PRELOAD", "LD_PROFILE")
@@ -32,19 +39,17 @@ _DEBUGGING = (
 )  # fmt: skip
 
 
-def egress(kernel: Kernel, targets: dict[str, object]) -> list[str]:
+def egress(kernel: Kernel, targets: dict[str, object], *, loopback: bool = False) -> list[str]:
     """Try to reach anything outside this process by a socket, a name or io_uring.
 
     Args:
         kernel: the kernel.
         targets: `tcp` and `udp` (ports of the loopback), `abstract` and `named` (names of Unix sockets).
+        loopback: whether TCP and UDP sockets are allowed, in a network namespace of this process's own: each is then
+            tried to its end, and every way that leads further than `lo`.
     """
-    found = []
+    found = _past_loopback(kernel, targets) if loopback else _by_inet_sockets(targets)
     for name, family, kind, address in (
-        ("tcp", _socket.AF_INET, _socket.SOCK_STREAM, ("127.0.0.1", targets["tcp"])),
-        ("udp", _socket.AF_INET, _socket.SOCK_DGRAM, ("127.0.0.1", targets["udp"])),
-        ("tcp6", _socket.AF_INET6, _socket.SOCK_STREAM, None),
-        ("udp6", _socket.AF_INET6, _socket.SOCK_DGRAM, None),
         ("raw", _socket.AF_INET, _socket.SOCK_RAW, None),
         ("netlink", _AF_NETLINK, _socket.SOCK_RAW, None),
         ("packet", _AF_PACKET, _socket.SOCK_RAW, None),
@@ -62,6 +67,64 @@ def egress(kernel: Kernel, targets: dict[str, object]) -> list[str]:
     if _succeeds(kernel, "io_uring_setup", 1, bytes(120)):
         found.append("io-uring")
     return found
+
+
+def _by_inet_sockets(targets: dict[str, object]) -> list[str]:
+    """Where no such socket may be made."""
+    tried = (
+        ("tcp", _socket.AF_INET, _socket.SOCK_STREAM, ("127.0.0.1", targets["tcp"])),
+        ("udp", _socket.AF_INET, _socket.SOCK_DGRAM, ("127.0.0.1", targets["udp"])),
+        ("tcp6", _socket.AF_INET6, _socket.SOCK_STREAM, None),
+        ("udp6", _socket.AF_INET6, _socket.SOCK_DGRAM, None),
+    )
+    return [name for name, family, kind, address in tried if _reaches(family, kind, address)]
+
+
+def _past_loopback(kernel: Kernel, targets: dict[str, object]) -> list[str]:
+    """Where they lead to a loopback of this namespace, on which none of the agent's listeners is."""
+    # Only here: ordinary runs do not compile it.
+    from glasshouse.runtime import loopback
+
+    found = [] if _refused_at(_socket.SOCK_STREAM, targets["tcp"]) else ["tcp"]
+    found += [] if _refused_at(_socket.SOCK_DGRAM, targets["udp"]) else ["udp"]
+    for family, addresses in ((_socket.AF_INET, _ELSEWHERE), (_socket.AF_INET6, _ELSEWHERE_6)):
+        for kind, name in ((_socket.SOCK_STREAM, "tcp"), (_socket.SOCK_DGRAM, "udp")):
+            # A route would be enough: without one the kernel refuses before anything is sent.
+            if any(_reaches(family, kind, (address, 9)) for address in addresses):
+                found.append(f"{name}{'6' if family == _socket.AF_INET6 else ''}-route")
+    for name, family, kind, protocol in (
+        ("ping", _socket.AF_INET, _socket.SOCK_DGRAM, _socket.IPPROTO_ICMP),
+        ("sctp", _socket.AF_INET, _socket.SOCK_STREAM, _IPPROTO_SCTP),
+        ("mptcp", _socket.AF_INET6, _socket.SOCK_STREAM, _IPPROTO_MPTCP),
+    ):
+        try:
+            _socket.socket(family, kind, protocol).close()
+            found.append(name)
+        except OSError:
+            continue
+    try:
+        found += ["interface"] if loopback.strays(kernel) else []
+    except OSError:
+        found.append("interface")
+    return [*found, *(["network-control"] if loopback.controllable() else [])]
+
+
+def _refused_at(kind: int, port: object) -> bool:
+    """Return whether the loopback itself says that nothing listens at a port at which the agent does."""
+    connection = _socket.socket(_socket.AF_INET, kind)
+    try:
+        connection.settimeout(_LOOPBACK_PATIENCE_S)
+        connection.connect(("127.0.0.1", port))
+        if kind == _socket.SOCK_DGRAM:
+            connection.send(b"trial")
+            connection.recv(16)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return False
 
 
 def system_calls(kernel: Kernel) -> list[str]:

@@ -62,6 +62,14 @@ _FAILURES = frozenset(
         Code.OUTPUT_REFUSED,
         Code.PLATFORM,
         Code.INTERNAL,
+        Code.COLLECTIVE_TAMPERED,
+        Code.COLLECTIVE_MISMATCH,
+        Code.COLLECTIVE_TIMEOUT,
+        Code.COLLECTIVE_ABORTED,
+        Code.COLLECTIVE_UNSEALED,
+        Code.RANK_LOST,
+        Code.GROUP_SECRET,
+        Code.GROUP_MISMATCH,
     }
 )
 

@@ -95,10 +95,29 @@ class WorkerSession:
         if not self._loop.run_until(lambda: self.stage >= stage, within_s=within_s):
             raise RunError(Code.WORKER_FAILED, f"the worker was not {stage.name.lower()} within {within_s:g} s")
 
-    def give(self, grant: int, grant_bytes: int, package: int, outputs: Outputs) -> None:
-        """Hand it the keys of its inputs and the package; raises `RunError`."""
+    def give(
+        self,
+        grant: int,
+        grant_bytes: int,
+        package: int,
+        outputs: Outputs,
+        *,
+        machines: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Hand it the keys of its inputs and the package; raises `RunError`.
+
+        Args:
+            grant, grant_bytes, package: descriptors of both, and how much of the first there is.
+            outputs: takes its outputs.
+            machines: of a job on several: which this is, how many there are, and the descriptor of the relay.
+        """
         self.outputs = outputs
-        self._link.send({"type": "grant", "bytes": grant_bytes}, [grant, package])
+        message: dict[str, Json] = {"type": "grant", "bytes": grant_bytes}
+        descriptors = [grant, package]
+        if machines is not None:
+            message |= {"machine": machines[0], "machines": machines[1]}
+            descriptors.append(machines[2])
+        self._link.send(message, descriptors)
 
     def order(self, order: Json) -> None:
         """Relay an order to a paced worker, which waits for it; raises `RunError`."""
@@ -142,7 +161,10 @@ class WorkerSession:
                 self._loop.watch(self.worker.pidfd, self._ended)
                 self.stage = Stage.CONFIRMED
             case say.Failed():
-                raise RunError(message.code, "the worker gave up; the sealed log says why")
+                # A rank that the kernel ended for want of memory is seen by the worker only to be gone.
+                short = message.code is Code.RANK_LOST and oom_kills() > self._oom_kills
+                code = Code.OUT_OF_MEMORY if short else message.code
+                raise RunError(code, "the worker gave up; the sealed log says why")
             case say.Ready() if self.stage is Stage.CONFIRMED:
                 self.stage = Stage.READY
             case say.Imported() if self.stage is Stage.READY:

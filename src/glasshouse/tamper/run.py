@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from glasshouse.errors import Code
+from glasshouse.tamper.groups import GROUP_CONTROL, GROUP_RELEASES, GROUP_STORIES
 from glasshouse.tamper.stage import Owner, stage
 from glasshouse.tamper.stories import CONTROL, STORIES, Story
 from glasshouse.wire.canonical import Json
@@ -23,6 +24,7 @@ class Row:
         expected, actual: the codes; None means a release.
         released: whether the broker answered with a release.
         counter_before, counter_after: the broker's own release counter.
+        counted: by how much a release moves it.
     """
 
     story: str
@@ -34,13 +36,14 @@ class Row:
     released: bool
     counter_before: int
     counter_after: int
+    counted: int = 1
 
     @property
     def held(self) -> bool:
-        """Whether it went as it must: refused by this check and no other, and nothing counted; or released once."""
+        """Whether it went as it must: refused by this check and no other, nothing counted; or released, and counted."""
         moved = self.counter_after - self.counter_before
         same = (self.expected, self.expected_check) == (self.actual, self.actual_check)
-        return same and self.released is (self.expected is None) and moved == (1 if self.released else 0)
+        return same and self.released is (self.expected is None) and moved == (self.counted if self.released else 0)
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -58,7 +61,7 @@ class Row:
 
 
 def run_stories(told: Callable[[Row], None] = lambda _row: None) -> list[Row]:
-    """Tell the nine stories and then the control.
+    """Tell the stories of one runtime and those of groups, and then both controls.
 
     Args:
         told: called with each row as soon as it is known.
@@ -68,8 +71,10 @@ def run_stories(told: Callable[[Row], None] = lambda _row: None) -> list[Row]:
     """
     rows: list[Row] = []
     with stage() as owner:
-        for story in (*STORIES, CONTROL):
-            rows.append(_row(owner, story))
+        groups = owner.another(releases=GROUP_RELEASES)
+        one, several = [(owner, story) for story in STORIES], [(groups, story) for story in GROUP_STORIES]
+        for who, story in (*one, *several, (owner, CONTROL), (groups, GROUP_CONTROL)):
+            rows.append(_row(who, story))
             told(rows[-1])
     return rows
 
@@ -77,7 +82,7 @@ def run_stories(told: Callable[[Row], None] = lambda _row: None) -> list[Row]:
 def _row(owner: Owner, story: Story) -> Row:
     before = owner.releases()
     reply = story.tell(owner)
-    problem = None if reply.status == 200 else reply.problem()
+    problem = reply.problem() if reply.status >= 400 else None  # who is told to wait was not refused, nor released to
     return Row(
         story=story.name,
         changed=story.changed,
@@ -88,4 +93,5 @@ def _row(owner: Owner, story: Story) -> Row:
         released=reply.status == 200,
         counter_before=before,
         counter_after=owner.releases(),
+        counted=story.counted,
     )

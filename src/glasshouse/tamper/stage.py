@@ -19,12 +19,19 @@ from glasshouse.broker.process import BrokerProcess
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.runtime_side import challenge_request, check_release, evidence_message, read_challenge
+from glasshouse.handshake.runtime_side import (
+    challenge_request,
+    check_release,
+    evidence_message,
+    read_challenge,
+    release_request,
+)
 from glasshouse.package.layout import check_commitment, key_commitment
 from glasshouse.package.manifest import Manifest
 from glasshouse.wire.aead import Suite
+from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
@@ -57,6 +64,7 @@ class Owner:
         broker: a live one.
         releases: the deployment's release budget.
         profile: the hardening profile that floor and policy demand.
+        egress: whom floor and policy let the worker reach.
 
     Attributes:
         signing: the owner's key.
@@ -65,7 +73,14 @@ class Owner:
         measurement: the reference that a runtime must measure to.
     """
 
-    def __init__(self, broker: LiveBroker, *, releases: int = 1, profile: Profile = Profile.STRICT) -> None:
+    def __init__(
+        self,
+        broker: LiveBroker,
+        *,
+        releases: int = 1,
+        profile: Profile = Profile.STRICT,
+        egress: tuple[str, ...] = (GROUP_EGRESS,),
+    ) -> None:
         self.signing, sealing = SigningKey.generate(), RecipientKey.generate()
         self._broker = broker
         self._client = broker.client()
@@ -77,7 +92,7 @@ class Owner:
             suite=Suite.AES_256_GCM,
             chunk_bytes=1 << 20,
             workload="script",
-            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile),
+            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile, egress=egress),
             recipients=(sealing.public,),
             owner_signing=self.signing.public,
             owner_sealing=sealing.public,
@@ -90,7 +105,7 @@ class Owner:
         policy = DeploymentPolicy(
             assurance=Assurance.SOFTWARE,
             profile=profile,
-            egress=(),
+            egress=egress,
             reference_measurements=(self.measurement,),
             release_budget=releases,
             not_after_us=now_us + _HOUR_US,
@@ -106,11 +121,24 @@ class Owner:
         self._client.put_delegation(self.delegation, self.signing.public)
         self.deployment = self._client.add_deployment(self.manifest.sign(self.signing), self.package_key, policy)
 
+    def another(self, *, releases: int) -> Owner:
+        """Return another owner at the same broker, with a package and a budget of their own."""
+        return Owner(self._broker, releases=releases)
+
     def client(self) -> OwnerClient:
         """Return the client of the owner's broker."""
         return self._client
 
-    def launch(self, *, key: SigningKey | None = None, lifetime_s: int = 3600) -> LaunchFile:
+    def group(self, machines: int, *, ranks: int = 1) -> list[LaunchFile]:
+        """Announce a group and mint a launch for each of its machines."""
+        return [
+            self.launch(group=place)
+            for place in self._client.add_group(self.deployment, machines=machines, ranks=ranks)
+        ]
+
+    def launch(
+        self, *, key: SigningKey | None = None, lifetime_s: int = 3600, group: Group | None = None
+    ) -> LaunchFile:
         """Mint a launch: a run, a container, a token, and a launch key unless one is given."""
         key, run_id, container_id = key or SigningKey.generate(), secrets.token_hex(16), f"c-{secrets.token_hex(8)}"
         token = self._client.add_launch(
@@ -120,6 +148,7 @@ class Owner:
             container_source=ContainerSource.MINTED.value,
             launch_public=key.public,
             lifetime_s=lifetime_s,
+            group=group,
         )
         return LaunchFile(
             token=token,
@@ -206,6 +235,10 @@ class Actor:
     def send(self, evidence: bytes) -> Reply:
         """Send evidence to the broker."""
         return self.post("/v1/evidence", evidence)
+
+    def ask(self, challenge: Challenge, evidence: bytes) -> Reply:
+        """Ask for the release to a machine of a group whose evidence was accepted."""
+        return self.post("/v1/release", release_request(challenge, evidence, evidence_key=self.evidence))
 
     def open(self, content: bytes, challenge: Challenge, evidence: bytes) -> bytes:
         """Return the package key in a release, checked as a runtime checks it.

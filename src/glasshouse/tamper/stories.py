@@ -1,4 +1,4 @@
-"""The nine stories and the control: what the attacker changes, and which check must notice.
+"""The nine stories of one runtime, and their control: what the attacker changes, and which check must notice.
 
 In every story the attacker holds a stolen launch file: they can ask for challenges, and sign whatever
 they make up with the launch key and with an evidence key of their own.
@@ -35,6 +35,7 @@ class Story:
         check: the number of the check that must notice; empty for the control.
         expected: the code that must come back; None for the control.
         tell: plays it against the owner's broker and returns what the broker answered last.
+        counted: by how much a release moves the broker's counter.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Story:
     check: str
     expected: Code | None
     tell: Callable[[Owner], Reply]
+    counted: int = 1
 
 
 def _composite_mismatch(owner: Owner) -> Reply:

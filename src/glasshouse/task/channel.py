@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -17,7 +17,7 @@ from glasshouse.wire import frames
 from glasshouse.wire.aead import zero
 from glasshouse.wire.canonical import Json, encode
 
-__all__ = ["AgentLink", "Channel", "EventLines", "Message", "Silent"]
+__all__ = ["AgentLink", "Channel", "EventLines", "Message", "Silent", "unbroken"]
 
 Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
@@ -105,15 +105,19 @@ class AgentLink:
         except (EOFError, OSError, FormatError):
             os._exit(1)
 
-    def send(self, message: Message) -> None:
-        with _unbroken(), self._lock:
-            self._write(frames.control(message))
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, with file descriptors beside it."""
+        with unbroken(), self._lock:
+            data = frames.control(message)
+            if descriptors:
+                data = data[socket.send_fds(self._socket, [data], descriptors) :]
+            self._write(data)
 
     def output(self, header: Message, source: BinaryIO) -> str:
         digest = hashlib.sha256()
         piece = bytearray(_PIECE_BYTES)
         view = memoryview(piece)
-        with _unbroken(), self._lock:  # progress from another thread must not fall between the pieces
+        with unbroken(), self._lock:  # progress from another thread must not fall between the pieces
             self._write(frames.control(header))
             try:
                 left = _declared(header)
@@ -128,6 +132,9 @@ class AgentLink:
             self._write(frames.control({"type": "output-end", "sha256": digest.hexdigest()}))
         return digest.hexdigest()
 
+    def close(self) -> None:
+        self._socket.close()
+
     def _write(self, data: bytes | memoryview) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("only the process that Glasshouse started may report progress or save outputs")
@@ -135,7 +142,7 @@ class AgentLink:
 
 
 @contextmanager
-def _unbroken() -> Iterator[None]:
+def unbroken() -> Iterator[None]:
     """Hold SIGINT back: it stops a script, and half a frame would end the conversation with the agent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

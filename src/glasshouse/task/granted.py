@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from glasshouse.package.assets import AssetReader
+from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.grant import Grant
 from glasshouse.package.streams import Positioned
 from glasshouse.task.inputs import Buffer, unknown_input
@@ -40,6 +41,11 @@ class GrantInputs:
         return self._grant.job
 
     @property
+    def group_secret(self) -> bytes | None:
+        """What the ranks of this run share; None for a run in one process."""
+        return self._grant.group_secret
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._sizes))
 
@@ -61,6 +67,10 @@ class GrantInputs:
                     self._recent[1].close()
                 self._recent = (name, reader)
             return self._recent[1].read_into(offset, destination)
+
+    def sealed(self, name: str) -> SealedAsset:
+        self.size(name)
+        return self._grant.sealed(self._package, name)
 
     def close(self) -> None:
         """Wipe the plaintext held for neighbouring reads, and let go of keys and package."""

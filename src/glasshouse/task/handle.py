@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task import layout, outputs
@@ -16,6 +16,9 @@ from glasshouse.task.inputs import Buffer, Inputs
 from glasshouse.task.result import decimal
 from glasshouse.task.stamps import Stamps
 from glasshouse.wire.canonical import Json
+
+if TYPE_CHECKING:
+    from glasshouse.task.tensors import Opener
 
 __all__ = ["Task"]
 
@@ -33,6 +36,7 @@ class Task:
         workspace: a directory of this job alone, in memory under a protected leg.
         output_folder: name of the folder, beside the laid-out inputs, whose files come back at the end.
         folders: input and output folder of a script that is tried out by hand, used in place.
+        shared: whether the workspace is another process's, which has laid the inputs out and sends the output folder.
     """
 
     def __init__(
@@ -44,14 +48,16 @@ class Task:
         workspace: Path,
         output_folder: str = "outputs",
         folders: tuple[Path, Path] | None = None,
+        shared: bool = False,
     ) -> None:
         self._params = dict(params)
         self._inputs = inputs
         self._channel = channel
         self._workspace = workspace
         self._in_place = folders is not None
+        self._shared = shared
         self._input_dir, self._output_dir = folders or (workspace / "job", workspace / "job" / output_folder)
-        self._laid_out = self._in_place
+        self._laid_out = self._in_place or shared
         self._saved: set[str] = set()
         self._started = time.monotonic()
         self._next_report = 0.0
@@ -101,6 +107,7 @@ class Task:
         *,
         into: Mapping[str, Any] | None = None,
         only: Sequence[str] | None = None,
+        opener: Opener | None = None,
     ) -> dict[str, Any]:
         """Load a safetensors input, each tensor's bytes straight into its own storage.
 
@@ -110,9 +117,11 @@ class Task:
             into: existing tensors to fill; they may have another dtype or be on a GPU. Tensors of the
                 file that are not in it are skipped.
             only: the tensors to load, all by default.
+            opener: opens a sealed input on a GPU, where it can: its plaintext is never in host memory then. The
+                built-in workloads have one (`workloads.weights`).
 
         Returns:
-            The tensors by name, in CPU memory unless given by `into`.
+            The tensors by name, in CPU memory unless given by `into` or opened elsewhere.
 
         Raises:
             FormatError: for a file that is not valid safetensors.
@@ -120,7 +129,7 @@ class Task:
         """
         from glasshouse.task import tensors  # few scripts need it, and every start compiles what it imports
 
-        return tensors.load(self._inputs, name, torch, into=into, only=only)
+        return tensors.load(self._inputs, name, torch, into=into, only=only, opener=opener)
 
     @property
     def input_dir(self) -> Path:
@@ -247,6 +256,11 @@ class Task:
         self._claim(name, kind)
         return self._deliver(name, kind, io.BytesIO(data))
 
+    def pass_on(self, name: str, kind: str, content: BinaryIO) -> str:
+        """Deliver what another process of the job saved, under the rules of `save`; return its SHA-256 in hex."""
+        self._claim(name, kind)
+        return self._deliver(name, kind, content)
+
     def checkpoint(self, name: str, data: bytes | bytearray | memoryview) -> str:
         """Save `data` as a checkpoint; return its SHA-256 in hex."""
         return self.save_bytes(name, data, kind="checkpoint")
@@ -267,7 +281,7 @@ class Task:
             self._report(time.monotonic())
         pickles: list[str] = []
         refused: RunError | None = None
-        for name, path in [] if self._in_place else layout.regular_files(self._output_dir):
+        for name, path in [] if self._in_place or self._shared else layout.regular_files(self._output_dir):
             with path.open("rb") as content:
                 if not self._allows_pickle and outputs.is_pickle(name, content):
                     pickles.append(name)

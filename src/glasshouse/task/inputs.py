@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
 
 from glasshouse.errors import Code, UsageError
+
+if TYPE_CHECKING:  # a raw run has no package, and does not load ciphers
+    from glasshouse.package.chunks import SealedAsset
 
 __all__ = ["Buffer", "FolderInputs", "Inputs", "unknown_input"]
 
@@ -24,6 +27,9 @@ class Inputs(Protocol):
     def open(self, name: str) -> BinaryIO: ...
 
     def read_into(self, name: str, destination: Buffer, offset: int) -> int: ...
+
+    def sealed(self, name: str) -> SealedAsset | None:
+        """Return the chunks of an input that is sealed, for who opens them on a GPU; None for a plain one."""
 
 
 def unknown_input(name: str) -> UsageError:
@@ -67,6 +73,9 @@ class FolderInputs:
         with self.open(name) as stream:
             stream.seek(offset)
             return _fill(stream, destination)
+
+    def sealed(self, name: str) -> None:
+        self.size(name)
 
 
 def _fill(stream: BinaryIO, destination: Buffer) -> int:

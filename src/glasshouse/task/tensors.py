@@ -6,14 +6,18 @@ The framework is passed in, so that this room imports none.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.package.safetensors import Layout, TensorSpan
+from glasshouse.package.safetensors import Layout, Readable, TensorSpan
 from glasshouse.task.inputs import Inputs
 
-__all__ = ["load"]
+if TYPE_CHECKING:
+    from glasshouse.package.chunks import SealedAsset
+
+__all__ = ["Opener", "load"]
 
 # Staging for a tensor on a GPU or of another dtype; bounds the extra memory whatever its size.
 _STAGE_BYTES = 16 << 20
@@ -46,9 +50,25 @@ def load(
     *,
     into: Mapping[str, Any] | None = None,
     only: Sequence[str] | None = None,
+    opener: Opener | None = None,
 ) -> dict[str, Any]:
     """Load a safetensors input; see `Task.tensors`."""
-    spans = Layout.parse(_Named(inputs, name)).tensors
+    sealed = None if opener is None else inputs.sealed(name)
+    if opener is not None and sealed is not None and opener.opens(sealed):
+        return _load(opener.reader(sealed), name, torch, into, only, opener.device, partial(_open, opener, sealed))
+    return _load(_Named(inputs, name), name, torch, into, only, "cpu", partial(_read, inputs, name, torch))
+
+
+def _load(
+    source: Readable,
+    name: str,
+    torch: Any,
+    into: Mapping[str, Any] | None,
+    only: Sequence[str] | None,
+    device: Any,
+    fill: Callable[[list[tuple[TensorSpan, Any, Any]]], None],
+) -> dict[str, Any]:
+    spans = Layout.parse(source).tensors
     known = {span.name for span in spans}
     wanted = known if only is None else set(only)
     if into is not None and only is None:
@@ -56,22 +76,59 @@ def load(
     missing = sorted(wanted - known)
     if missing:
         raise UsageError(Code.USAGE, f"{name!r} holds no tensor named {missing[0]!r}")
-    loaded: dict[str, Any] = {}
+    places: list[tuple[TensorSpan, Any, Any]] = []
     for span in spans:  # in the file's order: sequential reads
         if span.name not in wanted:
             continue
         dtype = _dtype(torch, span)
-        tensor = torch.empty(span.shape, dtype=dtype) if into is None else into[span.name]
+        tensor = torch.empty(span.shape, dtype=dtype, device=device) if into is None else into[span.name]
         if tuple(tensor.shape) != span.shape:
             raise UsageError(
                 Code.USAGE, f"{span.name!r} has the shape {span.shape} in {name!r}, not {tuple(tensor.shape)}"
             )
+        places.append((span, tensor, dtype))
+    fill(places)
+    return {span.name: tensor for span, tensor, _ in places}
+
+
+def _read(inputs: Inputs, name: str, torch: Any, places: list[tuple[TensorSpan, Any, Any]]) -> None:
+    """Fill tensors from an input that is opened in host memory."""
+    for span, tensor, dtype in places:
         if tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous():
             _fill(inputs, name, tensor, span.offset)
         else:
             _copy(inputs, name, tensor, span, torch, dtype)
-        loaded[span.name] = tensor
-    return loaded
+
+
+def _open(opener: Opener, sealed: SealedAsset, places: list[tuple[TensorSpan, Any, Any]]) -> None:
+    """Fill tensors from an input that is opened where the opener's tensors are."""
+    opener.fill(sealed, [(span.offset, span.bytes, tensor, dtype) for span, tensor, dtype in places])
+
+
+class Opener(Protocol):
+    """Opens sealed inputs on a device; given by a room that may import a framework.
+
+    Attributes:
+        device: where, as the framework names it.
+    """
+
+    device: Any
+
+    def opens(self, sealed: SealedAsset) -> bool:
+        """Return whether this input can be opened there."""
+
+    def reader(self, sealed: SealedAsset) -> Readable:
+        """Return what small parts of the input are read from: only those come into host memory."""
+
+    def fill(self, sealed: SealedAsset, places: Sequence[tuple[int, int, Any, Any]]) -> None:
+        """Open parts of an input straight into tensors.
+
+        Args:
+            places: offset in the input, bytes, the tensor, and the type that its elements have in the input.
+
+        Raises:
+            PackageError: `package-tampered` or `package-truncated`; every one of the tensors is zero then.
+        """
 
 
 class _Named:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from glasshouse.errors import Code, PackageError
 
-__all__ = ["KEY_BYTES", "MAX_CHUNKS", "PREFIX_BYTES", "TAG_BYTES", "ChunkCipher", "Suite", "zero"]
+__all__ = ["KEY_BYTES", "MAX_CHUNKS", "PREFIX_BYTES", "TAG_BYTES", "ChunkCipher", "Suite", "chunk_nonce", "zero"]
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -37,6 +37,13 @@ def zero(buffer: bytearray | memoryview) -> None:
     for at in range(0, len(view), len(_ZEROS)):
         piece = view[at : at + len(_ZEROS)]
         piece[:] = _ZEROS[: len(piece)]
+
+
+def chunk_nonce(prefix: bytes, index: int, *, last: bool) -> bytes:
+    """Return the 12 bytes under which chunk `index` of a stream is sealed."""
+    if not 0 <= index <= MAX_CHUNKS:
+        raise ValueError("chunk index out of range")
+    return prefix + index.to_bytes(4, "big") + (b"\x01" if last else b"\x00")
 
 
 class ChunkCipher:
@@ -84,6 +91,4 @@ class ChunkCipher:
             ) from None
 
     def _nonce(self, index: int, last: bool) -> bytes:
-        if not 0 <= index <= MAX_CHUNKS:
-            raise ValueError("chunk index out of range")
-        return self._prefix + index.to_bytes(4, "big") + (b"\x01" if last else b"\x00")
+        return chunk_nonce(self._prefix, index, last=last)

@@ -11,7 +11,10 @@ from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
 
-__all__ = ["Assurance", "Floor", "Profile"]
+__all__ = ["GROUP_EGRESS", "Assurance", "Floor", "Profile"]
+
+GROUP_EGRESS = "group"
+"""Among the egress peers: sealed traffic with the other machines of the run's own group, and with nobody else."""
 
 _PEER = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}")
 _MAX_PEERS = 16
@@ -51,7 +54,7 @@ class Floor:
     Attributes:
         assurance: least level of assurance.
         profile: least hardening profile, `standard` or `strict`.
-        egress: ``host:port`` peers that the worker may reach; empty means none.
+        egress: ``host:port`` peers that the worker may reach, or `GROUP_EGRESS`; empty means none.
     """
 
     assurance: Assurance
@@ -64,8 +67,10 @@ class Floor:
         if len(self.egress) > _MAX_PEERS or list(self.egress) != sorted(set(self.egress)):
             raise FormatError(Code.SCHEMA, "egress peers that are too many, repeated or unsorted")
         for peer in self.egress:
+            if peer == GROUP_EGRESS:
+                continue
             if not _PEER.fullmatch(peer) or not 0 < int(peer.rpartition(":")[2]) < 65536:
-                raise FormatError(Code.SCHEMA, "an egress peer that is not host:port")
+                raise FormatError(Code.SCHEMA, "an egress peer that is neither host:port nor group")
 
     def to_json(self) -> dict[str, Json]:
         return {"assurance": self.assurance.value, "egress": list(self.egress), "profile": self.profile.value}

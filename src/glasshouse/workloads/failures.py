@@ -6,6 +6,7 @@ its own traceback, which begins in the script, and one sentence behind it.
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import glasshouse
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.workloads import environment
 
-__all__ = ["code_of", "explain", "of_script", "say"]
+__all__ = ["COLLECTIVE", "code_of", "explain", "of_script", "say"]
 
 # How frameworks say that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -24,6 +25,22 @@ _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memo
 _OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
 _HOUSE = f"{Path(glasshouse.__file__).parent}/"
 _MOST_CAUSE_CHARS = 300
+
+COLLECTIVE = frozenset(
+    {
+        Code.COLLECTIVE_ABORTED,
+        Code.COLLECTIVE_MISMATCH,
+        Code.COLLECTIVE_TAMPERED,
+        Code.COLLECTIVE_TIMEOUT,
+        Code.COLLECTIVE_UNSEALED,
+        Code.GROUP_MISMATCH,
+        Code.GROUP_SECRET,
+        Code.RANK_LOST,
+    }
+)
+"""How a sealed collective fails."""
+# As `GlasshouseError.__str__` ends.
+_IN_BRACKETS = re.compile(rf"\[({'|'.join(sorted(COLLECTIVE))})\]")
 
 
 def code_of(error: BaseException, *, otherwise: Code = Code.WORKER_FAILED) -> Code:
@@ -34,6 +51,8 @@ def code_of(error: BaseException, *, otherwise: Code = Code.WORKER_FAILED) -> Co
         return Code.OUT_OF_MEMORY
     if isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in _MEMORY_WORDS):
         return Code.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and (found := _IN_BRACKETS.search(str(error))):
+        return Code(found[1])  # torch's own threads pass a collective's failure on as its words alone
     return otherwise
 
 
@@ -77,6 +96,8 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
         return RunError(
             code, f"{who} ran out of memory", hint="rent a machine with more memory, or use smaller batches"
         )
+    if code in COLLECTIVE:
+        return RunError(code, f"{who} could not go on with the other ranks; its own words are above")
     if _wanted_network(error):
         return RunError(
             code,

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.task.handle import Task
-from glasshouse.workloads import environment
+from glasshouse.workloads import environment, weights
 from glasshouse.workloads.architectures import QWEN2
 from glasshouse.workloads.params import LoraParams
 from glasshouse.workloads.tokens import ByteTokenizer, HubTokenizer, Tokenizer
@@ -40,7 +40,7 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
     if scheme == "config":
         return random_model(rest, dtype, device, **attention), ByteTokenizer()
     if scheme == "inputs":
-        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, attention)
+        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, device, attention)
     else:
         model, tokenizer = _hub_model(params, dtype, attention)
     return model.to(device), HubTokenizer(tokenizer)
@@ -52,11 +52,13 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device, **options:
         return AutoModelForCausalLM.from_config(Qwen2Config(**QWEN2[name]), dtype=dtype, **options)
 
 
-def _packed_model(task: Task, folder: str, dtype: torch.dtype, options: dict[str, str]) -> tuple[Any, Any]:
-    """Load a model from the package: weights go straight into the tensors that the model will use."""
+def _packed_model(
+    task: Task, folder: str, dtype: torch.dtype, device: torch.device, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Load a model from the package: weights go straight into the tensors that it will use, on its device."""
     prefix = folder + "/"
     names = [name for name in task.inputs if name.startswith(prefix)]
-    weights = _weight_files(task, prefix, names)
+    names_of_weights = _weight_files(task, prefix, names)
     side_files = [name for name in names if name.endswith(_SIDE_FILES)]
     task.lay_out(side_files, task.workspace / "model")
     directory = task.workspace / "model" / folder
@@ -72,8 +74,12 @@ def _packed_model(task: Task, folder: str, dtype: torch.dtype, options: dict[str
             Code.JOB_INVALID, f"the package's folder {folder!r} is no model that transformers can load"
         ) from error
     state: dict[str, Any] = {}
-    for name in weights:
-        state |= task.tensors(name, torch)
+    opener = weights.opener(device)
+    for name in names_of_weights:
+        state |= task.tensors(name, torch, opener=opener)
+    if device.type == "cuda":
+        # Left to itself, transformers would bring every tensor to host memory first.
+        options = options | {"device_map": {"": device}}
     model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
     return model, tokenizer
 

@@ -27,6 +27,7 @@ _DEVICES = ("auto", "cpu", "cuda")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[A-Za-z0-9._,\s-]*\])?\s*([<>=!~][^;@]*)?")
 _MAX_STEPS = 10**9
+_MAX_RESTARTS = 100
 _MAX_SECONDS = 30 * 86400.0
 _TARGETS = ("epochs", "seconds", "steps")
 
@@ -198,6 +199,7 @@ class ScriptParams:
         allow_pickle: let outputs be pickles, which run code when they are loaded.
         seed, deterministic, threads: for frameworks that the script imports.
         paced: whether the job is measured.
+        max_restarts: how often all ranks begin again after one failed; for a job with `--ranks` alone.
     """
 
     KIND: ClassVar[str] = "script"
@@ -211,6 +213,7 @@ class ScriptParams:
     threads: int | None
     paced: bool
     allow_pickle: bool
+    max_restarts: int
 
     @classmethod
     def from_table(cls, table: Table) -> ScriptParams:
@@ -231,6 +234,7 @@ class ScriptParams:
             requirements=requirements,
             outputs=outputs,
             allow_pickle=table.flag("allow_pickle", False),
+            max_restarts=table.integer("max_restarts", 0, low=0, high=_MAX_RESTARTS),
             **_common(table, device=False),
         )
 

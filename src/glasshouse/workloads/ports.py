@@ -7,13 +7,16 @@ import queue
 import socket
 import threading
 import time
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.inputs import Buffer, Inputs
 from glasshouse.wire import pacing
 from glasshouse.wire.pacing import Order, Report
+
+if TYPE_CHECKING:
+    from glasshouse.package.chunks import SealedAsset
 
 __all__ = ["AgentPort", "Hooks", "SocketPort", "TimedChannel", "TimedInputs"]
 
@@ -140,6 +143,9 @@ class TimedInputs:
     def read_into(self, name: str, destination: Buffer, offset: int) -> int:
         with self._hooks:
             return self._inputs.read_into(name, destination, offset)
+
+    def sealed(self, name: str) -> SealedAsset | None:
+        return self._inputs.sealed(name)
 
 
 class _Timed(io.RawIOBase):

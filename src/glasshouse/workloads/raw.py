@@ -16,12 +16,14 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.task.channel import Channel, EventLines
 from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.group import SECRET_BYTES
 from glasshouse.workloads.params import KINDS, canonical
 from glasshouse.workloads.story import work
 
 if TYPE_CHECKING:
     from glasshouse.workloads.pacer import Port
     from glasshouse.workloads.ports import SocketPort
+    from glasshouse.workloads.rank_server import Given
 
 __all__ = ["tell"]
 
@@ -34,12 +36,14 @@ class Raw:
     ) -> None:
         self.channel: Channel = EventLines(events, outputs)
         self._kind, self._params, self._inputs, self._port = kind, params, inputs, port
+        self._table: Mapping[str, Json] = {}
 
     def prepared(self) -> bool:
         return True
 
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
-        return FolderInputs(self._inputs), canonical(self._kind, json.loads(self._params.read_text("utf-8")))
+        self._table = canonical(self._kind, json.loads(self._params.read_text("utf-8")))
+        return FolderInputs(self._inputs), self._table
 
     def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
         if paced != (self._port is not None):
@@ -60,6 +64,12 @@ class Raw:
             signal.signal(number, stop)
         return self._port
 
+    def for_ranks(self) -> Given:
+        from glasshouse.workloads.rank_server import Given
+
+        message: dict[str, Json] = {"inputs": str(self._inputs), "params": dict(self._table)}
+        return Given(secret=os.urandom(SECRET_BYTES), message=message, descriptors=(), closed_to_others=False)
+
 
 def tell(argv: Sequence[str]) -> int:
     """Run one workload whose process is closed to others; return 0 when it finished, 1 when it failed."""
@@ -77,7 +87,8 @@ def tell(argv: Sequence[str]) -> int:
                 port=None if arguments.pace_fd is None else _port(arguments.pace_fd),
             )
             leg.channel.send({"type": "ready", "pid": os.getpid()})
-            return work(leg, arguments.workload, arguments.workspace or scratch, protected=False)
+            workspace = arguments.workspace or scratch
+            return work(leg, arguments.workload, workspace, protected=False, ranks=arguments.ranks)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -91,6 +102,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--outputs", type=Path, required=True)
     parser.add_argument("--workspace", type=Path)
     parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
+    parser.add_argument("--ranks", type=int, help="run a script in this many processes of one group")
     parser.add_argument("--pace-fd", type=int, help="descriptor of a pacing channel, for a job that is measured")
     return parser.parse_args(argv)
 

@@ -23,7 +23,7 @@ from glasshouse.task.result import Result
 from glasshouse.workloads import environment, failures
 from glasshouse.workloads.params import ScriptParams
 
-__all__ = ["check_requirements", "run", "warm"]
+__all__ = ["check_requirements", "prepare", "run", "train", "warm"]
 
 
 def warm() -> None:
@@ -37,12 +37,22 @@ def run(task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]]
         RunError: `script-failed`, `requirement-missing` or `out-of-memory`.
         UsageError: `file-missing` when the package has no such script.
     """
+    prepare(task, params)
+    return train(task, params, on_stop)
+
+
+def prepare(task: Task, params: ScriptParams) -> None:
+    """Lay the inputs out and say where they are; raises as `run` before the script runs."""
     if params.script not in task.inputs:
         raise UsageError(Code.FILE_MISSING, f"the package has no input named {params.script!r} to run")
     check_requirements(params.requirements)
-    folder = task.input_dir
-    os.environ["GLASSHOUSE_INPUTS"] = str(folder)
+    os.environ["GLASSHOUSE_INPUTS"] = str(task.input_dir)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
+
+
+def train(task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None]) -> Result:
+    """Run the script in this process, over inputs that are laid out; raises as `run`."""
+    folder = task.input_dir
     _determinism(params)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # In blocks, as Python writes into a pipe, what was printed would come after the error that it led to.

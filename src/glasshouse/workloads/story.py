@@ -15,21 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
+from glasshouse.errors import Code, FormatError, GlasshouseError, RunError, UsageError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.workloads import allocator, bytecode, environment, failures
 from glasshouse.workloads.params import Params, parse
 
 if TYPE_CHECKING:
+    from glasshouse.task.granted import GrantInputs
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
+    from glasshouse.workloads.machines import Machines
     from glasshouse.workloads.pacer import Port
     from glasshouse.workloads.ports import Hooks
+    from glasshouse.workloads.rank_server import Given
 
-__all__ = ["Leg", "tell", "work"]
+__all__ = ["Leg", "Stop", "tell", "work"]
 
 
 class Workload(Protocol):
@@ -56,13 +60,18 @@ class Leg(Protocol):
     def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
         """Listen for `stop` from now on, and if the job is `paced`, return where its orders come from."""
 
+    def for_ranks(self) -> Given:
+        """Return what each rank is handed, once `granted`."""
+
 
 class Protected:
     """Inputs come from the agent as a grant in secret memory."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, ranked: bool = False) -> None:
         self._link = AgentLink(socket.socket(fileno=descriptor))
         self.channel: Channel = self._link
+        self._ranked = ranked
+        self._given: Given | None = None
 
     def prepared(self) -> bool:
         if self._link.receive().get("type") != "prepare":
@@ -75,15 +84,24 @@ class Protected:
         message = self._link.receive()
         if message.get("type") == "stop":
             return None
-        size = message.get("bytes")
+        size, machines = message.get("bytes"), message.get("machines")
         if message.get("type") != "grant" or not isinstance(size, int) or size <= 0:
             raise FormatError(Code.SCHEMA, "the agent sent something else where the grant belongs")
         from glasshouse.task.granted import GrantInputs
 
-        secret, package = self._link.take_descriptors(2)
+        secret, package, *relay = self._link.take_descriptors(2 if machines is None else 3)
         inputs = GrantInputs(secret=secret, secret_bytes=size, package=package)
-        os.close(secret)  # the mapping stays
+        if self._ranked:
+            place = None if machines is None else _place(inputs, relay[0], message)
+            self._given = _given(inputs, secret, size, package, place)
+        else:
+            os.close(secret)  # the mapping stays
         return inputs, inputs.job
+
+    def for_ranks(self) -> Given:
+        if self._given is None:
+            raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
+        return self._given
 
     def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
         if not paced:
@@ -101,27 +119,59 @@ class Protected:
         return port
 
 
+def _given(inputs: GrantInputs, secret: int, size: int, package: int, machines: Machines | None) -> Given:
+    from glasshouse.workloads.rank_server import Given
+
+    return Given(
+        secret=_group_secret(inputs),
+        message={"bytes": size},
+        descriptors=(secret, package),
+        closed_to_others=True,
+        machines=machines,
+    )
+
+
+def _place(inputs: GrantInputs, relay: int, message: Message) -> Machines:
+    from glasshouse.wire.fields import Fields
+    from glasshouse.workloads.machines import Machines
+
+    fields = Fields(message, "grant")
+    machines = fields.integer("machines", low=2, high=MAX_MACHINES)
+    machine = fields.integer("machine", high=machines - 1)
+    return Machines(socket.socket(fileno=relay), _group_secret(inputs), machine=machine, machines=machines)
+
+
+def _group_secret(inputs: GrantInputs) -> bytes:
+    if inputs.group_secret is None:
+        raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
+    return inputs.group_secret
+
+
 def tell(argv: Sequence[str]) -> int:
     """Run one workload under the protected leg, where `ready` was said already; return 0 when it finished, else 1.
 
     Args:
-        argv: ``--fd N --workload KIND --workspace DIR``, from the agent; a command line for people is `raw.tell`.
+        argv: ``--fd N --workload KIND --workspace DIR [--ranks N]``, from the agent; a command line for people is
+            `raw.tell`.
     """
     words = dict(zip(argv[::2], argv[1::2], strict=True))
     descriptor, kind, workspace = words.pop("--fd"), words.pop("--workload"), words.pop("--workspace")
+    ranks = int(words.pop("--ranks")) if "--ranks" in words else None
     if words:
         raise ValueError("the worker was started with words that it does not know")
-    return work(Protected(int(descriptor)), kind, Path(workspace), protected=True)
+    leg = Protected(int(descriptor), ranked=ranks is not None)
+    return work(leg, kind, Path(workspace), protected=True, ranks=ranks)
 
 
-def work(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> int:
+def work(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
     """Live one run to its end; return 0 when it finished, 1 when it failed.
 
     Args:
         workspace: an existing directory of this run alone.
+        ranks: in how many processes of one group the script runs; None for this process.
     """
     try:
-        result = _run(leg, kind, workspace.resolve(), protected=protected)
+        result = _run(leg, kind, workspace.resolve(), protected=protected, ranks=ranks)
     except (ConnectionError, EOFError):
         return 1  # the agent is gone; nobody is left to tell
     except BaseException as error:
@@ -135,14 +185,14 @@ def work(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> int:
     return 0
 
 
-def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | None:
+def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None) -> Message | None:
     if not leg.prepared():
         return None
     environment.prepare(workspace, protected=protected)
     allocator.keep_freed_memory()
     bytecode.allow_third_party()
     os.chdir(workspace)
-    workload = _workload(kind)
+    workload = _workload(kind) if ranks is None else _ranked(leg, kind, ranks)
     started = time.perf_counter_ns()
     workload.warm()
     leg.channel.send({"type": "imported", "us": (time.perf_counter_ns() - started) // 1000})
@@ -152,6 +202,12 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | 
         return None
     inputs, table = granted
     params: Params = parse(kind, table)
+    if ranks is not None and params.paced:
+        raise UsageError(
+            Code.JOB_INVALID,
+            "a job of several ranks cannot be paced: one process would rest and the others wait for it",
+            hint="measure it in one process, or its exchange with: glasshouse bench collectives",
+        )
     channel, inputs, hooks = _timed(leg.channel, inputs) if params.paced else (leg.channel, inputs, None)
     task = Task(
         params=table,
@@ -162,7 +218,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool) -> Message | 
     )
     install(task)
     leg.channel.send({"type": "opened"})
-    stop = _Stop()
+    stop = Stop()
     port = leg.begin(stop.ask, paced=params.paced)
     if port is not None and hooks is not None:
         _pace(task, port, leg.channel, stop, hooks)
@@ -184,7 +240,7 @@ def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
     return TimedChannel(channel, hooks), TimedInputs(inputs, hooks), hooks
 
 
-def _pace(task: Task, port: Port, channel: Channel, stop: _Stop, hooks: Hooks) -> None:
+def _pace(task: Task, port: Port, channel: Channel, stop: Stop, hooks: Hooks) -> None:
     """Let the job be paced, from its first step on."""
     # For the log of a run that nobody measures: it goes no further.
     print("glasshouse: a paced job stands at its first step until it is measured", file=sys.stderr)  # noqa: T201
@@ -208,7 +264,7 @@ def _save_what_there_is(task: Task) -> None:
         pass
 
 
-class _Stop:
+class Stop:
     """What is to be done when the owner stops the job; each action is done once, however early the owner asks."""
 
     def __init__(self) -> None:
@@ -229,6 +285,14 @@ class _Stop:
         with contextlib.suppress(IndexError):
             while True:
                 self._actions.pop()()
+
+
+def _ranked(leg: Leg, kind: str, ranks: int) -> Workload:
+    if kind != "script":
+        raise UsageError(Code.JOB_INVALID, f"{kind} runs in one process: several ranks are for a script of your own")
+    from glasshouse.workloads.ranks import Ranked
+
+    return Ranked(ranks, leg.for_ranks, leg.channel)
 
 
 def _workload(kind: str) -> Workload:

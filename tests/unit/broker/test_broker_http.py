@@ -23,13 +23,17 @@ RUNTIME_ROUTES = [
     ("POST", "/v1/evidence"),
     ("POST", "/v1/heads"),
     ("POST", "/v1/receipt"),
+    ("POST", "/v1/release"),
 ]
 OWNER_ROUTES = [
     ("GET", "/v1/audit"),
     ("GET", "/v1/broker"),
     ("GET", "/v1/deployments/{deployment}"),
+    ("GET", "/v1/groups/{group}"),
     ("GET", "/v1/runs/{run_id}"),
     ("POST", "/v1/deployments"),
+    ("POST", "/v1/groups"),
+    ("POST", "/v1/groups/{group}/refuse"),
     ("POST", "/v1/launches"),
     ("POST", "/v1/packages/{package_id}/revoke"),
     ("PUT", "/v1/delegation"),

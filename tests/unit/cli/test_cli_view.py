@@ -17,8 +17,10 @@ from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.machines import together
 from glasshouse.jobs.supervise import Ended
 from glasshouse.wire.states import Outcome, State
+from simulators.group_world import settle_group
 from simulators.owner_side import OwnersWorld
 
 STEPS = ("hardened", "measured", "attested", "released", "opened", "started", "trained", "sealed", "zeroized")
@@ -266,3 +268,51 @@ def test_what_comes_from_outside_is_no_markup() -> None:
     assert "[bold red]not ours[/]" in text_of(where)
     assert "[link=http://evil]x[/link]" in text_of(where)
     assert "nothing" not in text_of(where)
+
+
+def test_the_machines_of_a_group_are_told_apart() -> None:
+    where = console(100, terminal=False)
+    view = View(where)
+    view.expect(assurance="software", profile="standard", machines=3)
+    story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
+    with view:
+        view.machine(1, None, completed=True)
+        view.machine(2, Code.WORKER_KILLED, completed=False)
+        for event, seen in events(OwnersWorld(), **story):
+            view.event(event, seen)
+        view.machine(0, Code.INTERRUPTED, completed=False)
+    shown = text_of(where)
+    assert "evidence accepted by the broker, as that of all 3 machines" in shown
+    assert "1 completed" in shown
+    assert "2 ended: the worker was killed" in shown
+    assert "stopped, because another machine of its group had ended" in shown
+    assert "interrupted by its owner" not in shown
+
+
+def test_a_group_that_its_owner_stops_was_interrupted_by_its_owner() -> None:
+    where = console(100, terminal=False)
+    view = View(where)
+    view.stopping(1)
+    view.machine(1, Code.INTERRUPTED, completed=False)
+    assert "1 ended: interrupted by its owner" in text_of(where)
+
+
+def test_the_summary_of_a_group_names_the_machine_because_of_which_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, worlds, folders = settle_group(tmp_path)
+    worlds[0].tell(folder, worlds[0].run(outcome=Outcome.INTERRUPTED, code=Code.INTERRUPTED))
+    worlds[1].tell(folders[1], worlds[1].run(outcome=Outcome.FAILED, code=Code.SCRIPT_FAILED))
+    ends = [conclude(one, owner_signing=worlds[0].owner.public, agent_exit=None) for one in folders]
+    conclusion = together(ends, first=(1, 0))
+    ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
+    output, where = Output(False), console(120, terminal=False)
+    monkeypatch.setattr(output, "_console", where)
+    code = say_ended(output, ended, sealing=worlds[0].owner_hpke, owner_signing=worlds[0].owner.public)
+    shown = text_of(where)
+    assert code == ExitCode.RUN_FAILED
+    assert "2 ranks on each of 2 machines" in shown
+    assert "machine 0: interrupted\n" in shown
+    assert "machine 1: failed (script-failed); because of it the others ended" in shown
+    assert "with a canary" in shown, "the words of the machine to blame"
+    assert f"glasshouse logs {folder.run_id[:8]} --machine 1" in shown

@@ -111,6 +111,13 @@ def test_a_level_that_no_placement_can_prove_is_refused_before_anything_is_rente
     assert "software" in refused.value.message
 
 
+def test_the_machines_of_a_run_may_talk_to_each_other_when_their_owner_says_so() -> None:
+    assert read(GOOD.replace("releases = 2", 'egress = ["group"]')).floor.egress == ("group",)
+    with pytest.raises(UsageError) as refused:
+        read(GOOD.replace("releases = 2", 'egress = ["group", "hub.example:443"]'))
+    assert refused.value.code is Code.POLICY_IMPOSSIBLE
+
+
 def test_a_network_that_cannot_be_limited_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         read(GOOD.replace("releases = 2", 'egress = ["hub.example:443"]'))

@@ -45,6 +45,22 @@ def test_a_grant_holds_neither_the_package_key_nor_the_indexs() -> None:
     assert b64encode(made.keys[0]).encode() in text
 
 
+def test_ranks_find_the_secret_of_their_group_beside_the_keys() -> None:
+    data, alone = the_grant()
+    package, index = unlock(data)
+    made = grant(package, KEY, index, group_secret=bytes(range(32)))
+    assert Grant.parse(made.encode() + bytes(9)) == made
+    assert made.group_secret == bytes(range(32))
+    assert (alone.group_secret, b"group_secret" in alone.encode()) == (None, False)
+    assert "group_secret" not in repr(made)
+
+
+def test_a_group_secret_of_another_length_is_refused() -> None:
+    _, made = the_grant()
+    with pytest.raises(FormatError):
+        replace(made, group_secret=bytes(31))
+
+
 def test_a_grant_shows_no_key_when_it_is_printed() -> None:
     _, made = the_grant()
     shown = repr(made)

@@ -47,6 +47,22 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, seco
     )
 
 
+def test_machines_of_a_group_get_a_free_port_each_and_are_told_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = LocalProvider()
+    peers = provider.addresses(3)
+    assert len(set(peers)) == 3
+    assert all(peer.startswith("127.0.0.1:") for peer in peers)
+    request = replace(play(tmp_path, monkeypatch), ranks=2, peers=peers)
+    assert provider.place(request).wait(30) == 0
+    told = wait_for(tmp_path / "told")
+    words = told["argv"]
+    assert isinstance(words, list)
+    assert words[words.index("--ranks") + 1] == "2"
+    assert words[words.index("--peers") + 1] == ",".join(peers)
+
+
 def wait_for(path: Path) -> dict[str, object]:
     for _ in range(500):
         if path.exists() and path.stat().st_size:

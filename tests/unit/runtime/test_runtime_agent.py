@@ -32,6 +32,9 @@ def test_the_command_line() -> None:
     words = ["--out", "o", "--max-seconds", "7", "--package", "p"]
     assert parse(words) == Options(package="p", out="o", max_seconds=7)
     assert parse(words[:2] + words[4:]) == Options(package="p", out="o")
+    assert parse([*words, "--ranks", "2"]) == Options(package="p", out="o", max_seconds=7, ranks=2)
+    peers = ("10.0.0.7:4000", "machine-2.example:65535", "[fe80::1]:1")
+    assert parse([*words, "--peers", ",".join(peers)]).peers == peers
     assert parse([*words, "--pace-fd", "7"]) == Options(package="p", out="o", max_seconds=7, pace_fd=7)
 
 
@@ -45,6 +48,13 @@ def test_the_command_line() -> None:
         ["--package", "p", "--out", "o", "--token", "secret"],
         ["--package", "p", "--out", "o", "--max-seconds", "-1"],
         ["--package", "p", "--out", "o", "--max-seconds", "0"],
+        ["--package", "p", "--out", "o", "--ranks", "0"],
+        *(
+            ["--package", "p", "--out", "o", "--peers", peers]
+            for peers in ("", "host", "host:0", "host:65536", "a:1,", "a:1, b:2", "unix:/path", ",".join(65 * ["a:1"]))
+        ),
+        ["--package", "p", "--out", "o", "--ranks", "two"],
+        ["--package", "p", "--out", "o", "--ranks", "2", "--ranks", "2"],
         ["--package", "p", "--out", "o", "--pace-fd", "2"],
         ["--package", "p", "--out", "o", "--pace-fd", ""],
         ["--package", "p", "--out", "o", "--pace-fd", "secret"],

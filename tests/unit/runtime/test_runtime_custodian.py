@@ -15,6 +15,7 @@ from glasshouse.runtime.custodian import Custodian, Opened, Regions
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.needles import NeedleKind, Needles
 from glasshouse.wire import hpke
+from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
 from tools.runtime_package import OwnersPackage, seal
 
@@ -33,10 +34,17 @@ class Bench:
         make_key = RecipientKey.generate if key is None else lambda: key
         self.custodian = Custodian.start(self.loop, self.stream, self.regions, make_key)
 
-    def open(self, package_key: bytes | None = None, *, info: bytes = INFO, manifest: bytes | None = None) -> Opened:
+    def open(
+        self,
+        package_key: bytes | None = None,
+        *,
+        info: bytes = INFO,
+        manifest: bytes | None = None,
+        group: Group | None = None,
+    ) -> Opened:
         sealed = hpke.seal(package_key or self.package.key, recipient=self.custodian.public(), info=INFO)
         return self.custodian.open(
-            sealed_key=sealed, info=info, manifest_sha256=manifest or self.package.manifest.sha256
+            sealed_key=sealed, info=info, manifest_sha256=manifest or self.package.manifest.sha256, group=group
         )
 
     def close(self) -> None:
@@ -82,6 +90,24 @@ def test_the_needles_are_the_keys_and_three_windows_of_every_asset(package: Owne
     assert found[NeedleKind.ASSET_WINDOW] == [data[:32], data[99_984 : 99_984 + 32], data[-32:]]
     assert sorted(found[NeedleKind.ASSET_KEY]) == sorted(Grant.parse(bench.regions.grant.view).keys)
     bench.close()
+
+
+GROUP = Group(id=bytes(range(32)), machines=1, machine=0, ranks=4)
+
+
+def test_the_group_secret_of_ranks_is_derived_here_granted_and_searched_for_at_the_end(bench: Bench) -> None:
+    assert bench.open(group=GROUP).needles == 3 + 1 + 1 + 3 + 3
+    granted = Grant.parse(bench.regions.grant.view)
+    assert granted.group_secret == GROUP.secret(bench.package.key)
+    kinds = {kind: bytes(window) for kind, window in Needles(bench.regions.needles.view)}
+    assert kinds[NeedleKind.GROUP_SECRET] == granted.group_secret
+    assert bench.package.key not in bytes(bench.regions.grant.view)
+
+
+def test_a_run_in_one_process_has_no_group_secret(bench: Bench) -> None:
+    bench.open()
+    assert Grant.parse(bench.regions.grant.view).group_secret is None
+    assert NeedleKind.GROUP_SECRET not in [kind for kind, _ in Needles(bench.regions.needles.view)]
 
 
 def test_a_run_that_is_refused_still_has_its_private_key_to_look_for(bench: Bench) -> None:

@@ -71,6 +71,14 @@ def test_whatever_is_missing_is_named_and_puts_strict_out_of_reach(
     assert feature in found["profile"].consequence
 
 
+@needs_namespaces
+def test_it_says_whether_a_job_can_have_ranks_which_no_profile_needs() -> None:
+    with_, without = examined(), examined(WithoutNamespaces())
+    assert (with_["ranks"].standing, with_["ranks"].value) == (Standing.GOOD, "loopback")
+    assert (without["ranks"].standing, without["ranks"].value) == (Standing.WEAKER, "none")
+    assert "ranks" not in without["profile"].consequence
+
+
 def test_without_filters_no_protected_run_is_possible() -> None:
     found = examined(WithoutSeccomp())
     assert found["seccomp"].standing is Standing.MISSING

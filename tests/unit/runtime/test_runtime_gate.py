@@ -108,6 +108,7 @@ def test_a_refusal_keeps_its_code(path: Path, serve: Callable[..., Peer]) -> Non
         (answer(500, b'{"code":"package-revoked"}'), Code.BROKER_UNREACHABLE),
         (answer(404, b'{"code":"no-such-code"}'), Code.BROKER_PROTOCOL),
         (answer(301, b""), Code.BROKER_PROTOCOL),
+        (answer(202, b'{"accepted":1,"deadline_us":0,"machines":2}'), Code.BROKER_PROTOCOL),
         (b"SSH-2.0-OpenSSH\r\n\r\n", Code.BROKER_PROTOCOL),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", Code.BROKER_PROTOCOL),
         (b"HTTP/1.1 200 OK\r\n\r\n", Code.BROKER_PROTOCOL),

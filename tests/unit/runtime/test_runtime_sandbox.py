@@ -334,9 +334,11 @@ def _broken(spec: sandbox.SandboxSpec, streams: list[str | int]) -> int:
 @needs_root
 @needs_namespaces
 @needs_landlock
-def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace() -> None:
+@pytest.mark.parametrize("loopback", [False, True], ids=["one process", "ranks"])
+def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace(loopback: bool) -> None:
     script = Path(__file__).parents[2] / "tools" / "as_nobody.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20, check=False)
+    words = [sys.executable, script, *(["--loopback"] if loopback else [])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode == 77:
         pytest.skip("no user namespaces for ordinary users here")
     assert done.returncode == 0, done.stderr
@@ -344,6 +346,7 @@ def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace() -> None:
     assert set(answer["passed"]) == TRIED
     assert answer["workspace"] == "tmpfs"
     assert "user-namespace" in answer["notes"]
+    assert ("loopback" in answer["notes"]) is loopback
     assert answer["output"] == "65534\n"
 
 

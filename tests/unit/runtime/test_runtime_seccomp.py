@@ -39,6 +39,8 @@ def judge(program: bytes, *, arch: int, number: int, arguments: tuple[int, ...] 
             accumulator = int.from_bytes(data[value : value + 4], "little")
         elif code == 0x06:
             return value
+        elif code == 0x54:
+            accumulator &= value
         else:
             taken = {
                 0x15: accumulator == value,
@@ -53,10 +55,15 @@ def worker_filter(machine: str, *, named: bool = True, session: bool = True) -> 
     return seccomp.worker(machine, named_sockets=named, own_session=session)
 
 
+def ranks_filter(machine: str) -> bytes:
+    return seccomp.worker(machine, named_sockets=True, own_session=True, loopback=True)
+
+
 def all_filters(machine: str) -> list[bytes]:
     return [
         worker_filter(machine),
         worker_filter(machine, named=False, session=False),
+        ranks_filter(machine),
         seccomp.agent(machine, own_pid=77),
         seccomp.sealed_agent(machine, own_pid=77),
     ]
@@ -121,7 +128,32 @@ def test_the_worker_has_unix_sockets_and_no_others(machine: str) -> None:
 
 
 @MACHINES
+def test_ranks_have_tcp_and_udp_besides_and_no_other_kind_of_socket(machine: str) -> None:
+    program = ranks_filter(machine)
+    refused = ERRNO | errno.EAFNOSUPPORT
+    for name in ("socket", "socketpair"):
+        for kind in range(1 << 12):
+            assert call(program, machine, name, socket.AF_UNIX, kind) == ALLOW
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for flags in (0, socket.SOCK_CLOEXEC, socket.SOCK_NONBLOCK, socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK):
+                for kind in range(16):
+                    expected = ALLOW if kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM) else refused
+                    assert call(program, machine, name, family, kind | flags) == expected
+            for protocol in range(1 << 10):  # 1 is ping, 132 SCTP, 136 UDP-Lite, 255 raw, 262 Multipath TCP
+                expected = ALLOW if protocol in (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP) else refused
+                assert call(program, machine, name, family, socket.SOCK_STREAM, protocol) == expected
+        for family in (0, *range(3, 10), *range(11, 64), 1 << 16):
+            assert call(program, machine, name, family, socket.SOCK_STREAM) == refused
+    for name in ("ptrace", "io_uring_setup", "setns", "unshare", "process_vm_readv", "bpf"):
+        assert call(program, machine, name) == ERRNO | errno.EPERM
+
+
+@MACHINES
 def test_the_high_half_of_a_register_does_not_change_a_family(machine: str) -> None:
+    ranks = ranks_filter(machine)
+    assert call(ranks, machine, "socket", 1 << 32 | 16, 1) == ERRNO | errno.EAFNOSUPPORT
+    assert call(ranks, machine, "socket", 2, 1 << 32 | 3) == ERRNO | errno.EAFNOSUPPORT
+    assert call(ranks, machine, "socket", 2, 1, 1 << 32 | 132) == ERRNO | errno.EAFNOSUPPORT
     # The kernel takes the family as 32 bits; a filter that compared 64 could be talked out of it.
     program = worker_filter(machine)
     assert call(program, machine, "socket", 1 << 32 | 2) == ERRNO | errno.EAFNOSUPPORT

@@ -277,6 +277,26 @@ def test_a_kill_for_want_of_memory_is_called_that(talk: Talk, monkeypatch: pytes
     assert ended(talk) is Code.OUT_OF_MEMORY
 
 
+def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_called_that(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker sees only that a rank is gone; what the kernel counts, the agent sees."""
+    talk.until(Stage.RUNNING)
+    before = worker_session.oom_kills()
+    monkeypatch.setattr(worker_session, "oom_kills", lambda: before + 1)
+    with pytest.raises(RunError) as caught:
+        talk.say({"type": "failed", "code": "rank-lost"})
+    assert caught.value.code is Code.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("code", [Code.COLLECTIVE_TAMPERED, Code.RANK_LOST, Code.GROUP_SECRET])
+def test_a_worker_of_several_ranks_may_give_a_collectives_reason(talk: Talk, code: Code) -> None:
+    talk.until(Stage.RUNNING)
+    with pytest.raises(RunError) as caught:
+        talk.say({"type": "failed", "code": code.value})
+    assert caught.value.code is code
+
+
 def test_one_that_ended_and_cannot_be_reaped_was_killed_under_somebodys_eyes(talk: Talk) -> None:
     talk.until(Stage.RUNNING)
     talk.worker.held = True

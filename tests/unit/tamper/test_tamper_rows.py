@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glasshouse.attestation import appraise, verify
-from glasshouse.errors import Code
+from glasshouse.broker.groups import Groups
+from glasshouse.broker.http import Answer
+from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks
+from glasshouse.tamper.groups import GROUP_CONTROL, GROUP_RELEASES, GROUP_STORIES
 from glasshouse.tamper.run import Row, _row
 from glasshouse.tamper.stage import Owner
 from glasshouse.tamper.stories import CONTROL, STORIES, Story
@@ -70,6 +74,44 @@ def test_there_are_nine_stories_of_nine_checks_and_one_control() -> None:
 @pytest.mark.parametrize("one", [*STORIES, CONTROL], ids=lambda one: one.name)
 def test_every_story_holds_against_a_sound_gate(owner: Owner, one: Story) -> None:
     assert _row(owner, one).held
+
+
+@pytest.mark.parametrize("one", [*GROUP_STORIES, GROUP_CONTROL], ids=lambda one: one.name)
+def test_every_story_of_a_group_holds_against_a_sound_gate(owner: Owner, one: Story) -> None:
+    assert _row(owner.another(releases=GROUP_RELEASES), one).held
+
+
+def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(
+        groups: Groups, connection: Any, standing: Any, launch: Any, challenge: Any, appraisal: Any, *_: Any
+    ) -> Any:
+        """As if the launch had no group."""
+        sha, known = groups._releases.check_13(connection, standing, appraisal)
+        made = groups._releases.make(standing, challenge, appraisal, hpke_sha256=sha, known=known, now_us=1)
+        groups._releases.write(connection, standing.record, made, 1)
+        return Answer(body=made.body)
+
+    monkeypatch.setattr(Groups, "accept", at_once)
+    several = owner.another(releases=GROUP_RELEASES)
+    with pytest.raises(InternalError):
+        _row(several, next(one for one in GROUP_STORIES if one.expected is Code.RANK_REFUSED))
+
+
+def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Groups, "refused", lambda *_: None)
+    several = owner.another(releases=GROUP_RELEASES)
+    row = _row(several, GROUP_STORIES[0])
+    assert not row.held
+
+
+def test_a_gate_that_lets_two_machines_be_one_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Groups, "_check_13", lambda _self, _connection, _standing, _launch, appraisal: appraisal.claims.hpke_public[:32]
+    )
+    row = _row(owner.another(releases=GROUP_RELEASES), GROUP_STORIES[-1])
+    assert not row.held
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ PUBLIC = {
     "output_dir",
     "pace_by",
     "params",
+    "pass_on",
     "progress",
     "read_into",
     "running_s",

@@ -21,7 +21,7 @@ def test_levels_are_ordered_from_weak_to_strong() -> None:
                 assert stronger.at_least(weaker) == (high >= low)
 
 
-@pytest.mark.parametrize("egress", [(), ("hub.example:443",), ("10.0.0.1:80", "[::1]:8443")])
+@pytest.mark.parametrize("egress", [(), ("hub.example:443",), ("10.0.0.1:80", "[::1]:8443"), ("group",)])
 def test_a_floor_comes_back_as_it_was_written(egress: tuple[str, ...]) -> None:
     written = floor(egress=egress)
     assert Floor.from_json(written.to_json()) == written
@@ -37,6 +37,8 @@ def test_hardening_off_is_no_floor() -> None:
     "egress",
     [
         ("host",),
+        ("groups",),
+        ("group", "group"),
         ("host:0",),
         ("host:65536",),
         ("host:99999",),

@@ -304,6 +304,9 @@ class _Silent:
     def tick(self, *_seen: object) -> None:
         pass
 
+    def machine(self, *_ended: object, completed: bool) -> None:
+        pass
+
     def stopping(self, times: int) -> None:
         pass
 

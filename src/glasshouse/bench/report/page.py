@@ -17,7 +17,7 @@ from glasshouse.bench.report.theme import DARK, LIGHT, css_variables, export, in
 from glasshouse.bench.report.view import View
 from glasshouse.bench.report.words import answer, planted
 
-__all__ = ["build", "write"]
+__all__ = ["build", "document", "figure", "write"]
 
 # Nothing may be fetched and nothing may run, whatever a name in the measurement says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -57,7 +57,7 @@ def _page(view: View, found: tuple[Picture | Missing, ...]) -> str:
         "main",
         _header(view, name),
         tag("section", tag("h2", "The numbers"), summary(view), id="numbers"),
-        tag("section", tag("h2", "Pictures"), *(_figure(picture) for picture in found), id="pictures"),
+        tag("section", tag("h2", "Pictures"), *(figure(picture) for picture in found), id="pictures"),
         *(tag("section", tag("h2", title), *make(view), id=anchor) for anchor, title, make in SECTIONS),
         tag(
             "footer",
@@ -66,13 +66,23 @@ def _page(view: View, found: tuple[Picture | Missing, ...]) -> str:
             ". This file refers to nothing outside itself and runs no script.",
         ),
     )
+    return document(f"What protection costs: {name}", body)
+
+
+def document(title: str, body: Markup) -> str:
+    """Return a whole page in the house's theme: self-contained, and nothing in it can run or be fetched.
+
+    Args:
+        title: of the window; untrusted text has been through `plain`.
+        body: one `main` element.
+    """
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"What protection costs: {name}"),
+        tag("title", title),
         tag("style", _style()),
     )
     return "<!doctype html>\n" + tag("html", head, tag("body", body), lang="en") + "\n"
@@ -93,7 +103,8 @@ def _header(view: View, name: str) -> Markup:
     )
 
 
-def _figure(picture: Picture | Missing) -> Markup:
+def figure(picture: Picture | Missing) -> Markup:
+    """Return a picture with its caption and its numbers as a table, or why there is none."""
     anchor = f"figure-{picture.name}"
     if isinstance(picture, Missing):
         return tag(

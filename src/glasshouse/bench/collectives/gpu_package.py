@@ -1,0 +1,125 @@
+"""Measures sealed weights opened on a GPU, against the way through host memory and against the upload alone."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+
+from glasshouse.collectives.kernels.jit import interpreted
+from glasshouse.package.grant import Grant, grant
+from glasshouse.package.read import Package
+from glasshouse.package.streams import Positioned
+from glasshouse.package.write import Source, write
+from glasshouse.task.tensors import load
+from glasshouse.wire.aead import Suite
+from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.signing import SigningKey
+from glasshouse.workloads.weights import DeviceOpener
+
+__all__ = ["measure_package"]
+
+_NAME = "model.safetensors"
+_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - storage that is memory: the disk is not what is measured
+_TENSORS = 6
+_RUNS = 5
+
+
+class _Sealed:
+    """The inputs of a package that is at hand: what `task.granted` is in a worker."""
+
+    def __init__(self, opened: Grant, stream: BinaryIO) -> None:
+        self._grant, self._source = opened, Positioned(stream)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(asset.path for asset in self._grant.assets)
+
+    def size(self, name: str) -> int:
+        return next(asset.bytes for asset in self._grant.assets if asset.path == name)
+
+    def open(self, name: str) -> BinaryIO:
+        return self._grant.open(self._source, name).stream()
+
+    def read_into(self, name: str, destination: bytearray | memoryview, offset: int) -> int:
+        return self._grant.open(self._source, name).read_into(offset, destination)
+
+    def sealed(self, name: str) -> Any:
+        return self._grant.sealed(self._source, name)
+
+
+def measure_package(cipher: Any, size: int) -> dict[str, Any]:
+    """Seal weights of about `size` bytes, and load them both ways, alternately.
+
+    Raises:
+        SystemExit: a tensor that is not what was sealed.
+    """
+    device = cipher.device
+    folder = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
+    with tempfile.TemporaryFile(dir=folder) as file:
+        wanted, inputs = _seal(cast(BinaryIO, file), size)
+        opener = DeviceOpener(cipher)
+        ways: dict[str, Callable[[], dict[str, Any]]] = {
+            "gpu": lambda: load(inputs, _NAME, torch, opener=opener),
+            "host": lambda: {name: tensor.to(device) for name, tensor in load(inputs, _NAME, torch).items()},
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in (*ways, "upload")}
+        for _ in range(1 if interpreted() else _RUNS + 1):
+            for name, way in ways.items():
+                taken, found = _timed(device, way)
+                seconds[name].append(taken)
+                for key, tensor in wanted.items():
+                    if not torch.equal(found[key].cpu(), tensor):
+                        raise SystemExit(f"{key}, opened by way of {name}, is not what was sealed")
+            seconds["upload"].append(_upload(device, size))
+    total = sum(tensor.numel() * tensor.element_size() for tensor in wanted.values())
+    rates = {f"{name}_gb_per_s": total / statistics.median(taken[1:] or taken) / 1e9 for name, taken in seconds.items()}
+    return {"bytes": total, "tensors": len(wanted), "seconds": seconds} | rates
+
+
+def _seal(out: BinaryIO, size: int) -> tuple[dict[str, Any], _Sealed]:
+    from safetensors.torch import save
+
+    rows = size // _TENSORS // 64
+    wanted = {f"layer.{index}": torch.randn(rows + index, 32).bfloat16() for index in range(_TENSORS)}
+    content = save(wanted)
+    owner, key, recipient = SigningKey.generate(), secrets.token_bytes(32), RecipientKey.generate().public
+    write(
+        out,
+        sources=[Source(path=_NAME, bytes=len(content), open=lambda: io.BytesIO(content))],
+        job={},
+        workload="script",
+        floor=Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD),
+        owner=owner,
+        owner_sealing=recipient,
+        recipients=[recipient],
+        package_key=key,
+        package_id=secrets.token_hex(16),
+        suite=Suite.CHACHA20_POLY1305,
+        chunk_bytes=(1 << 10) if interpreted() else (1 << 20),
+    )
+    package = Package.open(out)
+    return wanted, _Sealed(grant(package, key, package.unlock(key)), out)
+
+
+def _timed(device: Any, run: Callable[[], dict[str, Any]]) -> tuple[float, dict[str, Any]]:
+    started = time.perf_counter()
+    found = run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started, found
+
+
+def _upload(device: Any, size: int) -> float:
+    """Return how long as many bytes take from page-locked memory to the device: no way is faster."""
+    locked = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty(size, dtype=torch.uint8, device=device)
+    return _timed(device, lambda: {"": target.copy_(locked)})[0]

@@ -1,0 +1,373 @@
+"""Groups at the gate: every machine of one is released to, or none of them is (spec/key-release.md section 6.1).
+
+Laws: all decisions of a group are made with its deployment's row taken, so that broker processes make them one after
+the other; a release to all is one transaction; a group that was released or refused stays so; whoever only asks
+again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, RowMapping, bindparam, select, update
+
+from glasshouse.broker import audit, store
+from glasshouse.broker.database import Database, OvertakenError
+from glasshouse.broker.http import Answer
+from glasshouse.broker.releases import Release, Releases, group_facts, others_keys
+from glasshouse.broker.schema import challenges, groups, members
+from glasshouse.broker.store import Standing
+from glasshouse.errors import Code, InternalError, RefusedError
+from glasshouse.handshake import broker_side
+from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, LaunchRecord
+from glasshouse.handshake.group_rules import (
+    GroupRecord,
+    GroupState,
+    check_4_release_request,
+    check_14_group,
+    check_release_request,
+    rank_refused,
+)
+from glasshouse.handshake.messages import Pending
+from glasshouse.wire.group import Group
+
+__all__ = ["Groups", "group_record", "refuse"]
+
+_RELEASED, _PENDING = 200, 202
+
+# Statements are built once; a parameter of an update is not named as a column is, for that would set the column.
+_GROUP = select(groups).where(groups.c.id == bindparam("group"))
+_ACCEPTED = members.c.evidence_sha256.is_not(None)
+_OF_GROUP = members.c.group_id == bindparam("group")
+_MACHINES = select(members.c.machine).where(_OF_GROUP, _ACCEPTED)
+_KEYS = select(members.c.machine, members.c.evidence_public, members.c.hpke_sha256).where(_OF_GROUP, _ACCEPTED)
+_SOURCE = store.LAUNCH_SOURCE.join(challenges, challenges.c.nonce == members.c.nonce)
+_WAITING = (
+    select(*store.LAUNCH_COLUMNS, challenges.c.nonce, challenges.c.body, members.c.evidence)
+    .select_from(_SOURCE)
+    .where(_OF_GROUP, _ACCEPTED)
+    .order_by(members.c.machine)
+)
+_ASKED = (
+    select(
+        *store.LAUNCH_COLUMNS,
+        challenges.c.status,
+        challenges.c.answer,
+        members.c.evidence_sha256,
+        members.c.evidence_public,
+    )
+    .select_from(_SOURCE)
+    .where(challenges.c.nonce == bindparam("nonce"))
+)
+_ACCEPT = (
+    update(members)
+    .where(members.c.jti == bindparam("launch"))
+    .values(
+        nonce=bindparam("answered"),
+        evidence_sha256=bindparam("digest"),
+        evidence_public=bindparam("key"),
+        hpke_sha256=bindparam("hpke"),
+        evidence=bindparam("message"),
+    )
+)
+_BEGIN = (
+    update(groups)
+    .where(groups.c.id == bindparam("group"), groups.c.deadline_us.is_(None))
+    .values(deadline_us=bindparam("until_us"))
+)
+_DECIDE = (
+    update(groups)
+    .where(groups.c.id == bindparam("group"), groups.c.state == GroupState.OPEN.value)
+    .values(
+        state=bindparam("into"), culprit=bindparam("machine"), code=bindparam("reason"), decided_us=bindparam("now_us")
+    )
+)
+_FORGET = update(members).where(_OF_GROUP).values(evidence=None)
+_ANSWER = (
+    update(challenges)
+    .where(challenges.c.nonce == bindparam("challenge"))
+    .values(status=bindparam("with_status"), answer=bindparam("release"))
+)
+
+
+class Groups:
+    """Decides for groups.
+
+    Args:
+        database: where everything is kept.
+        releases: makes and writes releases.
+        broker_public: the broker's own key.
+        clock_us: microseconds since the epoch.
+    """
+
+    def __init__(
+        self, database: Database, releases: Releases, broker_public: bytes, clock_us: Callable[[], int]
+    ) -> None:
+        self._database = database
+        self._releases = releases
+        self._public = broker_public
+        self._clock_us = clock_us
+
+    def accept(
+        self,
+        connection: Connection,
+        standing: Standing,
+        launch: LaunchRecord,
+        challenge: Challenge,
+        appraisal: Appraisal,
+        message: bytes,
+        now_us: int,
+    ) -> Answer:
+        """Decide on a group's machine whose evidence passed checks 1 to 12: a release, or pending.
+
+        The caller holds the deployment's row.
+
+        Raises:
+            CheckFailedError: checks 13 and 14.
+        """
+        group = _of(launch)
+        record = self._current(connection, group.id, now_us)
+        if record.state is GroupState.RELEASED:
+            return self._again(connection, standing, launch, challenge, appraisal, now_us)
+        check_14_group(record)
+        accepted = {
+            "launch": launch.jti,
+            "answered": challenge.nonce,
+            "digest": appraisal.evidence_sha256,
+            "key": appraisal.claims.evidence_public,
+            "hpke": self._check_13(connection, standing, launch, appraisal),
+            "message": message,
+        }
+        connection.execute(_ACCEPT, accepted)
+        connection.execute(_BEGIN, {"group": group.id, "until_us": challenge.expires_us})
+        audit.append(
+            connection,
+            "accepted",
+            now_us,
+            deployment=launch.deployment,
+            evidence_sha256=appraisal.evidence_sha256.hex(),
+            run_id=launch.run_id,
+            **group_facts(group),
+        )
+        waiting = connection.execute(_WAITING, {"group": group.id}).mappings().all()
+        if len(waiting) == group.machines:
+            return self._release_all(connection, standing, waiting, group, now_us)
+        return _pending(group_record(connection, group.id), accepted=len(waiting))
+
+    def refused(self, connection: Connection, launch: LaunchRecord, code: Code, now_us: int) -> None:
+        """A machine's evidence was refused: if its group still waits, it waits no longer."""
+        if launch.group is not None:
+            refuse(connection, launch.group.id, machine=launch.group.machine, code=code, now_us=now_us)
+
+    def ask(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+        """Answer a release request: pending, or the release that was stored.
+
+        Raises:
+            CheckFailedError: the request's own checks, checks 2 to 4, and check 14.
+        """
+        request, envelope = check_release_request(body)
+
+        def look(connection: Connection) -> _Asked:
+            row = connection.execute(_ASKED, {"nonce": request.nonce}).mappings().one_or_none()
+            if row is None or row["evidence_sha256"] != request.evidence_sha256:
+                raise CheckFailedError("2", Code.NONCE_UNKNOWN, "evidence that no machine of a group waits with")
+            check_4_release_request(envelope, evidence_public=row["evidence_public"])
+            return self._asked(connection, row)
+
+        def settle(connection: Connection) -> _Asked:
+            now_us = self._clock_us()
+            store.lock_deployment(connection, asked.launch.deployment)
+            if asked.refusal is not None:
+                self.refused(connection, asked.launch, asked.refusal.code, now_us)
+            self._current(connection, _of(asked.launch).id, now_us)
+            return look(connection)
+
+        # Without the write lock as long as there is nothing to decide: most who ask only wait.
+        asked = self._database.read(look)
+        if asked.undecided:
+            asked = self._database.write(settle)
+        if asked.refusal is not None:
+            raise asked.refusal
+        check_14_group(asked.group)
+        if asked.group.state is GroupState.OPEN:
+            return _pending(asked.group, accepted=asked.accepted)
+        if asked.answer is None:
+            raise InternalError(Code.INTERNAL, "a group that was released without an answer for one of its machines")
+        return Answer(body=asked.answer)
+
+    def _asked(self, connection: Connection, row: RowMapping) -> _Asked:
+        launch, now_us = store.as_launch(row), self._clock_us()
+        record = store.deployment_record(connection, launch.deployment)
+        if record is None:
+            raise InternalError(Code.INTERNAL, "a launch without its deployment")
+        refusal: CheckFailedError | None = None
+        try:
+            broker_side.check_releasable(record, launch, broker_public=self._public, now_us=now_us)
+        except CheckFailedError as error:
+            refusal = error
+        group = group_record(connection, _of(launch).id)
+        return _Asked(
+            launch=launch,
+            group=group,
+            accepted=len(connection.execute(_MACHINES, {"group": group.id}).all()),
+            refusal=refusal,
+            undecided=group.over(now_us) or (group.state is GroupState.OPEN and refusal is not None),
+            answer=row["answer"] if row["status"] == _RELEASED else None,
+        )
+
+    def _current(self, connection: Connection, group_id: bytes, now_us: int) -> GroupRecord:
+        """Return how a group stands now: one whose deadline has passed is refused first."""
+        record = group_record(connection, group_id)
+        if not record.over(now_us):
+            return record
+        here = set(connection.execute(_MACHINES, {"group": group_id}).scalars())
+        missing = min(set(range(record.machines)) - here)
+        refuse(connection, group_id, machine=missing, code=Code.RANK_LOST, now_us=now_us)
+        return group_record(connection, group_id)
+
+    def _again(
+        self,
+        connection: Connection,
+        standing: Standing,
+        launch: LaunchRecord,
+        challenge: Challenge,
+        appraisal: Appraisal,
+        now_us: int,
+    ) -> Answer:
+        """Release once more to a machine of a released group that lost its answer."""
+        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal)
+        if not known:
+            raise InternalError(Code.INTERNAL, "a group that was released without one of its machines")
+        release = self._releases.make(
+            standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=True, now_us=now_us, group=launch.group
+        )
+        self._releases.write(connection, standing.record, release, now_us)
+        return Answer(body=release.body)
+
+    def _check_13(
+        self, connection: Connection, standing: Standing, launch: LaunchRecord, appraisal: Appraisal
+    ) -> bytes:
+        """Run check 13 for a machine of a group that waits: room for all of it, and keys that are nobody else's."""
+        group, claims = _of(launch), appraisal.claims
+        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal, more=group.machines)
+        mine = (claims.evidence_public, hpke_sha256)
+        for row in connection.execute(_KEYS, {"group": group.id}):
+            theirs = (row.evidence_public, row.hpke_sha256)
+            if row.machine == group.machine and theirs != mine:
+                raise others_keys()
+            if row.machine != group.machine and set(theirs) & set(mine):
+                raise others_keys()
+        if known:
+            raise InternalError(Code.INTERNAL, "a release to a machine of a group that was not released")
+        return hpke_sha256
+
+    def _release_all(
+        self,
+        connection: Connection,
+        standing: Standing,
+        waiting: Sequence[RowMapping],
+        last: Group,
+        now_us: int,
+    ) -> Answer:
+        """Release to every machine of a group, or refuse it: the one to blame, and with it all others.
+
+        Raises:
+            CheckFailedError: as for the last machine's own evidence, or `rank-refused`.
+            OvertakenError: another process was faster, and the transaction is to be run again.
+        """
+        made: dict[bytes, Release] = {}
+        for row in waiting:
+            try:
+                made[row["nonce"]] = self._made(connection, standing, row, now_us)
+            except CheckFailedError as error:
+                refuse(connection, last.id, machine=row["machine"], code=error.code, now_us=now_us)
+                raise (error if row["machine"] == last.machine else rank_refused(row["machine"], error.code)) from None
+        # Whatever goes wrong among these, all of them are taken back: a refusal and a defect are answers that are kept.
+        with connection.begin_nested():
+            for nonce, release in made.items():
+                self._releases.write(connection, standing.record, release, now_us)
+                connection.execute(_ANSWER, {"challenge": nonce, "with_status": _RELEASED, "release": release.body})
+            values = {"group": last.id, "into": GroupState.RELEASED.value, "machine": None, "reason": None}
+            if connection.execute(_DECIDE, {**values, "now_us": now_us}).rowcount != 1:
+                raise OvertakenError
+            connection.execute(_FORGET, {"group": last.id})
+        return Answer(body=next(one.body for one in made.values() if one.group == last))
+
+    def _made(self, connection: Connection, standing: Standing, row: RowMapping, now_us: int) -> Release:
+        """Appraise a machine's stored evidence as of now, and make its release."""
+        launch, challenge = store.as_launch(row), Challenge.parse(row["body"])
+        appraisal = broker_side.appraise(
+            broker_side.check_1_message(row["evidence"]),
+            challenge=challenge,
+            record=standing.record,
+            launch=launch,
+            broker_public=self._public,
+            now_us=now_us,
+        )
+        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal, more=_of(launch).machines)
+        return self._releases.make(
+            standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=known, now_us=now_us, group=launch.group
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """Who asks for a release, and how their group stands.
+
+    Attributes:
+        refusal: why what was decided may no longer be handed out.
+        undecided: whether this has to be written down first.
+        answer: the stored release.
+    """
+
+    launch: LaunchRecord
+    group: GroupRecord
+    accepted: int
+    refusal: CheckFailedError | None
+    undecided: bool
+    answer: bytes | None
+
+
+def group_record(connection: Connection, group_id: bytes) -> GroupRecord:
+    """Return how a group is recorded.
+
+    Raises:
+        RefusedError: `deployment-unknown`.
+    """
+    row = connection.execute(_GROUP, {"group": group_id}).one_or_none()
+    if row is None:
+        raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such group")
+    return GroupRecord(
+        id=row.id,
+        deployment=row.deployment,
+        machines=row.machines,
+        ranks=row.ranks,
+        state=GroupState(row.state),
+        deadline_us=row.deadline_us,
+        culprit=row.culprit,
+        code=None if row.code is None else Code(row.code),
+    )
+
+
+def refuse(connection: Connection, group_id: bytes, *, machine: int, code: Code, now_us: int) -> bool:
+    """Refuse a group that is still open, because of one of its machines; return whether it was open."""
+    values = {"group": group_id, "into": GroupState.REFUSED.value, "machine": machine, "reason": code.value}
+    if connection.execute(_DECIDE, {**values, "now_us": now_us}).rowcount != 1:
+        return False
+    connection.execute(_FORGET, {"group": group_id})
+    audit.append(connection, "group-refusal", now_us, code=code.value, group=group_id.hex(), machine=machine)
+    return True
+
+
+def _of(launch: LaunchRecord) -> Group:
+    if launch.group is None:
+        raise InternalError(Code.INTERNAL, "a launch without a group among those of one")
+    return launch.group
+
+
+def _pending(group: GroupRecord, *, accepted: int) -> Answer:
+    if group.deadline_us is None:
+        raise InternalError(Code.INTERNAL, "a machine that waits without a deadline")
+    body = Pending(accepted=accepted, machines=group.machines, deadline_us=group.deadline_us).encode()
+    return Answer(body=body, status=_PENDING)

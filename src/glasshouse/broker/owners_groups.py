@@ -1,0 +1,166 @@
+"""The owner's side of groups: announce one, look at it, and say that one of its machines has ended."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection, func, insert, select
+
+from glasshouse.attestation.claims import ID_BYTES
+from glasshouse.broker import audit, store
+from glasshouse.broker.database import Database
+from glasshouse.broker.groups import group_record, refuse
+from glasshouse.broker.http import Answer
+from glasshouse.broker.schema import groups, members
+from glasshouse.errors import Code, RefusedError, UsageError
+from glasshouse.handshake.group_rules import GroupRecord, GroupState
+from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.group import ID_BYTES as GROUP_ID_BYTES
+from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
+from glasshouse.wire.policy import GROUP_EGRESS
+
+__all__ = ["OwnersGroups", "join_group"]
+
+_MAX_BODY_BYTES = 4096
+_ID = re.compile(f"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}")
+
+
+class OwnersGroups:
+    """Does what the owner asks of groups.
+
+    Args:
+        database: where everything is kept.
+        clock_us: microseconds since the epoch.
+    """
+
+    def __init__(self, database: Database, clock_us: Callable[[], int]) -> None:
+        self._database = database
+        self._clock_us = clock_us
+
+    def add_group(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+        """Announce a group and give it its id.
+
+        Raises:
+            FormatError: `schema-invalid`.
+            UsageError: `deployment-unknown`, or `policy-impossible` for more machines than releases are left, or than
+                one where the deployment's policy does not let them talk to each other.
+        """
+        fields = Fields(decode(body, max_bytes=_MAX_BODY_BYTES), "request")
+        deployment = fields.digest("deployment", length=ID_BYTES).hex()
+        machines = fields.integer("machines", low=1, high=MAX_MACHINES)
+        ranks = fields.integer("ranks", low=1, high=MAX_RANKS)
+        fields.end()
+        group_id, now_us = secrets.token_bytes(GROUP_ID_BYTES), self._clock_us()
+
+        def decide(connection: Connection) -> None:
+            standing = store.standing(connection, deployment)
+            if standing is None:
+                raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
+            if machines > 1 and GROUP_EGRESS not in standing.record.policy.egress:
+                raise UsageError(
+                    Code.POLICY_IMPOSSIBLE, f"{machines} machines that the deployment's policy lets talk to nobody"
+                )
+            left = standing.record.policy.release_budget - standing.released
+            if machines > left:
+                raise UsageError(
+                    Code.POLICY_IMPOSSIBLE, f"a group of {machines} machines where {left} releases are left"
+                )
+            values = {
+                "id": group_id,
+                "deployment": deployment,
+                "machines": machines,
+                "ranks": ranks,
+                "state": GroupState.OPEN.value,
+                "created_us": now_us,
+            }
+            connection.execute(insert(groups).values(**values))
+            audit.append(
+                connection,
+                "group",
+                now_us,
+                deployment=deployment,
+                group=group_id.hex(),
+                machines=machines,
+                ranks=ranks,
+            )
+
+        self._database.write(decide)
+        return Answer.of({"group": group_id.hex()})
+
+    def group(self, _body: bytes, parameters: Mapping[str, str]) -> Answer:
+        """How a group stands; raises `UsageError`, `run-unknown`."""
+        group_id = _group_id(parameters)
+
+        def look(connection: Connection) -> dict[str, Json]:
+            found = _found(connection, group_id)
+            count = select(func.count()).select_from(members).where(members.c.group_id == group_id)
+            accepted = connection.execute(count.where(members.c.evidence_sha256.is_not(None))).scalar_one()
+            return {
+                "accepted": int(accepted),
+                "deadline_us": found.deadline_us,
+                "deployment": found.deployment,
+                "launched": int(connection.execute(count).scalar_one()),
+                "machines": found.machines,
+                "ranks": found.ranks,
+                "refused": None if found.code is None else {"code": found.code.value, "machine": found.culprit},
+                "state": found.state.value,
+            }
+
+        return Answer.of(self._database.read(look))
+
+    def refuse_group(self, body: bytes, parameters: Mapping[str, str]) -> Answer:
+        """Refuse a group that still waits, because one of its machines has ended.
+
+        Raises:
+            FormatError: `schema-invalid`.
+            UsageError: `run-unknown`, or a machine that the group does not have.
+        """
+        fields = Fields(decode(body, max_bytes=_MAX_BODY_BYTES), "request")
+        code = Code(fields.choice("code", list(Code)))
+        machine = fields.integer("machine", high=MAX_MACHINES - 1)
+        fields.end()
+        group_id, now_us = _group_id(parameters), self._clock_us()
+
+        def decide(connection: Connection) -> str:
+            found = _found(connection, group_id)
+            if machine >= found.machines:
+                raise UsageError(Code.USAGE, f"machine {machine} of a group of {found.machines}")
+            store.lock_deployment(connection, found.deployment)
+            refuse(connection, group_id, machine=machine, code=code, now_us=now_us)
+            return _found(connection, group_id).state.value
+
+        return Answer.of({"state": self._database.write(decide)})
+
+
+def join_group(connection: Connection, group: Group, *, deployment: str, jti: str) -> None:
+    """Record a launch as one machine of a group.
+
+    Raises:
+        UsageError: no such group of this deployment, or a machine that was launched before.
+    """
+    found = _found(connection, group.id)
+    if (found.deployment, found.machines, found.ranks) != (deployment, group.machines, group.ranks):
+        raise UsageError(Code.USAGE, "a launch for another group than was announced")
+    if found.state is not GroupState.OPEN:
+        raise UsageError(Code.USAGE, f"a launch for a group that was {found.state}")
+    taken = select(members.c.jti).where(members.c.group_id == group.id, members.c.machine == group.machine)
+    if connection.execute(taken).first():
+        raise UsageError(Code.USAGE, f"machine {group.machine} of this group was launched before")
+    connection.execute(insert(members).values(jti=jti, group_id=group.id, machine=group.machine))
+
+
+def _found(connection: Connection, group_id: bytes) -> GroupRecord:
+    try:
+        return group_record(connection, group_id)
+    except RefusedError as error:  # here it is the owner who asks
+        raise UsageError(Code.RUN_UNKNOWN, error.message) from None
+
+
+def _group_id(parameters: Mapping[str, str]) -> bytes:
+    text = parameters["group"]
+    if not _ID.fullmatch(text):
+        raise UsageError(Code.RUN_UNKNOWN, "not the id of a group")
+    return bytes.fromhex(text)

@@ -1,0 +1,185 @@
+"""Check 13, and what a release leaves in the database: the counter, who was released to, and the audit record.
+
+Law: nothing is written before everything that could still refuse has been looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from glasshouse.broker import audit
+from glasshouse.broker.keys import KeyFile
+from glasshouse.broker.schema import deployments, releases
+from glasshouse.broker.store import Standing
+from glasshouse.errors import Code
+from glasshouse.handshake import broker_side
+from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
+from glasshouse.wire.group import Group
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Release", "Releases", "group_facts", "known_runtime", "others_keys"]
+
+# Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
+# column is, for that would set the column.
+_KNOWN = select(releases.c.deployment, releases.c.hpke_sha256, releases.c.evidence_public, releases.c.run_id).where(
+    (releases.c.evidence_public == bindparam("evidence_public"))
+    | (releases.c.run_id == bindparam("run_id"))
+    | ((releases.c.deployment == bindparam("deployment")) & (releases.c.hpke_sha256 == bindparam("hpke_sha256")))
+)
+_RELEASE = insert(releases)
+_RELEASE_AGAIN = (
+    update(releases)
+    .where(releases.c.deployment == bindparam("here"), releases.c.hpke_sha256 == bindparam("key"))
+    .values(answers=releases.c.answers + 1, contact_us=bindparam("contact_us"))
+)
+_COUNT = (
+    update(deployments)
+    .where(deployments.c.id == bindparam("deployment"), deployments.c.releases < bindparam("budget"))
+    .values(releases=deployments.c.releases + 1)
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """A release that was made, and not yet written down.
+
+    Attributes:
+        body: the message.
+        appraisal: what it answers.
+        hpke_sha256: of the key that it is sealed to.
+        known: whether this runtime was released to before: a lost answer, which does not count.
+        group: the machine's place in its group.
+    """
+
+    body: bytes
+    appraisal: Appraisal
+    hpke_sha256: bytes
+    known: bool
+    group: Group | None
+
+
+class Releases:
+    """Makes releases and writes them down.
+
+    Args:
+        key_file: opens package keys.
+        key: the broker's signing key.
+    """
+
+    def __init__(self, key_file: KeyFile, key: SigningKey) -> None:
+        self._key_file = key_file
+        self._key = key
+
+    def check_13(
+        self, connection: Connection, standing: Standing, appraisal: Appraisal, *, more: int = 1
+    ) -> tuple[bytes, bool]:
+        """Run check 13; return the digest of the HPKE key, and whether its runtime was released to before.
+
+        Args:
+            more: how many runtimes are released to together.
+
+        Raises:
+            CheckFailedError: `release-budget-exhausted`.
+        """
+        record, claims = standing.record, appraisal.claims
+        hpke_sha256 = sha256(claims.hpke_public)
+        known = known_runtime(connection, record.deployment, hpke_sha256, claims.evidence_public, claims.run_id)
+        broker_side.check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
+        return hpke_sha256, known
+
+    def make(
+        self,
+        standing: Standing,
+        challenge: Challenge,
+        appraisal: Appraisal,
+        *,
+        hpke_sha256: bytes,
+        known: bool,
+        now_us: int,
+        group: Group | None = None,
+    ) -> Release:
+        """Return the release for evidence that passed every check; nothing is written."""
+        body = broker_side.build_release(
+            appraisal,
+            package_key=standing.package_key(self._key_file),
+            broker_key=self._key,
+            challenge=challenge,
+            record=standing.record,
+            now_us=now_us,
+        )
+        return Release(body=body, appraisal=appraisal, hpke_sha256=hpke_sha256, known=known, group=group)
+
+    def write(self, connection: Connection, record: DeploymentRecord, release: Release, now_us: int) -> None:
+        """Count a release, remember whom it is for, and audit it.
+
+        Raises:
+            CheckFailedError: `release-budget-exhausted`: another process was faster, where none can lock the row.
+        """
+        claims = release.appraisal.claims
+        if release.known:
+            here = {"here": record.deployment, "key": release.hpke_sha256, "contact_us": now_us}
+            connection.execute(_RELEASE_AGAIN, here)
+        else:
+            _count(connection, record)
+            values = {
+                "deployment": record.deployment,
+                "hpke_sha256": release.hpke_sha256,
+                "evidence_public": claims.evidence_public,
+                "run_id": claims.run_id,
+                "released_us": now_us,
+                "contact_us": now_us,
+            }
+            connection.execute(_RELEASE, values)
+        audit.append(
+            connection,
+            "release",
+            now_us,
+            assurance=claims.assurance.value,
+            counted=0 if release.known else 1,
+            deployment=record.deployment,
+            evidence_sha256=release.appraisal.evidence_sha256.hex(),
+            hpke_sha256=release.hpke_sha256.hex(),
+            profile=claims.hardening.profile.value,
+            run_id=claims.run_id,
+            **group_facts(release.group),
+        )
+
+
+def group_facts(group: Group | None) -> dict[str, str | int]:
+    """Return what an audit record says of a launch's group; nothing for an ordinary one."""
+    return {} if group is None else {"group": group.id.hex(), "machine": group.machine}
+
+
+def known_runtime(
+    connection: Connection, deployment: str, hpke_sha256: bytes, evidence_public: bytes, run_id: str
+) -> bool:
+    """Return whether this runtime was released to before: its run and both of its keys, or none of them.
+
+    Raises:
+        CheckFailedError: `release-budget-exhausted` for one of the three beside another runtime's.
+    """
+    mine = (deployment, hpke_sha256, evidence_public, run_id)
+    names = ("deployment", "hpke_sha256", "evidence_public", "run_id")
+    found = [tuple(row) for row in connection.execute(_KNOWN, dict(zip(names, mine, strict=True)))]
+    if not found:
+        return False
+    if found == [mine]:
+        return True
+    # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
+    raise others_keys()
+
+
+def others_keys() -> CheckFailedError:
+    """Return the refusal of a run or of keys that were attested before, with others beside them."""
+    return CheckFailedError(
+        "13", Code.RELEASE_BUDGET, "a run or keys that were attested before, with others beside them"
+    )
+
+
+def _count(connection: Connection, record: DeploymentRecord) -> None:
+    budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
+    if connection.execute(_COUNT, budget).rowcount != 1:
+        raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")

@@ -1,0 +1,94 @@
+"""What a rank tells the others when the group cannot go on.
+
+Law: ``Alert.parse(alert.encode()) == alert``, for texts without characters that a terminal obeys.
+Source: spec/sealed-collectives.md, section 8.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, CollectiveError
+
+__all__ = ["ALERT_BYTES", "REASONS", "Alert"]
+
+ALERT_BYTES = 512
+"""Always as many, so that the length tells nothing of the reason."""
+
+REASONS = {
+    Code.COLLECTIVE_TAMPERED: 1,
+    Code.COLLECTIVE_MISMATCH: 2,
+    Code.COLLECTIVE_TIMEOUT: 3,
+    Code.COLLECTIVE_ABORTED: 4,
+    Code.COLLECTIVE_UNSEALED: 5,
+    Code.RANK_LOST: 6,
+    Code.RANK_REFUSED: 7,
+    Code.GROUP_SECRET: 8,
+    Code.GROUP_MISMATCH: 9,
+}
+_CODES = {number: code for code, number in REASONS.items()}
+_FIXED = struct.Struct(">BxHHHQ")  # reason, detected by, culprit, bytes of text, operation
+_NOBODY = 0xFFFF
+_NO_OPERATION = 2**64 - 1
+_MAX_TEXT_BYTES = ALERT_BYTES - _FIXED.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Why the group is over.
+
+    Args:
+        reason: one of `REASONS`.
+        detected_by: the rank that found it.
+        culprit: the rank whose frames or silence it is about, if one is.
+        operation: the sequence number of the operation that failed, if one was under way.
+        text: a sentence for people; never data.
+    """
+
+    reason: Code
+    detected_by: int
+    culprit: int | None
+    operation: int | None
+    text: str
+
+    def encode(self) -> bytes:
+        """Return the `ALERT_BYTES` of an alert frame's payload; a text that is too long is cut."""
+        text = _printable(self.text).encode()[:_MAX_TEXT_BYTES].decode(errors="ignore").encode()
+        culprit = _NOBODY if self.culprit is None else self.culprit
+        operation = _NO_OPERATION if self.operation is None else self.operation
+        fixed = _FIXED.pack(REASONS[self.reason], self.detected_by, culprit, len(text), operation)
+        return (fixed + text).ljust(ALERT_BYTES, b"\0")
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview) -> Alert:
+        """Read the payload of an alert frame that has been opened.
+
+        Raises:
+            CollectiveError: `collective-mismatch`, a rank that speaks otherwise.
+        """
+        try:
+            if len(data) != ALERT_BYTES:
+                raise ValueError
+            number, detected_by, culprit, length, operation = _FIXED.unpack_from(data)
+            end = _FIXED.size + length
+            alert = cls(
+                reason=_CODES[number],
+                detected_by=detected_by,
+                culprit=None if culprit == _NOBODY else culprit,
+                operation=None if operation == _NO_OPERATION else operation,
+                text=_printable(bytes(data[_FIXED.size : end]).decode()),
+            )
+            if alert.encode() != bytes(data):
+                raise ValueError
+        except (KeyError, ValueError):
+            raise CollectiveError(Code.COLLECTIVE_MISMATCH, "an alert that is not in its one form") from None
+        return alert
+
+    def error(self) -> CollectiveError:
+        """Return what this rank raises when it is told."""
+        return CollectiveError(self.reason, f"rank {self.detected_by} ended the group: {self.text}")
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,390 @@
+"""Carries operations out: whoever waits turns the wheel, and nobody ever waits for a thread that does not run.
+
+Laws: one thread at a time drives, the one that waits for a result if there is one, else a background thread for what
+was submitted to go on behind the caller's back; the first failure ends the group on every rank: outputs of what was
+unfinished are zeroed, the others are told, keys are dropped, and every operation raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from glasshouse.collectives.alerts import REASONS, Alert
+from glasshouse.collectives.choose import CHUNK_BYTES
+from glasshouse.collectives.frames import Kind
+from glasshouse.collectives.keys import forget_in_children
+from glasshouse.collectives.mesh import Mesh
+from glasshouse.collectives.operations.exchange import Exchange, Operation
+from glasshouse.collectives.operations.party import Party, Streams
+from glasshouse.collectives.operations.point import Message
+from glasshouse.collectives.progress import Progress, ToldError, Work
+from glasshouse.errors import Code, CollectiveError
+
+__all__ = ["Completion", "Engine", "Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How an engine works.
+
+    Args:
+        chunk_bytes: the largest chunk of tensors in host memory; the same on all ranks.
+        queues: for tests: what works on tensors of a device type, instead of one made for the device.
+    """
+
+    chunk_bytes: int = CHUNK_BYTES
+    queues: Mapping[str, Any] | None = None
+
+
+class Completion:
+    """An operation that was submitted.
+
+    `error` is why it failed, if it did; `source` is the rank that a received message came from.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_engine",
+        "background",
+        "callbacks",
+        "deadline",
+        "error",
+        "over",
+        "source",
+        "timeout_s",
+        "work",
+    )
+
+    def __init__(self, engine: Engine, work: Work, timeout_s: float, *, background: bool) -> None:
+        self._engine = engine
+        self.work = work
+        self.timeout_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
+        self.background = background
+        self.over = False
+        self.error: CollectiveError | None = None
+        self.source: int | None = None
+        self.callbacks: list[Callable[[Completion], None]] = []
+
+    def done(self) -> bool:
+        """Return whether it is over, well or not."""
+        return self.over
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when it is done; the waiting thread does the work.
+
+        Args:
+            timeout_s: ends the group when it has passed, as the operation's own timeout does.
+
+        Raises:
+            CollectiveError: it failed, or the group did.
+        """
+        if not self.over:
+            self._engine.drive(self, timeout_s)
+        if self.error is not None:
+            raise self.error
+        if self.work.queue is not None:
+            self.work.queue.end()
+
+    def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
+        """Have `callback` called when it is over, from the driving thread; at once if it is."""
+        with self._engine.baton:
+            if not self.over:
+                self.callbacks.append(callback)
+                return
+        callback(self)
+
+
+class Engine:
+    """Carries out the operations of one group on one rank.
+
+    Args:
+        mesh: the group's connections and keys; the engine owns it.
+        timeout_s: how long an operation may take from its submission.
+        options: for measurements and tests.
+        streams: for measurements: what seals and opens instead of the mesh's keys.
+    """
+
+    def __init__(
+        self, mesh: Mesh, *, timeout_s: float, options: Options | None = None, streams: Streams | None = None
+    ) -> None:
+        chosen = options or Options()
+        self.rank = mesh.membership.rank
+        self.size = mesh.membership.size
+        self.timeout_s = timeout_s
+        self.baton = threading.Condition(threading.Lock())
+        self._mesh = mesh
+        self._party = Party(
+            rank=self.rank,
+            size=self.size,
+            streams=mesh.traffic if streams is None else streams,
+            chunk_bytes=chosen.chunk_bytes,
+            queues=chosen.queues,
+        )
+        self._progress = Progress(mesh, self._party, self._done)
+        self._inbox: deque[Work] = deque()
+        self._unfinished: dict[Work, Completion] = {}
+        """In the order of submission."""
+        self._sequence = 0
+        self._background = 0
+        self._failed: CollectiveError | None = None
+        self._closed = False
+        self._driver: int | None = None
+        """The thread that drives."""
+        self._due: deque[tuple[Callable[[Completion], None], Completion]] = deque()
+        """Callbacks of what is over: called between two steps, because they may submit and wait."""
+        self._waiters = 0
+        self._asleep = False
+        self._thread: threading.Thread | None = None
+        forget_in_children(self)
+
+    def submit(self, operation: Operation | Message, *, timeout_s: float | None = None, background: bool) -> Completion:
+        """Begin an operation.
+
+        Args:
+            operation: what to do; every rank submits its operations in the same order.
+            timeout_s: how long it may take from now, instead of the engine's timeout.
+            background: whether it shall go on while nobody waits for it; False if the caller waits at once.
+
+        Raises:
+            CollectiveError: the group is over; `collective-unsealed`, an operation that is not possible.
+            ValueError: tensors that do not fit the operation.
+        """
+        with self.baton:
+            self._check()
+            work = self._begin(operation)
+            allowed_s = self.timeout_s if timeout_s is None else timeout_s
+            completion = self._unfinished[work] = Completion(self, work, allowed_s, background=background)
+            self._inbox.append(work)
+            if background:
+                self._background += 1
+                self._start()
+        if self._asleep:
+            self._progress.ring()
+        return completion
+
+    def drive(self, completion: Completion, timeout_s: float | None) -> None:
+        """Work until `completion` is over."""
+        if timeout_s is not None and (until := time.monotonic() + timeout_s) < completion.deadline:
+            completion.timeout_s, completion.deadline = timeout_s, until
+        if self._driver == threading.get_ident():
+            self._turn(completion)  # a callback waits
+            return
+        if not self._take_over(completion):
+            return
+        try:
+            self._turn(completion)
+        finally:
+            self._let_go()
+
+    def close(self) -> None:
+        """Say goodbye and close the connections; unfinished operations fail."""
+        self._take_over(None)
+        try:
+            if self._closed:
+                return
+            if self._failed is None and self._unfinished:
+                why = f"{self._called(self.rank)} closed the group before everything was done"
+                self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, why))
+            elif self._failed is None:
+                self._progress.tell(Kind.BYE)
+            self._closed = True
+            self._mesh.traffic.forget()
+            self._party.close()
+            self._progress.close()
+        finally:
+            self._let_go()
+        self._call_back()
+
+    def abort(self, error: CollectiveError) -> None:
+        """End the group on every rank because of `error`."""
+        self._take_over(None)
+        try:
+            if not self._closed:
+                self._fail(error)
+        finally:
+            self._let_go()
+        self._call_back()
+
+    def forget(self) -> None:
+        """Become useless: this is a forked child's copy, and the connections are the parent's."""
+        self._failed = CollectiveError(
+            Code.COLLECTIVE_ABORTED, "this process was forked from a rank of a sealed group and is not one of its ranks"
+        )
+        self._closed = True
+        # Whoever held these in the parent does not exist here.
+        self.baton = threading.Condition(threading.Lock())
+        self._driver = self._thread = None
+        for completion in self._unfinished.values():
+            completion.error, completion.over = self._failed, True
+        self._progress.abandon()
+
+    def _begin(self, operation: Operation | Message) -> Work:
+        """Plan an operation, behind what the caller's thread has enqueued on the device that its tensors are on."""
+        queue = self._party.queue(operation.tensors)
+        if queue is not None:
+            queue.begin()
+        with _within(queue):
+            if isinstance(operation, Message):
+                operation.begin(self._party)
+                return operation
+            exchange = operation.plan(self._party, self._sequence)
+        self._sequence += 1
+        return exchange
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise CollectiveError(self._failed.code, f"the group is over: {self._failed.message}")
+        if self._closed:
+            raise CollectiveError(Code.COLLECTIVE_ABORTED, "the group was closed")
+
+    def _take_over(self, completion: Completion | None) -> bool:
+        """Become the thread that drives; return False if `completion` was over before that."""
+        with self.baton:
+            self._waiters += 1
+            try:
+                while self._driver is not None:
+                    if completion is not None and completion.over:
+                        return False
+                    if self._asleep:
+                        self._progress.ring()
+                    self.baton.wait(1.0)
+                self._driver = threading.get_ident()
+            finally:
+                self._waiters -= 1
+        return True
+
+    def _let_go(self) -> None:
+        with self.baton:
+            self._driver = None
+            self.baton.notify_all()
+
+    def _start(self) -> None:
+        """Have the background thread drive when nobody else does."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="glasshouse-collectives", daemon=True)
+            self._thread.start()
+        else:
+            self.baton.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self.baton:
+                while not self._over() and (self._driver is not None or self._waiters or not self._background):
+                    self.baton.wait()
+                if self._over():
+                    return
+                self._driver = threading.get_ident()
+            try:
+                self._turn(None)
+            finally:
+                self._let_go()
+
+    def _over(self) -> bool:
+        return self._closed or self._failed is not None
+
+    def _turn(self, completion: Completion | None) -> None:
+        """Drive until `completion` is over, or with None until nothing is left for the background."""
+        while True:
+            if self._due:
+                self._call_back()
+            if completion is None:
+                if self._waiters or not self._background:
+                    return
+            elif completion.over:
+                return
+            try:
+                while self._inbox:
+                    self._progress.admit(self._inbox.popleft())
+                if not self._progress.step() and (completion is None or not completion.over):
+                    self._sleep()
+            except CollectiveError as error:
+                self._fail(error)
+            except BaseException as error:
+                # An interrupt or a defect in the middle of a frame: nobody knows where this rank stands any more.
+                what = f"{self._called(self.rank)} was stopped by {type(error).__name__}"
+                self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, what))
+                raise
+
+    def _sleep(self) -> None:
+        """Wait for a connection or the bell, no longer than to the next deadline.
+
+        Raises:
+            CollectiveError: `collective-timeout`, an operation's time is up.
+        """
+        now = time.monotonic()
+        nearest = min((each.deadline for each in self._unfinished.values()), default=None)
+        if nearest is not None and nearest <= now:
+            raise self._late(now)
+        self._asleep = True
+        try:
+            if self._inbox or (self._waiters and threading.current_thread() is self._thread):
+                return
+            self._progress.listen(None if nearest is None else nearest - now)
+        finally:
+            self._asleep = False
+
+    def _done(self, work: Work, source: int | None) -> None:
+        with self.baton:
+            completion = self._unfinished.pop(work)
+            if completion.background:
+                self._background -= 1
+            completion.source = source
+            completion.over = True
+            self._due.extend((callback, completion) for callback in completion.callbacks)
+            completion.callbacks = []
+            if self._waiters:
+                self.baton.notify_all()
+
+    def _call_back(self) -> None:
+        while self._due:
+            callback, completion = self._due.popleft()
+            callback(completion)
+
+    def _late(self, now: float) -> CollectiveError:
+        """Return the error for an operation whose time is up, with the ranks that it waits for."""
+        late = next(each for each in self._unfinished.values() if each.deadline <= now)
+        who = " and ".join(map(self._called, self._progress.awaited(late.work))) or "any rank"
+        return CollectiveError(Code.COLLECTIVE_TIMEOUT, f"nothing came from {who} in {late.timeout_s:g} s")
+
+    def _fail(self, error: CollectiveError) -> None:
+        """End the group: zero what is unfinished, tell the others, drop the keys, and let every operation raise."""
+        with self.baton:
+            if self._failed is not None:
+                return
+            unfinished = list(self._unfinished.items())
+            first = unfinished[0][0] if unfinished else None
+            at = "" if first is None else f"{first.described()}: "
+            self._failed = CollectiveError(error.code, f"{at}{error.message}", hint=error.hint)
+            self._inbox.clear()
+            self.baton.notify_all()
+        for work, _ in unfinished:
+            with _within(work.queue):
+                work.zero()
+        if not isinstance(error, ToldError):
+            alert = Alert(
+                reason=error.code if error.code in REASONS else Code.COLLECTIVE_ABORTED,
+                detected_by=self.rank,
+                culprit=None,
+                operation=first.sequence if isinstance(first, Exchange) else None,
+                text=error.message,
+            )
+            self._progress.tell(Kind.ALERT, alert.encode())
+        self._mesh.traffic.forget()
+        self._progress.end()
+        for work, completion in unfinished:
+            completion.error = CollectiveError(error.code, f"{work.described()}: {error.message}", hint=error.hint)
+            self._done(work, None)
+
+    def _called(self, rank: int) -> str:
+        return self._mesh.membership.called(rank)
+
+
+def _within(queue: Any) -> AbstractContextManager[None]:
+    return nullcontext() if queue is None else queue.within()

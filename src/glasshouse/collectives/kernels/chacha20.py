@@ -1,0 +1,94 @@
+# ruff: noqa: N803 - compile-time constants are written in capitals
+"""The ChaCha20 block function for kernels (RFC 8439, 2.3): one lane makes one block of 64 bytes.
+
+Laws: words are uint32 and little-endian; only additions, exclusive ors and rotations by constants, so that neither time
+nor addresses depend on key or data.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from glasshouse.collectives.kernels.jit import jit
+
+__all__ = ["block", "load_key"]
+
+
+@jit
+def _quarter(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple:
+    a += b
+    d ^= a
+    d = (d << 16) | (d >> 16)
+    c += d
+    b ^= c
+    b = (b << 12) | (b >> 20)
+    a += b
+    d ^= a
+    d = (d << 8) | (d >> 24)
+    c += d
+    b ^= c
+    b = (b << 7) | (b >> 25)
+    return a, b, c, d
+
+
+@jit
+def _double_round(
+    x0: tl.tensor, x1: tl.tensor, x2: tl.tensor, x3: tl.tensor, x4: tl.tensor, x5: tl.tensor, x6: tl.tensor,
+    x7: tl.tensor, x8: tl.tensor, x9: tl.tensor, x10: tl.tensor, x11: tl.tensor, x12: tl.tensor, x13: tl.tensor,
+    x14: tl.tensor, x15: tl.tensor,
+) -> tl.tuple:  # fmt: skip
+    x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
+    x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
+    x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
+    x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
+    x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
+    x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
+    x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
+    x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+    return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+
+
+@jit
+def block(
+    k0: tl.tensor, k1: tl.tensor, k2: tl.tensor, k3: tl.tensor, k4: tl.tensor, k5: tl.tensor, k6: tl.tensor,
+    k7: tl.tensor, counter: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, UNROLLED: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Return the sixteen words of key stream at `counter`.
+
+    Args:
+        k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2: key and nonce, uint32 scalars.
+        counter: a uint32 scalar or vector.
+        UNROLLED: fast, and a thousand instructions long.
+    """
+    zero = counter - counter
+    x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
+    x4, x5, x6, x7 = zero + k0, zero + k1, zero + k2, zero + k3
+    x8, x9, x10, x11 = zero + k4, zero + k5, zero + k6, zero + k7
+    x12, x13, x14, x15 = counter, zero + n0, zero + n1, zero + n2
+    if UNROLLED:
+        for _ in tl.static_range(10):
+            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _double_round(
+                x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+            )
+    else:
+        for _ in range(10):
+            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _double_round(
+                x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+            )
+    return (
+        x0 + 0x61707865, x1 + 0x3320646E, x2 + 0x79622D32, x3 + 0x6B206574,
+        x4 + k0, x5 + k1, x6 + k2, x7 + k3,
+        x8 + k4, x9 + k5, x10 + k6, x11 + k7,
+        x12 + counter, x13 + n0, x14 + n1, x15 + n2,
+    )  # fmt: skip
+
+
+@jit
+def load_key(keys: tl.tensor, message: tl.tensor, STRIDE: tl.constexpr) -> tl.tuple:
+    """Return key (8 words) and nonce (3 words) of a message."""
+    row = keys + message.to(tl.int64) * STRIDE
+    return (
+        tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3),
+        tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), tl.load(row + 7),
+        tl.load(row + 8), tl.load(row + 9), tl.load(row + 10),
+    )  # fmt: skip

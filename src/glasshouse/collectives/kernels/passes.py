@@ -1,0 +1,314 @@
+# ruff: noqa: N803 - compile-time constants are written in capitals
+"""The two kernels that seal or open many messages in two launches: `bulk`, and `finish` behind it on the same stream.
+
+A message is cut into blocks of 64 bytes. In `bulk` one lane makes one block of key stream, applies it, and folds the
+block of ciphertext into its own sum; a program of LANES lanes walks over a segment of neighbouring blocks, `steps` of
+them for each lane. Slots are right-aligned: where a message does not fill its segments, the first slots stand empty, so
+that every lane multiplies by the same powers of r, whatever the length is. A program leaves one number behind, the
+value of its segment as a polynomial in r.
+
+In `finish` one program ends one message: the last bytes (fewer than 64), then the tag. Every 16 bytes of associated
+data, every segment, every 16 bytes of the tail and the block of lengths is a number that is to be multiplied by a known
+power of r; lanes do that side by side, and the sum is the tag. When opening, the tag is compared in constant time; the
+verdict is written, and where it is no, the whole output is zeroed before anything behind on the stream can see it.
+
+Laws: addresses, masks and branches depend on lengths, positions and the verdict alone, never on key or data
+(tests/unit/collectives/test_collectives_kernels_compiled.py follows every register of the compiled code). `finish`
+wipes its row of the key table and the numbers that `bulk` left, from which r could be had.
+
+A row of `messages` holds eight int64: the addresses of source, destination and tag, the length in bytes, the address
+and the length of the associated data, the number of segments, and zero, where `finish` writes 1 if the tag is right. A
+row of `keys` holds sixteen uint32: key (8), nonce (3), zeros.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from glasshouse.collectives.kernels.chacha20 import block, load_key
+from glasshouse.collectives.kernels.jit import jit, kernel
+from glasshouse.collectives.kernels.poly1305 import carried, clamped, limbs, multiply, product, tag_words
+
+__all__ = ["bulk", "finish"]
+
+
+@jit
+def _load(base: tl.tensor, offsets: tl.tensor, valid: tl.tensor, UNIT: tl.constexpr) -> tl.tuple:
+    """Load words at offsets in words; UNIT is the width in bytes to which the address is known to be aligned."""
+    if UNIT == 1:
+        at = base.to(tl.pointer_type(tl.uint8)) + offsets * 4
+        word = tl.load(at, mask=valid, other=0).to(tl.uint32)
+        for byte in tl.static_range(1, 4):
+            word |= tl.load(at + byte, mask=valid, other=0).to(tl.uint32) << (8 * byte)
+    else:
+        at = base.to(tl.pointer_type(tl.uint32))
+        if UNIT == 16:
+            at = tl.multiple_of(at, 16)
+        word = tl.load(at + offsets, mask=valid, other=0)
+    return word
+
+
+@jit
+def _store(base: tl.tensor, offsets: tl.tensor, word: tl.tensor, valid: tl.tensor, UNIT: tl.constexpr) -> None:
+    if UNIT == 1:
+        at = base.to(tl.pointer_type(tl.uint8)) + offsets * 4
+        for byte in tl.static_range(4):
+            tl.store(at + byte, (word >> (8 * byte)).to(tl.uint8), mask=valid)
+    else:
+        at = base.to(tl.pointer_type(tl.uint32))
+        if UNIT == 16:
+            at = tl.multiple_of(at, 16)
+        tl.store(at + offsets, word, mask=valid)
+
+
+@jit
+def _apart(tile: tl.tensor, LANES: tl.constexpr) -> tl.tuple:
+    """Return the four columns of a [LANES, 4] tile; each lane holds its row, so nothing moves."""
+    even, odd = tl.split(tl.reshape(tile, (LANES, 2, 2)))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    return w0, w1, w2, w3
+
+
+@jit
+def _together(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, w3: tl.tensor, LANES: tl.constexpr) -> tl.tuple:
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (LANES, 4))
+
+
+@kernel(unspecialised=("steps", "most_segments"))
+def bulk(
+    messages: tl.tensor,
+    keys: tl.tensor,
+    parts: tl.tensor,
+    steps: tl.tensor,
+    most_segments: tl.tensor,
+    SEAL: tl.constexpr,
+    UNIT: tl.constexpr,
+    LANES: tl.constexpr,
+    LANES_LOG2: tl.constexpr,
+) -> None:
+    message, segment = tl.program_id(0), tl.program_id(1)
+    row = messages + message.to(tl.int64) * 8
+    segments = tl.load(row + 6)
+    if segment >= segments:
+        return
+    source, destination = tl.load(row), tl.load(row + 1)
+    blocks = tl.load(row + 3) // 64
+    # The number of lane 0's block in step 0; below zero where slots stand empty.
+    first = blocks - (segments - segment) * steps * LANES
+    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2 = load_key(keys, message, 16)
+    o0, o1, o2, o3, _, _, _, _, _, _, _, _, _, _, _, _ = block(
+        k0, k1, k2, k3, k4, k5, k6, k7, k0 - k0, n0, n1, n2, False
+    )
+    r0, r1, r2, r3, r4 = clamped(o0, o1, o2, o3)
+    p0, p1, p2, p3, p4 = multiply(r0, r1, r2, r3, r4, r0, r1, r2, r3, r4)  # r^2
+    q0, q1, q2, q3, q4 = multiply(p0, p1, p2, p3, p4, r0, r1, r2, r3, r4)  # r^3
+    # From one step of a lane to its next: r^(4 · LANES).
+    j0, j1, j2, j3, j4 = multiply(p0, p1, p2, p3, p4, p0, p1, p2, p3, p4)
+    for _ in range(LANES_LOG2):
+        j0, j1, j2, j3, j4 = multiply(j0, j1, j2, j3, j4, j0, j1, j2, j3, j4)
+
+    lane = tl.arange(0, LANES)
+    a0 = tl.zeros([LANES], tl.uint32)
+    a1, a2, a3, a4 = a0, a0, a0, a0
+    column = tl.arange(0, 4)[None, :]
+    step = tl.maximum(-first, 0) // LANES  # steps that are empty in every lane are passed over
+    while step < steps:
+        number = first + step * LANES + lane
+        valid = number >= 0
+        offsets = number[:, None] * 16 + column
+        tile_valid = valid[:, None]
+        d0, d1, d2, d3 = _apart(_load(source, offsets, tile_valid, UNIT), LANES)
+        d4, d5, d6, d7 = _apart(_load(source, offsets + 4, tile_valid, UNIT), LANES)
+        d8, d9, d10, d11 = _apart(_load(source, offsets + 8, tile_valid, UNIT), LANES)
+        d12, d13, d14, d15 = _apart(_load(source, offsets + 12, tile_valid, UNIT), LANES)
+        # Block 0 of the key stream is the one-time key.
+        x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = block(
+            k0, k1, k2, k3, k4, k5, k6, k7, (number + 1).to(tl.uint32), n0, n1, n2, True
+        )
+        x0, x1, x2, x3 = x0 ^ d0, x1 ^ d1, x2 ^ d2, x3 ^ d3
+        x4, x5, x6, x7 = x4 ^ d4, x5 ^ d5, x6 ^ d6, x7 ^ d7
+        x8, x9, x10, x11 = x8 ^ d8, x9 ^ d9, x10 ^ d10, x11 ^ d11
+        x12, x13, x14, x15 = x12 ^ d12, x13 ^ d13, x14 ^ d14, x15 ^ d15
+        _store(destination, offsets, _together(x0, x1, x2, x3, LANES), tile_valid, UNIT)
+        _store(destination, offsets + 4, _together(x4, x5, x6, x7, LANES), tile_valid, UNIT)
+        _store(destination, offsets + 8, _together(x8, x9, x10, x11, LANES), tile_valid, UNIT)
+        _store(destination, offsets + 12, _together(x12, x13, x14, x15, LANES), tile_valid, UNIT)
+        if SEAL:  # what is authenticated is the ciphertext
+            d0, d1, d2, d3 = x0, x1, x2, x3
+            d4, d5, d6, d7 = x4, x5, x6, x7
+            d8, d9, d10, d11 = x8, x9, x10, x11
+            d12, d13, d14, d15 = x12, x13, x14, x15
+        # acc · r^(4 · LANES) + c0 · r^3 + c1 · r^2 + c2 · r + c3, carried once.
+        z = (a0 - a0).to(tl.uint64)
+        s0, s1, s2, s3, s4 = product(z, z, z, z, z, a0, a1, a2, a3, a4, j0, j1, j2, j3, j4)
+        c0, c1, c2, c3, c4 = limbs(d0, d1, d2, d3)
+        s0, s1, s2, s3, s4 = product(s0, s1, s2, s3, s4, c0, c1, c2, c3, c4 + 0x1000000, q0, q1, q2, q3, q4)
+        c0, c1, c2, c3, c4 = limbs(d4, d5, d6, d7)
+        s0, s1, s2, s3, s4 = product(s0, s1, s2, s3, s4, c0, c1, c2, c3, c4 + 0x1000000, p0, p1, p2, p3, p4)
+        c0, c1, c2, c3, c4 = limbs(d8, d9, d10, d11)
+        s0, s1, s2, s3, s4 = product(s0, s1, s2, s3, s4, c0, c1, c2, c3, c4 + 0x1000000, r0, r1, r2, r3, r4)
+        a0, a1, a2, a3, a4 = carried(s0, s1, s2, s3, s4)
+        c0, c1, c2, c3, c4 = limbs(d12, d13, d14, d15)
+        # An empty slot leaves the sum what it was: nothing.
+        a0 = tl.where(valid, a0 + c0, 0)
+        a1 = tl.where(valid, a1 + c1, 0)
+        a2 = tl.where(valid, a2 + c2, 0)
+        a3 = tl.where(valid, a3 + c3, 0)
+        a4 = tl.where(valid, a4 + (c4 + 0x1000000), 0)
+        step += 1
+
+    # Lane l's last block lies 4 · (LANES - 1 - l) blocks of 16 bytes before the segment's end.
+    j0, j1, j2, j3, j4 = multiply(p0, p1, p2, p3, p4, p0, p1, p2, p3, p4)
+    behind = (LANES - 1) - lane
+    for bit in range(LANES_LOG2):
+        m0, m1, m2, m3, m4 = multiply(a0, a1, a2, a3, a4, j0, j1, j2, j3, j4)
+        chosen = ((behind >> bit) & 1) != 0
+        a0, a1, a2 = tl.where(chosen, m0, a0), tl.where(chosen, m1, a1), tl.where(chosen, m2, a2)
+        a3, a4 = tl.where(chosen, m3, a3), tl.where(chosen, m4, a4)
+        j0, j1, j2, j3, j4 = multiply(j0, j1, j2, j3, j4, j0, j1, j2, j3, j4)
+    part = parts + (message.to(tl.int64) * most_segments + segment) * 5
+    tl.store(part, tl.sum(a0.to(tl.uint64)))
+    tl.store(part + 1, tl.sum(a1.to(tl.uint64)))
+    tl.store(part + 2, tl.sum(a2.to(tl.uint64)))
+    tl.store(part + 3, tl.sum(a3.to(tl.uint64)))
+    tl.store(part + 4, tl.sum(a4.to(tl.uint64)))
+
+
+@jit
+def _word(
+    stream: tl.tensor, source: tl.tensor, destination: tl.tensor, tail_at: tl.tensor, length: tl.tensor,
+    is_tail: tl.tensor, associated: tl.tensor, heading_at: tl.tensor, associated_bytes: tl.tensor,
+    SEAL: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return four bytes of associated data or of the tail's ciphertext, and apply the key stream to the tail's.
+
+    A lane has one or the other; beyond the end of either is zero.
+    """
+    word = stream - stream
+    for byte in tl.static_range(4):
+        in_tail = is_tail & (tail_at + byte < length)
+        data = tl.load(source + tail_at + byte, mask=in_tail, other=0).to(tl.uint32)
+        applied = data ^ ((stream >> (8 * byte)) & 0xFF)
+        tl.store(destination + tail_at + byte, applied.to(tl.uint8), mask=in_tail)
+        if SEAL:
+            data = applied
+        heading = tl.load(associated + heading_at + byte, mask=heading_at + byte < associated_bytes, other=0)
+        word |= (heading.to(tl.uint32) | tl.where(in_tail, data, 0)) << (8 * byte)
+    return word
+
+
+@jit
+def _chosen(tail: tl.tensor, y0: tl.tensor, y1: tl.tensor, y2: tl.tensor, y3: tl.tensor) -> tl.tensor:
+    return tl.where(tail == 0, y0, tl.where(tail == 1, y1, tl.where(tail == 2, y2, y3)))
+
+
+@jit
+def _zero(destination: tl.tensor, length: tl.tensor, LANES: tl.constexpr) -> None:
+    at = length - length
+    while at < length:
+        zeroed = at + tl.arange(0, 16 * LANES)
+        tl.store(destination + zeroed, tl.zeros([16 * LANES], tl.uint8), mask=zeroed < length)
+        at += 16 * LANES
+
+
+@kernel(unspecialised=("steps", "most_segments", "bits"))
+def finish(
+    messages: tl.tensor,
+    keys: tl.tensor,
+    parts: tl.tensor,
+    steps: tl.tensor,
+    most_segments: tl.tensor,
+    bits: tl.tensor,
+    SEAL: tl.constexpr,
+    BULK_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+) -> None:
+    message = tl.program_id(0)
+    row = messages + message.to(tl.int64) * 8
+    source = tl.load(row).to(tl.pointer_type(tl.uint8))
+    destination = tl.load(row + 1).to(tl.pointer_type(tl.uint8))
+    length = tl.load(row + 3)
+    associated = tl.load(row + 4).to(tl.pointer_type(tl.uint8))
+    associated_bytes = tl.load(row + 5)
+    segments = tl.load(row + 6)
+    tails = (length % 64 + 15) // 16
+    headings = (associated_bytes + 15) // 16
+
+    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2 = load_key(keys, message, 16)
+    r0, r1, r2, r3, f0, f1, f2, f3, _, _, _, _, _, _, _, _ = block(
+        k0, k1, k2, k3, k4, k5, k6, k7, k0 - k0, n0, n1, n2, False
+    )
+    r0, r1, r2, r3, r4 = clamped(r0, r1, r2, r3)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8, y9, y10, y11, y12, y13, y14, y15 = block(
+        k0, k1, k2, k3, k4, k5, k6, k7, (length // 64 + 1).to(tl.uint32), n0, n1, n2, False
+    )
+
+    lane = tl.arange(0, LANES)
+    e0 = tl.zeros([LANES], tl.uint64)
+    e1, e2, e3, e4 = e0, e0, e0, e0
+    start = length - length
+    while start < headings + segments + tails + 1:
+        index = start + lane
+        part = index - headings
+        tail = part - segments
+        is_part = (part >= 0) & (part < segments)
+        is_tail = (tail >= 0) & (tail < tails)
+        is_end = tail == tails
+
+        at = (length // 64) * 64 + tail * 16
+        s0, s1 = _chosen(tail, y0, y4, y8, y12), _chosen(tail, y1, y5, y9, y13)
+        s2, s3 = _chosen(tail, y2, y6, y10, y14), _chosen(tail, y3, y7, y11, y15)
+        head = index * 16
+        z0 = _word(s0, source, destination, at, length, is_tail, associated, head, associated_bytes, SEAL)
+        z1 = _word(s1, source, destination, at + 4, length, is_tail, associated, head + 4, associated_bytes, SEAL)
+        z2 = _word(s2, source, destination, at + 8, length, is_tail, associated, head + 8, associated_bytes, SEAL)
+        z3 = _word(s3, source, destination, at + 12, length, is_tail, associated, head + 12, associated_bytes, SEAL)
+        z0 = tl.where(is_end, associated_bytes.to(tl.uint32), z0)
+        z1 = tl.where(is_end, (associated_bytes >> 32).to(tl.uint32), z1)
+        z2 = tl.where(is_end, length.to(tl.uint32), z2)
+        z3 = tl.where(is_end, (length >> 32).to(tl.uint32), z3)
+        c0, c1, c2, c3, c4 = limbs(z0, z1, z2, z3)
+        c4 += tl.where((part < 0) | is_tail | is_end, 0x1000000, 0).to(tl.uint32)
+        left = parts + (message.to(tl.int64) * most_segments + part) * 5
+        b0, b1, b2, b3, b4 = carried(
+            tl.load(left, mask=is_part, other=0) + c0,
+            tl.load(left + 1, mask=is_part, other=0) + c1,
+            tl.load(left + 2, mask=is_part, other=0) + c2,
+            tl.load(left + 3, mask=is_part, other=0) + c3,
+            tl.load(left + 4, mask=is_part, other=0) + c4,
+        )
+        for limb in tl.static_range(5):
+            tl.store(left + limb, e0 - e0, mask=is_part)
+
+        # The block of lengths is multiplied by r once, what lies before it more often.
+        of_end = tl.where(is_tail | is_end, tails + 1 - tail, 0)
+        of_part = tails + 2 + (segments - 1 - part) * steps * (4 * BULK_LANES)
+        of_heading = (length + 15) // 16 + 1 + headings - index
+        power = tl.where(part < 0, of_heading, tl.where(is_part, of_part, of_end))
+        j0, j1, j2, j3, j4 = r0, r1, r2, r3, r4
+        bit = bits - bits
+        while bit < bits:
+            m0, m1, m2, m3, m4 = multiply(b0, b1, b2, b3, b4, j0, j1, j2, j3, j4)
+            chosen = ((power >> bit) & 1) != 0
+            b0, b1, b2 = tl.where(chosen, m0, b0), tl.where(chosen, m1, b1), tl.where(chosen, m2, b2)
+            b3, b4 = tl.where(chosen, m3, b3), tl.where(chosen, m4, b4)
+            j0, j1, j2, j3, j4 = multiply(j0, j1, j2, j3, j4, j0, j1, j2, j3, j4)
+            bit += 1
+        e0, e1, e2, e3, e4 = e0 + b0, e1 + b1, e2 + b2, e3 + b3, e4 + b4
+        start += LANES
+
+    w0, w1, w2, w3 = tag_words(tl.sum(e0), tl.sum(e1), tl.sum(e2), tl.sum(e3), tl.sum(e4), f0, f1, f2, f3)
+    byte = tl.arange(0, 16)
+    word = _chosen(byte // 4, w0, w1, w2, w3)
+    computed = ((word >> ((byte % 4) * 8).to(tl.uint32)) & 0xFF).to(tl.uint8)
+    tag = tl.load(row + 2).to(tl.pointer_type(tl.uint8)) + byte
+    tl.debug_barrier()  # every warp has read the key, and stored its bytes of the tail
+    tl.store(keys + message.to(tl.int64) * 16 + byte, tl.zeros([16], tl.uint32))
+    if SEAL:
+        tl.store(tag, computed)
+    else:
+        same = tl.sum((tl.load(tag) ^ computed).to(tl.int32)) == 0
+        tl.store(row + 7, same.to(tl.int64))
+        if not same:
+            _zero(destination, length, LANES)

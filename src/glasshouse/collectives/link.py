@@ -1,0 +1,174 @@
+"""One connection with one rank: whole frames out of and into buffers of its own, never waiting.
+
+Laws: what is read goes no further than the frame that is being read, so a buffer holds one frame at a time; a buffer
+grows to the largest frame there was and is used for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+
+from glasshouse.collectives.frames import HEADER_BYTES, payload_bytes
+from glasshouse.collectives.keys import Lane
+from glasshouse.collectives.memory import allocate, frame_bytes
+
+__all__ = ["Closed", "Link"]
+
+_LEAST_BUFFER_BYTES = frame_bytes(4096)
+
+
+class Closed(Exception):  # noqa: N818 - an event that the engine expects, told apart from errors
+    """The other end is gone."""
+
+
+class Link:
+    """One connection.
+
+    Args:
+        connection: connected and past the handshake; the link owns it.
+        peer: the rank at the other end.
+        lane: what the connection is for.
+    """
+
+    __slots__ = (
+        "_in",
+        "_out",
+        "_pending",
+        "_socket",
+        "closed",
+        "ended",
+        "fileno",
+        "have",
+        "lane",
+        "peer",
+        "readable",
+        "wanted",
+        "writable",
+    )
+
+    def __init__(self, connection: socket.socket, peer: int, lane: Lane) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._in = memoryview(bytearray(_LEAST_BUFFER_BYTES))
+        self._out = memoryview(bytearray(_LEAST_BUFFER_BYTES))
+        self._pending: memoryview | None = None
+        self.fileno = connection.fileno()
+        self.peer = peer
+        self.lane = lane
+        self.readable = True
+        """Whether a read may find something: cleared by a read that does not, set by the poll."""
+        self.writable = True
+        self.have = 0
+        """Bytes of the current frame that have arrived."""
+        self.wanted = 0
+        """Bytes that the current frame has, once known."""
+        self.closed = False
+        self.ended = False
+        """Whether the other end has said that nothing more will come."""
+
+    @property
+    def sending(self) -> bool:
+        """Whether a frame is on its way out."""
+        return self._pending is not None
+
+    @property
+    def frame(self) -> memoryview:
+        """The frame that has arrived, or its beginning."""
+        return self._in[: self.have]
+
+    def out_buffer(self, size: int) -> memoryview:
+        """Return memory to seal a frame of `size` bytes in; only while nothing is being sent."""
+        if len(self._out) < size:
+            self._out = allocate(size)
+        return self._out
+
+    def begin(self, frame: memoryview) -> None:
+        """Make `frame` the next to send."""
+        self._pending = frame
+
+    def push(self) -> bool:
+        """Send what the connection accepts; return whether the frame has gone out whole.
+
+        Raises:
+            Closed: the other end is gone.
+        """
+        rest = self._pending
+        if rest is None:
+            return False
+        try:
+            sent = self._socket.send(rest)
+        except BlockingIOError:
+            self.writable = False
+            return False
+        except OSError:
+            raise Closed from None
+        if sent == len(rest):
+            self._pending = None
+            return True
+        self._pending = rest[sent:]
+        return False
+
+    def pull(self, wanted: int) -> bool:
+        """Read on, up to a frame of `wanted` bytes or what its header says; return whether it is whole.
+
+        Raises:
+            Closed: the other end is gone.
+            CollectiveError: `collective-tampered`, a header that announces more than a frame carries.
+        """
+        if not self.wanted:
+            self.wanted = wanted
+        if len(self._in) < self.wanted:
+            self._grow()
+        try:
+            read = self._socket.recv_into(self._in[self.have : self.wanted])
+        except BlockingIOError:
+            self.readable = False
+            return False
+        except OSError:
+            raise Closed from None
+        if not read:
+            raise Closed
+        before, self.have = self.have, self.have + read
+        if before < HEADER_BYTES <= self.have:
+            # A frame that is not the expected one has its own length; nothing is ever read beyond the shortest.
+            self.wanted = frame_bytes(payload_bytes(self._in[:HEADER_BYTES]))
+        return self.have >= self.wanted
+
+    def taken(self) -> None:
+        """Make room for the next frame."""
+        self.have = self.wanted = 0
+
+    def flush(self, until: float) -> None:
+        """Send the rest of the frame that is on its way, waiting for the connection to `until` (monotonic, s).
+
+        Raises:
+            Closed: the other end is gone.
+        """
+        while self.sending and not self.push() and (left := until - time.monotonic()) > 0:
+            select.select((), (self._socket,), (), left)
+
+    def finish(self) -> None:
+        """Send nothing more; what was sent still arrives, and what arrives is not answered with a reset."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the connection; what was sent still arrives."""
+        if not self.closed:
+            self.closed = True
+            self.finish()
+            self._socket.close()
+
+    def abandon(self) -> None:
+        """Let go of the connection in a forked child: the parent goes on with it."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _grow(self) -> None:
+        larger = allocate(self.wanted)
+        larger[: self.have] = self._in[: self.have]
+        self._in = larger

@@ -1,0 +1,433 @@
+"""How the ranks of a group come to be connected: addresses through the store, then two connections for every pair.
+
+Laws: the store is believed in nothing: who is at an address is shown by the handshake on each connection; a stranger
+who connects costs a bounded number of bytes and seconds; nothing but hellos, confirmations and sealed frames is ever
+written to a connection.
+Source: spec/sealed-collectives.md, section 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from glasshouse.collectives import route
+from glasshouse.collectives.hello import Greeting, Meeting
+from glasshouse.collectives.keys import Lane, Membership
+from glasshouse.collectives.link import Link
+from glasshouse.collectives.sealing import Traffic
+from glasshouse.errors import Code, CollectiveError, FormatError
+
+__all__ = ["ADDRESS_VARIABLE", "Dialler", "Direct", "Mesh"]
+
+ADDRESS_VARIABLE = "GLASSHOUSE_SEALED_ADDRESS"
+"""host or host:port at which the other ranks reach this one, where that is not the address on the way to the store."""
+
+_STRANGER_S = 5.0
+"""How long a connection may take to say who it is."""
+_STRANGERS = 32
+"""Connections that have not said so yet, beside those of the ranks that are due."""
+_RETRY_S = 0.05
+_SOCKET_BUFFER_BYTES = 4 << 20
+_MAX_ADDRESS_BYTES = 300
+_MAX_PORT = 65535
+
+
+class Dialler(Protocol):
+    """How connections reach other ranks where they do not simply go through the network."""
+
+    def address(self, host: str, port: int) -> tuple[str, int]:
+        """Return what to leave in the store for a listener at `host` and `port` of this machine."""
+
+    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        """Return a connection with the listener that is known by `host` and `port` in the store.
+
+        Raises:
+            OSError: there is none yet; it is tried again until the time is up.
+        """
+
+
+class Direct:
+    """Through the network."""
+
+    def address(self, host: str, port: int) -> tuple[str, int]:
+        return host, port
+
+    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(info[0], socket.SOCK_STREAM)
+        try:
+            _enlarge(connection)
+            connection.settimeout(timeout_s)
+            connection.connect(info[4])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Mesh:
+    """The connections and keys of one rank in one group.
+
+    Args:
+        membership: the group.
+        traffic: its keys.
+        collective: one link a peer, for the collectives.
+        p2p: one link a peer, for messages and last words.
+    """
+
+    __slots__ = ("collective", "membership", "p2p", "traffic")
+
+    def __init__(
+        self, membership: Membership, traffic: Traffic, collective: Sequence[Link], p2p: Sequence[Link]
+    ) -> None:
+        self.membership = membership
+        self.traffic = traffic
+        # Each rank begins with the one after it, so that not all send to the same rank first.
+        size, rank = membership.size, membership.rank
+        self.collective = sorted(collective, key=lambda link: (link.peer - rank) % size)
+        self.p2p = sorted(p2p, key=lambda link: (link.peer - rank) % size)
+
+    @classmethod
+    def connect(
+        cls,
+        store: Any,
+        membership: Membership,
+        secret: bytes | bytearray | memoryview,
+        *,
+        timeout_s: float,
+        address: str | None = None,
+        dialler: Dialler | None = None,
+    ) -> Mesh:
+        """Meet the other ranks.
+
+        Args:
+            store: a torch.distributed store that all ranks have, for their addresses.
+            membership: the group.
+            secret: its secret, 32 bytes; not kept.
+            timeout_s: how long the others may take to come.
+            address: where the others reach this rank, instead of what `GLASSHOUSE_SEALED_ADDRESS` or the route to
+                the store says.
+            dialler: how the others are reached; by default as `route` says, and else through the network.
+
+        Raises:
+            CollectiveError: `collective-timeout`, a rank did not come; `group-mismatch`, `collective-tampered`, one
+                that does not fit; `rank-lost`, one that left on the way.
+        """
+        meeting = Meeting(membership, secret)
+        if membership.size == 1:
+            return cls(membership, Traffic(meeting.schedule()), [], [])
+        with contextlib.closing(
+            _Gathering(store, membership, meeting, dialler or route.chosen() or Direct(), time.monotonic() + timeout_s)
+        ) as gathering:
+            gathering.listen(address or os.environ.get(ADDRESS_VARIABLE) or _address(store))
+            gathering.call()
+            gathering.meet()
+            return gathering.mesh()
+
+    def abandon(self) -> None:
+        """Let go of connections and keys in a forked child."""
+        for link in (*self.collective, *self.p2p):
+            link.abandon()
+
+
+class _Talk:
+    """One connection on its way through the handshake."""
+
+    __slots__ = ("confirmed", "connection", "got", "greeting", "since", "to_send", "waiting")
+
+    def __init__(self, connection: socket.socket, greeting: Greeting, now: float) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.greeting = greeting
+        self.since = now
+        self.got = bytearray()
+        self.to_send = bytearray(greeting.begin())
+        self.confirmed = False
+        self.waiting = False
+        """Whether the other end's confirmation has come before ours was made."""
+
+
+class _Gathering:
+    """A mesh in the making.
+
+    Args:
+        store: where the ranks leave their addresses.
+        membership: the group.
+        meeting: the handshake.
+        dialler: how ranks are reached.
+        until: when to give up (monotonic, s).
+    """
+
+    def __init__(self, store: Any, membership: Membership, meeting: Meeting, dialler: Dialler, until: float) -> None:
+        self._store = store
+        self._dialler = dialler
+        self._membership = membership
+        self._meeting = meeting
+        self._until = until
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._talks: list[_Talk] = []
+        self._kept = False
+
+    def close(self) -> None:
+        self._selector.close()
+        self._meeting.forget()
+        if self._listener is not None:
+            self._listener.close()
+        if not self._kept:
+            for talk in self._talks:
+                talk.connection.close()
+
+    def listen(self, address: str) -> None:
+        """Open the listener and leave its address in the store."""
+        host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "0")
+        info = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        self._listener = listener
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _enlarge(listener)
+        try:
+            listener.bind(info[4])
+        except OSError:
+            # An address that others reach this rank by need not be one of this machine's own.
+            listener.bind(("::" if info[0] == socket.AF_INET6 else "0.0.0.0", info[4][1]))  # noqa: S104
+        listener.listen(1024)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        host, bound = self._dialler.address(host, listener.getsockname()[1])
+        self._store.set(self._key(self._membership.rank), f"{host} {bound}")
+
+    def call(self) -> None:
+        """Connect to every rank below this one, twice."""
+        for peer in range(self._membership.rank):
+            host, port = self._address_of(peer)
+            for lane in Lane:
+                connection = self._connect(peer, host, port)
+                self._add(_Talk(connection, Greeting(self._meeting, lane=lane, peer=peer), time.monotonic()))
+
+    def meet(self) -> None:
+        """Go through the handshake on all connections."""
+        due = len(Lane) * len(self._membership.peers)
+        while True:
+            if not self._meeting.missing:
+                self._confirm()
+            if sum(talk.greeting.done and not talk.to_send for talk in self._talks) == due:
+                return
+            left = self._until - time.monotonic()
+            if left <= 0:
+                raise self._nobody_came()
+            for key, events in self._selector.select(min(left, 1.0)):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._serve(key.data, events)
+            self._drop_the_slow()
+
+    def mesh(self) -> Mesh:
+        """Return what came of it."""
+        self._kept = True
+        links: dict[Lane, list[Link]] = {lane: [] for lane in Lane}
+        for talk in self._talks:
+            lane, peer = talk.greeting.lane, talk.greeting.peer
+            if not talk.greeting.done or lane is None or peer is None:
+                talk.connection.close()
+            else:
+                links[lane].append(Link(talk.connection, peer, lane))
+        return Mesh(self._membership, Traffic(self._meeting.schedule()), links[Lane.COLLECTIVE], links[Lane.P2P])
+
+    def _key(self, rank: int) -> str:
+        return f"glasshouse/{self._membership.incarnation:x}/{rank}"
+
+    def _address_of(self, peer: int) -> tuple[str, int]:
+        """Return where a rank listens; wait until it says so."""
+        left = self._until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self._store.wait([self._key(peer)], timedelta(seconds=max(left, 0.001)))
+            said = bytes(self._store.get(self._key(peer)))
+        except (RuntimeError, TimeoutError):
+            raise self._timeout([peer]) from None
+        try:
+            if len(said) > _MAX_ADDRESS_BYTES:
+                raise ValueError
+            host, port = said.decode("ascii").split(" ")
+            if not 1 <= int(port) <= _MAX_PORT:
+                raise ValueError
+            return host, int(port)
+        except ValueError:
+            raise CollectiveError(
+                Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
+            ) from None
+
+    def _connect(self, peer: int, host: str, port: int) -> socket.socket:
+        """Connect to a listener; one that is not there yet, or no more, is tried again until the time is up."""
+        while True:
+            left = self._until - time.monotonic()
+            if left <= 0:
+                raise self._timeout([peer])
+            try:
+                return self._dialler.dial(host, port, left)
+            except UnicodeError:
+                raise CollectiveError(
+                    Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
+                ) from None
+            except OSError:
+                # Not there yet; or what the store says is what an earlier run left, and will be replaced.
+                time.sleep(min(_RETRY_S, left))
+                host, port = self._address_of(peer)
+
+    def _add(self, talk: _Talk) -> None:
+        talk.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._talks.append(talk)
+        self._selector.register(talk.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, talk)
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        unknown = [talk for talk in self._talks if not talk.greeting.met]
+        due = len(Lane) * len(self._membership.peers)
+        if len(unknown) >= due + _STRANGERS:
+            connection.close()
+            return
+        self._add(_Talk(connection, Greeting(self._meeting), time.monotonic()))
+
+    def _serve(self, talk: _Talk, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE and talk.to_send:
+                del talk.to_send[: talk.connection.send(talk.to_send)]
+            self._read(talk)
+        except BlockingIOError:
+            pass
+        except FormatError:
+            self._stranger(talk)
+        except OSError:
+            self._gone(talk)
+        self._watch(talk)
+
+    def _read(self, talk: _Talk) -> None:
+        greeting = talk.greeting
+        if greeting.met and not talk.confirmed:
+            # Its confirmation is judged after ours has been made; until then it may only be seen to leave.
+            if not talk.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError
+            talk.waiting = True
+            return
+        while wants := greeting.wants:
+            data = talk.connection.recv(wants - len(talk.got))
+            if not data:
+                raise ConnectionResetError
+            talk.got += data
+            if len(talk.got) < wants:
+                return
+            message, talk.got = bytes(talk.got), bytearray()
+            try:
+                talk.to_send += greeting.receive(message)
+            except CollectiveError as error:
+                self._refuse(talk, message, error)
+            if greeting.met and not talk.confirmed:
+                return
+
+    def _refuse(self, talk: _Talk, message: bytes, error: CollectiveError) -> None:
+        """Let a rank that does not fit see why before this one gives up."""
+        if not talk.greeting.met and talk.greeting.peer is None:
+            with contextlib.suppress(OSError, FormatError):
+                talk.connection.send(talk.greeting.answer(message))
+                talk.connection.shutdown(socket.SHUT_WR)
+        raise error
+
+    def _confirm(self) -> None:
+        for talk in self._talks:
+            if talk.greeting.met and not talk.confirmed:
+                talk.confirmed = True
+                talk.to_send += talk.greeting.confirm()
+                self._watch(talk)
+
+    def _watch(self, talk: _Talk) -> None:
+        """Ask the selector for what the connection can use now."""
+        if talk not in self._talks:
+            return
+        reads = bool(talk.greeting.wants) and not (talk.waiting and not talk.confirmed)
+        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if talk.to_send else 0)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(talk.connection)
+        if events:
+            self._selector.register(talk.connection, events, talk)
+
+    def _stranger(self, talk: _Talk) -> None:
+        """Drop a stranger; one that this rank was sent to is an error."""
+        peer = talk.greeting.peer
+        self._drop(talk)
+        if peer is not None:
+            raise CollectiveError(
+                Code.COLLECTIVE_TAMPERED,
+                f"what listens where the store says {self._membership.called(peer)} is, is no rank of a sealed group",
+            )
+
+    def _drop(self, talk: _Talk) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(talk.connection)
+        self._talks.remove(talk)
+        talk.connection.close()
+
+    def _gone(self, talk: _Talk) -> None:
+        """Take note that a connection ended: a stranger's is dropped, a rank's is an error."""
+        peer = talk.greeting.peer
+        self._drop(talk)
+        if peer is not None:
+            raise CollectiveError(
+                Code.RANK_LOST, f"{self._membership.called(peer)} left while the ranks of the group were meeting"
+            )
+
+    def _drop_the_slow(self) -> None:
+        now = time.monotonic()
+        for talk in [talk for talk in self._talks if talk.greeting.peer is None]:
+            if now - talk.since > _STRANGER_S:
+                self._drop(talk)
+
+    def _nobody_came(self) -> CollectiveError:
+        missing = list(self._meeting.missing) or [
+            talk.greeting.peer
+            for talk in self._talks
+            if talk.greeting.peer is not None and not talk.greeting.done and talk.greeting.lane is Lane.COLLECTIVE
+        ]
+        return self._timeout(missing)
+
+    def _timeout(self, missing: Sequence[int]) -> CollectiveError:
+        who = " and ".join(self._membership.called(peer) for peer in missing) or "the other ranks"
+        return CollectiveError(
+            Code.COLLECTIVE_TIMEOUT, f"{who} did not come to the meeting of group {self._membership.group!r} in time"
+        )
+
+
+def _enlarge(connection: socket.socket) -> None:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+
+
+def _address(store: Any) -> str:
+    """Return this machine's address on the way to the store's host; the loopback's where there is no such way."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    port = getattr(store, "port", None)
+    if not host:
+        return "127.0.0.1"
+    try:
+        info = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(info[4])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

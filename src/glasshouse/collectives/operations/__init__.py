@@ -1,0 +1,26 @@
+"""What ranks do together: every collective and the point-to-point messages, as values that an engine carries out.
+
+Laws: an operation says in advance, for each peer, which frames it sends and which it takes, in one fixed order, so
+that both ends agree without a word; it takes nothing that its opener has not verified; every rank that takes part
+names the same operation, or it fails with what each of them does.
+"""
+
+from __future__ import annotations
+
+from glasshouse.collectives.operations.moving import all_gather, all_to_all, barrier, broadcast, gather, scatter
+from glasshouse.collectives.operations.point import receive, send
+from glasshouse.collectives.operations.reducing import all_reduce, reduce, reduce_scatter
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "receive",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]

@@ -1,0 +1,204 @@
+"""Flows of frames to and from each peer, in a fixed order.
+
+Laws: a flow's frames go out in the order of its chunks; a frame is taken only into what its opener has verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeVar
+
+from glasshouse.collectives.frames import HEADER_BYTES, set_chunk
+from glasshouse.collectives.memory import Buffers, OpensFrames, SealsFrames, Span, frame_bytes
+from glasshouse.collectives.operations.party import Opens
+
+__all__ = ["Copy", "Inflow", "Outflow", "Run", "SharedOutflow", "Sink", "woven"]
+
+_Flow = TypeVar("_Flow", "Outflow", "Inflow")
+
+
+class Sink(Protocol):
+    """What becomes of a peer's frames."""
+
+    def ready(self, source: int, chunk: int) -> bool:
+        """Return whether that chunk can be taken now."""
+
+    def take(self, source: int, chunk: int, opener: OpensFrames, frame: memoryview) -> None:
+        """Open that chunk's frame and use it."""
+
+
+class Outflow:
+    """Frames for one peer.
+
+    Args:
+        span: what to send.
+        header: packed for this peer and phase.
+        elements: of the whole operation.
+        sealer: of the stream.
+        gate: tells whether a chunk may be sealed yet, None if any may.
+    """
+
+    __slots__ = ("_elements", "_gate", "_header", "_sealer", "_span", "count", "gone", "sealed")
+
+    def __init__(
+        self, span: Span, header: bytearray, elements: int, sealer: SealsFrames, gate: Callable[[int], bool] | None
+    ) -> None:
+        self._span = span
+        self._header = header
+        self._elements = elements
+        self._sealer = sealer
+        self._gate = gate
+        self.count = span.count
+        self.sealed = 0
+        """How many chunks have been sealed: what they were sealed from may be overwritten."""
+        self.gone = 0
+        """How many frames have gone out whole."""
+
+    def frame(self, chunk: int, buffer: Callable[[int], memoryview]) -> memoryview | None:
+        """Return the next chunk's sealed frame, made in what `buffer` gives for its size, or None if not yet."""
+        if self._gate is not None and not self._gate(chunk):
+            return None
+        return self._seal(chunk, buffer(frame_bytes(self._span.size(chunk))))
+
+    def sent(self, chunk: int) -> None:
+        """Be told that a frame has gone out whole."""
+        self.gone = chunk + 1
+
+    def _seal(self, chunk: int, buffer: memoryview) -> memoryview:
+        low, high = self._span.bounds(chunk)
+        frame = buffer[: frame_bytes(high - low)]
+        frame[:HEADER_BYTES] = self._header
+        set_chunk(frame, elements=self._elements, chunk=chunk)
+        self._span.region.seal(low, high, self._sealer, frame)
+        self.sealed = chunk + 1
+        return frame
+
+
+class SharedOutflow(Outflow):
+    """Frames that are sealed once and sent to every peer.
+
+    Args:
+        buffers: where frames lie until the last peer has been sent them.
+        peers: how many there are.
+    """
+
+    __slots__ = ("_buffers", "_frames", "_peers")
+
+    def __init__(
+        self,
+        span: Span,
+        header: bytearray,
+        elements: int,
+        sealer: SealsFrames,
+        gate: Callable[[int], bool] | None,
+        *,
+        buffers: Buffers,
+        peers: int,
+    ) -> None:
+        super().__init__(span, header, elements, sealer, gate)
+        self._buffers = buffers
+        self._peers = peers
+        self._frames: dict[int, tuple[memoryview, memoryview, list[int]]] = {}
+
+    def frame(self, chunk: int, buffer: Callable[[int], memoryview]) -> memoryview | None:
+        if (known := self._frames.get(chunk)) is not None:
+            return known[1]
+        if (self._gate is not None and not self._gate(chunk)) or (own := self._buffers.take()) is None:
+            return None
+        frame = self._seal(chunk, own)
+        self._frames[chunk] = own, frame, [self._peers]
+        return frame
+
+    def sent(self, chunk: int) -> None:
+        buffer, _, left = self._frames[chunk]
+        left[0] -= 1
+        if not left[0]:
+            del self._frames[chunk]
+            self._buffers.give_back(buffer)
+
+
+class Inflow:
+    """Frames from one peer.
+
+    Args:
+        source: the peer.
+        span: what they fill, or another of the same sizes.
+        header: packed as they must be.
+        elements: of the whole operation.
+        opener: of the stream.
+        sink: what becomes of them.
+    """
+
+    __slots__ = ("_elements", "_header", "_opener", "_sink", "_span", "count", "source")
+
+    def __init__(self, source: int, span: Span, header: bytearray, elements: int, opener: Opens, sink: Sink) -> None:
+        self.source = source
+        self._span = span
+        self._header = header
+        self._elements = elements
+        self._opener = opener
+        self._sink = sink
+        self.count = span.count
+
+    def size(self, chunk: int) -> int:
+        """Return the payload bytes of a chunk."""
+        return self._span.size(chunk)
+
+    def expected(self, chunk: int) -> bytearray:
+        """Return the 64 bytes that the next frame, of this chunk, must begin with."""
+        set_chunk(self._header, elements=self._elements, chunk=chunk)
+        self._opener.complete(self._header, self._span.size(chunk))
+        return self._header
+
+    def ready(self, chunk: int) -> bool:
+        return self._sink.ready(self.source, chunk)
+
+    def take(self, chunk: int, frame: memoryview) -> None:
+        """Open a frame whose header is the expected one, and use it.
+
+        Raises:
+            CollectiveError: `collective-tampered`.
+        """
+        self._sink.take(self.source, chunk, self._opener, frame)
+
+
+class Copy:
+    """Frames opened straight to where they belong.
+
+    Args:
+        span: where that is.
+        may: tells whether a chunk of it may be overwritten yet, None if any may.
+    """
+
+    __slots__ = ("_may", "_span", "taken")
+
+    def __init__(self, span: Span, may: Callable[[int], bool] | None = None) -> None:
+        self._span = span
+        self._may = may
+        self.taken = 0
+
+    def ready(self, source: int, chunk: int) -> bool:
+        return self._may is None or self._may(chunk)
+
+    def take(self, source: int, chunk: int, opener: OpensFrames, frame: memoryview) -> None:
+        low, high = self._span.bounds(chunk)
+        self._span.region.open(low, high, opener, frame)
+        self.taken = chunk + 1
+
+
+Run: TypeAlias = tuple[_Flow, int, int]
+"""Chunks [low, high) of a flow, sent or taken one after the other."""
+
+
+def woven(first: _Flow, second: _Flow, lag: int) -> list[Run[_Flow]]:
+    """Return two flows as one: `lag` chunks of the first, then a chunk of the second and one of the first in turn.
+
+    Chunk i of the second never comes before chunk i of the first where `lag` is positive.
+    """
+    runs: list[Run[_Flow]] = [(first, 0, min(lag, first.count))] if first.count else []
+    for at in range(max(second.count, first.count - lag)):
+        if at < second.count:
+            runs.append((second, at, at + 1))
+        if lag + at < first.count:
+            runs.append((first, lag + at, lag + at + 1))
+    return runs

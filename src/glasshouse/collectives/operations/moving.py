@@ -1,0 +1,203 @@
+"""Collectives that move bytes and compute nothing: any type of element, several tensors in one exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from glasshouse.collectives.frames import Algorithm, Collective, Element
+from glasshouse.collectives.memory import HostRegion, Region, Span
+from glasshouse.collectives.operations.exchange import Agreed, Exchange, Operation
+from glasshouse.collectives.operations.flows import Copy
+from glasshouse.collectives.operations.party import Party
+from glasshouse.collectives.reduce import ELEMENTS
+
+__all__ = ["all_gather", "all_to_all", "barrier", "broadcast", "gather", "scatter"]
+
+
+def broadcast(tensors: Sequence[Any], root: int) -> Operation:
+    """Give every rank the root's tensors, in place.
+
+    Args:
+        tensors: contiguous, the same shapes and types on every rank.
+        root: index of the rank that has them.
+    """
+
+    def plan(party: Party, sequence: int) -> Exchange:
+        region = party.as_bytes(tensors)
+        agreed = _agreed(Collective.BROADCAST, tensors, root, *(tensor.numel() for tensor in tensors))
+        exchange = Exchange(party, sequence, agreed, [region], [] if party.rank == root else [region])
+        span = party.whole(region)
+        if party.rank == root:
+            exchange.send_all(span)
+        else:
+            exchange.receive(root, span, Copy(span), shared=True)
+        return exchange
+
+    return Operation(tensors, plan)
+
+
+def all_gather(inputs: Sequence[Any], outputs: Sequence[Sequence[Any]]) -> Operation:
+    """Give every rank the inputs of all.
+
+    Args:
+        inputs: contiguous tensors.
+        outputs: for each input, where that of each rank goes, in rank order; the sizes may differ between ranks.
+    """
+
+    def plan(party: Party, sequence: int) -> Exchange:
+        for each in outputs:
+            _one_each(each, party.size)
+        own = party.as_bytes(inputs)
+        parts = [party.as_bytes([each[rank] for each in outputs]) for rank in range(party.size)]
+        sizes = [each[rank].numel() for each in outputs for rank in range(party.size)]
+        agreed = _agreed(Collective.ALL_GATHER, [each[0] for each in outputs], *sizes, elements=sum(sizes))
+        exchange = Exchange(party, sequence, agreed, parts, parts)
+        _copy(own, parts[party.rank])
+        exchange.send_all(party.whole(own))
+        for peer in party.peers:
+            span = party.whole(parts[peer])
+            exchange.receive(peer, span, Copy(span), shared=True)
+        return exchange
+
+    return Operation(inputs, plan)
+
+
+def gather(tensor: Any, outputs: Sequence[Any] | None, root: int) -> Operation:
+    """Give the root the tensors of all.
+
+    Args:
+        tensor: contiguous, the same shape on every rank.
+        outputs: at the root one tensor a rank, elsewhere None.
+        root: index of the rank that gets them.
+    """
+
+    def plan(party: Party, sequence: int) -> Exchange:
+        agreed = _agreed(Collective.GATHER, [tensor], root)
+        own = party.as_bytes([tensor])
+        if party.rank != root:
+            exchange = Exchange(party, sequence, agreed, [own], [])
+            exchange.send(root, party.whole(own))
+            return exchange
+        places = outputs or ()
+        _one_each(places, party.size)
+        parts = [party.as_bytes([place]) for place in places]
+        exchange = Exchange(party, sequence, agreed, parts, parts)
+        for part in parts:
+            _same_size(own, part)
+        _copy(own, parts[root])
+        for peer in party.peers:
+            span = party.whole(parts[peer])
+            exchange.receive(peer, span, Copy(span))
+        return exchange
+
+    return Operation([tensor], plan)
+
+
+def scatter(output: Any, inputs: Sequence[Any] | None, root: int) -> Operation:
+    """Give each rank its tensor of the root's.
+
+    Args:
+        output: contiguous, the same shape on every rank.
+        inputs: at the root one tensor a rank, elsewhere None.
+        root: index of the rank that has them.
+    """
+
+    def plan(party: Party, sequence: int) -> Exchange:
+        agreed = _agreed(Collective.SCATTER, [output], root)
+        own = party.as_bytes([output])
+        exchange = Exchange(party, sequence, agreed, [own], [own])
+        if party.rank != root:
+            span = party.whole(own)
+            exchange.receive(root, span, Copy(span))
+            return exchange
+        sources = inputs or ()
+        _one_each(sources, party.size)
+        parts = [party.as_bytes([source]) for source in sources]
+        for part in parts:
+            _same_size(own, part)
+        _copy(parts[root], own)
+        for peer in party.peers:
+            exchange.send(peer, party.whole(parts[peer]))
+        return exchange
+
+    return Operation([output], plan)
+
+
+def all_to_all(inputs: Sequence[Any], outputs: Sequence[Any]) -> Operation:
+    """Give the i-th input of each rank to rank i.
+
+    Args:
+        inputs: one contiguous tensor a rank; sizes may differ.
+        outputs: where what comes from each rank goes.
+    """
+
+    def plan(party: Party, sequence: int) -> Exchange:
+        _one_each(inputs, party.size)
+        _one_each(outputs, party.size)
+        sources, parts = [party.as_bytes([each]) for each in inputs], [party.as_bytes([each]) for each in outputs]
+        # What a pair of ranks exchanges is theirs to agree on; nobody else knows it.
+        agreed = _agreed(Collective.ALL_TO_ALL, [*inputs, *outputs], elements=0)
+        exchange = Exchange(party, sequence, agreed, parts, parts)
+        _same_size(sources[party.rank], parts[party.rank])
+        _copy(sources[party.rank], parts[party.rank])
+        for peer in party.peers:
+            span = party.whole(parts[peer])
+            exchange.send(peer, party.whole(sources[peer]), elements=inputs[peer].numel())
+            exchange.receive(peer, span, Copy(span), elements=outputs[peer].numel())
+        return exchange
+
+    return Operation(inputs, plan)
+
+
+class _Token(Span):
+    """One frame without payload."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(HostRegion([]), 0, 0, 1)
+        self.count = 1
+
+
+def barrier() -> Operation:
+    """Return on no rank before every rank has come."""
+
+    def plan(party: Party, sequence: int) -> Exchange:
+        exchange = Exchange(party, sequence, Agreed(collective=Collective.BARRIER), [], [])
+        exchange.send_all(_Token())
+        for peer in party.peers:
+            exchange.receive(peer, _Token(), Copy(_Token()), shared=True)
+        return exchange
+
+    return Operation((), plan)
+
+
+def _agreed(collective: Collective, tensors: Sequence[Any], *details: int, elements: int | None = None) -> Agreed:
+    types = {tensor.dtype for tensor in tensors}
+    only = types.pop() if len(types) == 1 else None
+    return Agreed(
+        collective=collective,
+        algorithm=Algorithm.DIRECT,
+        element=ELEMENTS.get(only, Element.NONE),
+        elements=sum(tensor.numel() for tensor in tensors) if elements is None else elements,
+        details=(*details, *sorted({str(tensor.dtype) for tensor in tensors})),
+    )
+
+
+def _copy(source: Region, out: Region) -> None:
+    _same_size(source, out)
+    step = 1 << 20
+    for low in range(0, out.nbytes, step):
+        high = min(low + step, out.nbytes)
+        out.write(low, high, source.read(low, high))
+
+
+def _one_each(tensors: Sequence[Any], size: int) -> None:
+    if len(tensors) != size:
+        raise ValueError(f"{len(tensors)} tensors in a group of {size} ranks: one each is needed")
+
+
+def _same_size(one: Region, other: Region) -> None:
+    if one.nbytes != other.nbytes:
+        raise ValueError(f"a tensor of {other.nbytes} bytes where one of {one.nbytes} is needed")

@@ -1,0 +1,150 @@
+"""What operations know of the group that carries them out: ranks, keys, buffers, and where tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+
+from glasshouse.collectives.choose import DEVICE_CHUNK_BYTES, chunk_bytes
+from glasshouse.collectives.keys import Lane
+from glasshouse.collectives.memory import (
+    Buffers,
+    HostRegion,
+    OpensFrames,
+    Region,
+    SealsFrames,
+    Span,
+    allocate,
+    flat,
+    frame_bytes,
+)
+from glasshouse.wire.aead import Suite
+
+__all__ = ["Opens", "Party", "Pools", "Streams"]
+
+_SHARD_ALIGNED = 64
+_SHARED_BUFFERS = 8
+_SCRATCH_BUFFERS = 4
+
+
+class Opens(OpensFrames, Protocol):
+    """An opener that says what the next frame's header must be."""
+
+    def complete(self, header: bytearray | memoryview, size: int) -> None: ...
+
+
+class Streams(Protocol):
+    """What operations need of `sealing.Traffic`."""
+
+    def sealer(self, lane: Lane, destination: int, suite: Suite = ...) -> SealsFrames: ...
+
+    def opener(self, lane: Lane, source: int, suite: Suite = ..., *, broadcast: bool = False) -> Opens: ...
+
+
+class Pools:
+    """Buffers for chunks of up to `chunk_bytes`.
+
+    `shared` are for frames that every peer is sent, `scratch` to compute in: four times a chunk, for a partial result
+    and a scaled contribution that may both be twice as wide as the elements.
+    """
+
+    __slots__ = ("chunk_bytes", "scratch", "shared")
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.shared = Buffers(frame_bytes(chunk_bytes), _SHARED_BUFFERS)
+        self.scratch = Buffers(4 * chunk_bytes, _SCRATCH_BUFFERS)
+
+
+class Party:
+    """What an operation knows of the group that carries it out.
+
+    Args:
+        rank: the own index.
+        size: the number of ranks.
+        streams: the keys.
+        chunk_bytes: the largest chunk of tensors in host memory.
+        queues: for tests: what works on tensors of a device type, instead of one made for the device.
+    """
+
+    __slots__ = ("_opened", "_pools", "_queues", "chunk_bytes", "peers", "rank", "size", "streams")
+
+    def __init__(
+        self, *, rank: int, size: int, streams: Streams, chunk_bytes: int, queues: Mapping[str, Any] | None = None
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.peers = tuple(peer for peer in range(size) if peer != rank)
+        self.streams = streams
+        self.chunk_bytes = chunk_bytes
+        self._opened = memoryview(bytearray())
+        self._pools: dict[int, Pools] = {}
+        self._queues: dict[Any, Any] = dict(queues or {})
+
+    def queue(self, tensors: Sequence[Any]) -> Any:
+        """Return where work on tensors is done in order, None for tensors in host memory."""
+        if not tensors:
+            return None
+        device = tensors[0].device
+        if (known := self._queues.get(device.type) or self._queues.get(device)) is not None:
+            return known
+        if device.type == "cpu":
+            return None
+        from glasshouse.collectives.device import Queue  # only where there is a device
+
+        queue = self._queues[device] = Queue(device)
+        return queue
+
+    def region(self, tensors: Sequence[Any]) -> Region:
+        """Return tensors of one type, all on one device, as a run of bytes."""
+        queue = self.queue(tensors)
+        if queue is None:
+            return HostRegion(tensors)
+        from glasshouse.collectives.device import DeviceRegion
+
+        region: Region = DeviceRegion(tensors, queue)
+        return region
+
+    def as_bytes(self, tensors: Sequence[Any]) -> Region:
+        """Return tensors of any types as a run of bytes."""
+        return self.region([flat(tensor).view(torch.uint8) for tensor in tensors])
+
+    def whole(self, region: Region) -> Span:
+        """Return all of a region."""
+        return Span(region, 0, region.nbytes, self.chunk(region, region.nbytes))
+
+    def shards(self, region: Region, chunk: int | None = None) -> list[Span]:
+        """Return a region cut into one span a rank, in chunks of `chunk` bytes where that is given."""
+        each = -(-region.nbytes // (self.size * _SHARD_ALIGNED)) * _SHARD_ALIGNED
+        if chunk is None:
+            chunk = self.chunk(region, each)
+        cuts = [min(rank * each, region.nbytes) for rank in range(self.size + 1)]
+        return [Span(region, low, high, chunk) for low, high in pairwise(cuts)]
+
+    def chunk(self, region: Region, size: int) -> int:
+        """Return how many bytes of a span of `size` go into a frame: the same on every rank."""
+        return chunk_bytes(size, self._largest(region))
+
+    def pools(self, region: Region) -> Pools:
+        """Return the buffers for a region's chunks."""
+        largest = self._largest(region)
+        if (known := self._pools.get(largest)) is None:
+            known = self._pools[largest] = Pools(largest)
+        return known
+
+    def opened(self, size: int) -> memoryview:
+        """Return memory for a contribution between being opened and being combined, before anything else happens."""
+        if len(self._opened) < size:
+            self._opened = allocate(max(size, self.chunk_bytes))
+        return self._opened
+
+    def close(self) -> None:
+        """Let go of what belongs to devices."""
+        for queue in self._queues.values():
+            queue.close()
+
+    def _largest(self, region: Region) -> int:
+        return self.chunk_bytes if region.queue is None else max(self.chunk_bytes, DEVICE_CHUNK_BYTES)

@@ -1,0 +1,361 @@
+"""Moves the frames of one group: what can be sent and taken now, on every connection, without waiting.
+
+Laws: all frames of an operation leave and arrive before those of the next one on each connection, so no two operations
+block each other; a frame that is not exactly the expected one ends the group, after its sender has been heard out. Used
+by one thread at a time.
+Source: spec/sealed-collectives.md, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn, TypeAlias
+
+from glasshouse.collectives.alerts import Alert
+from glasshouse.collectives.frames import HEADER_BYTES, Header, Kind
+from glasshouse.collectives.link import Closed, Link
+from glasshouse.collectives.memory import frame_bytes
+from glasshouse.collectives.mesh import Mesh
+from glasshouse.collectives.operations.exchange import Exchange
+from glasshouse.collectives.operations.flows import Inflow, Outflow, Run
+from glasshouse.collectives.operations.party import Party
+from glasshouse.collectives.operations.point import Mailbox, Message
+from glasshouse.errors import Code, CollectiveError
+
+__all__ = ["Progress", "ToldError", "Work"]
+
+_LAST_WORDS_S = 1.0
+"""How long a failing rank tries to tell the others why."""
+_HEAR_OUT_S = 0.5
+"""How long a rank whose peer is gone looks for the reason that the peer or another rank may have sent."""
+
+Work: TypeAlias = Exchange | Message
+
+
+class ToldError(CollectiveError):
+    """What another rank found."""
+
+    def __init__(self, alert: Alert) -> None:
+        told = alert.error()
+        super().__init__(told.code, told.message)
+
+
+class _Course:
+    """The way of one collective connection: the operations to come, and the place in the first in each direction."""
+
+    __slots__ = ("incoming", "link", "outgoing", "took", "went")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.outgoing: deque[tuple[Exchange, deque[Run[Outflow]]]] = deque()
+        self.incoming: deque[tuple[Exchange, deque[Run[Inflow]]]] = deque()
+        self.went = 0
+        """How many chunks of the first run have gone out."""
+        self.took = 0
+
+
+class Progress:
+    """The connections of one rank in one group, and what is under way on them.
+
+    Args:
+        mesh: the connections and keys.
+        party: what the operations were planned for.
+        done: told of each operation that is complete, and for a message of the rank at its other end.
+    """
+
+    def __init__(self, mesh: Mesh, party: Party, done: Callable[[Work, int | None], None]) -> None:
+        self._mesh = mesh
+        self._done = done
+        self._courses = [_Course(link) for link in mesh.collective]
+        self._post = list(mesh.p2p)
+        self._mailbox = Mailbox(party, done)
+        self._poll = select.epoll()
+        self._links: dict[int, Link] = {}
+        for link in (*mesh.collective, *mesh.p2p):
+            self._links[link.fileno] = link
+            self._poll.register(link.fileno, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.EPOLLIN)
+
+    def admit(self, work: Work) -> None:
+        """Begin with an operation, behind those that were begun before.
+
+        Raises:
+            CollectiveError: a message that does not fit the offer that waits for it.
+        """
+        if isinstance(work, Message):
+            self._mailbox.post(work)
+            return
+        work.left = len(work.outgoing) + len(work.incoming)
+        if not work.left:
+            self._done(work, None)
+            return
+        for course in self._courses:
+            peer = course.link.peer
+            if peer in work.outgoing:
+                course.outgoing.append((work, deque(work.outgoing[peer])))
+            if peer in work.incoming:
+                course.incoming.append((work, deque(work.incoming[peer])))
+
+    def step(self) -> bool:
+        """Do what can be done now without waiting; return whether anything was.
+
+        Raises:
+            CollectiveError: the group cannot go on.
+        """
+        progress = False
+        for course in self._courses:
+            if course.outgoing and self._send(course):
+                progress = True
+            if course.incoming and self._receive(course):
+                progress = True
+        for link in self._post:
+            if (link.sending or self._mailbox.busy(link.peer)) and self._send_message(link):
+                progress = True
+            if link.readable and self._receive_message(link):
+                progress = True
+        return progress
+
+    def listen(self, timeout_s: float | None) -> None:
+        """Wait for something to happen on a connection, or for the bell."""
+        for fileno, event in self._poll.poll(timeout_s):
+            if fileno == self._bell:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                continue
+            link = self._links[fileno]
+            if event & ~select.EPOLLOUT:
+                link.readable = True
+            if event & (select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP):
+                link.writable = True
+
+    def ring(self) -> None:
+        """End a `listen` of another thread."""
+        with suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+
+    def awaited(self, work: Work) -> list[int]:
+        """Return the ranks that an operation waits for."""
+        if isinstance(work, Message):
+            return [] if work.peer is None else [work.peer]
+        takes = [course.link.peer for course in self._courses if course.incoming]
+        return sorted(takes or (course.link.peer for course in self._courses if course.outgoing))
+
+    def tell(self, kind: Kind, payload: bytes = b"") -> None:
+        """Send a last frame, as far as the connections take it: an alert for messages' way, a goodbye everywhere."""
+        links = self._post if kind is Kind.ALERT else [*self._links.values()]
+        until = time.monotonic() + _LAST_WORDS_S
+        for link in links:
+            with suppress(Closed, CollectiveError):
+                link.flush(until)
+                if link.sending:
+                    continue
+                header = Header(kind=kind, source=self._mesh.membership.rank, destination=link.peer).encode()
+                frame = memoryview(bytearray(frame_bytes(len(payload))))
+                self._mesh.traffic.sealer(link.lane, link.peer).seal_into(header, payload, frame[HEADER_BYTES:])
+                frame[:HEADER_BYTES] = header
+                link.begin(frame)
+                link.flush(until)
+
+    def end(self) -> None:
+        """Let go of what is under way, and send nothing more; what was sent still arrives."""
+        for course in self._courses:
+            course.outgoing.clear()
+            course.incoming.clear()
+        for link in self._links.values():
+            link.finish()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for link in self._links.values():
+            link.close()
+        self._poll.close()
+        os.close(self._bell)
+
+    def abandon(self) -> None:
+        """Let go of everything in a forked child: the connections are the parent's."""
+        self._mesh.abandon()
+        with suppress(OSError):
+            self._poll.close()
+        with suppress(OSError):
+            os.close(self._bell)
+
+    def _send(self, course: _Course) -> bool:
+        link = course.link
+        if not link.writable:
+            return False
+        work, runs = course.outgoing[0]
+        flow, low, high = runs[0]
+        chunk = low + course.went
+        if not link.sending:
+            queue = work.queue
+            if queue is None:
+                frame = flow.frame(chunk, link.out_buffer)
+            else:
+                with queue.within():
+                    frame = flow.frame(chunk, link.out_buffer)
+            if frame is None:
+                return False
+            link.begin(frame)
+        try:
+            whole = link.push()
+        except Closed:
+            self._lost(link)
+        if not whole:
+            return link.writable
+        flow.sent(chunk)
+        course.went += 1
+        if chunk + 1 == high:
+            course.went = 0
+            runs.popleft()
+            if not runs:
+                course.outgoing.popleft()
+                self._part_done(work)
+        return True
+
+    def _receive(self, course: _Course) -> bool:
+        link = course.link
+        work, runs = course.incoming[0]
+        flow, low, high = runs[0]
+        chunk = low + course.took
+        if not link.wanted or link.have < link.wanted:
+            if not link.readable:
+                return False
+            try:
+                if not link.pull(frame_bytes(flow.size(chunk))):
+                    return link.readable
+            except Closed:
+                self._lost(link)
+        if not flow.ready(chunk):
+            return False
+        frame = link.frame
+        expected = flow.expected(chunk)
+        if frame[:HEADER_BYTES] != expected:
+            self._surprise(link, frame, work, expected)
+        queue = work.queue
+        if queue is None:
+            flow.take(chunk, frame)
+        else:
+            with queue.within():
+                flow.take(chunk, frame)
+        link.taken()
+        course.took += 1
+        if chunk + 1 == high:
+            course.took = 0
+            runs.popleft()
+            if not runs:
+                course.incoming.popleft()
+                self._part_done(work)
+        return True
+
+    def _send_message(self, link: Link) -> bool:
+        if not link.writable:
+            return False
+        if not link.sending:
+            frame = self._mailbox.frame(link.peer, link.out_buffer)
+            if frame is None:
+                return False
+            link.begin(frame)
+        try:
+            whole = link.push()
+        except Closed:
+            self._lost(link)
+        if whole:
+            self._mailbox.sent(link.peer)
+        return link.writable
+
+    def _receive_message(self, link: Link) -> bool:
+        try:
+            if not link.pull(frame_bytes(0)):
+                return link.readable
+        except Closed:
+            # What the peer sent on the other connection may still be there: that one says whether it is missed.
+            link.ended, link.readable = True, False
+            if self._mailbox.waits_for(link.peer):
+                self._lost(link)
+            return False
+        frame = link.frame
+        if frame[1] in (Kind.ALERT, Kind.BYE):
+            self._surprise(link, frame, None)
+        else:
+            self._mailbox.take(link.peer, frame)
+        link.taken()
+        return True
+
+    def _part_done(self, work: Exchange) -> None:
+        work.left -= 1
+        if not work.left:
+            self._done(work, None)
+
+    def _surprise(
+        self, link: Link, frame: memoryview, work: Exchange | None, expected: bytearray | None = None
+    ) -> None:
+        """Find out what a frame is that was not expected, and raise for it unless nothing depends on it.
+
+        Raises:
+            CollectiveError: what another rank says has happened; `rank-lost`, it left; `collective-mismatch`, it is
+                at another operation; `collective-tampered`, it did not send this, or not in this order.
+        """
+        header, sealed = frame[:HEADER_BYTES], frame[HEADER_BYTES : link.wanted]
+        payload = bytearray(link.wanted - frame_bytes(0))
+        self._mesh.traffic.route(link.lane, link.peer, header).open_into(header, sealed, payload)
+        theirs = Header.parse(header)
+        who = self._called(link.peer)
+        if theirs.kind is Kind.ALERT:
+            raise ToldError(Alert.parse(payload))
+        if theirs.kind is Kind.BYE:
+            if work is None:
+                return
+            raise CollectiveError(Code.RANK_LOST, f"{who} left the group")
+        if work is None or expected is None:
+            raise CollectiveError(Code.COLLECTIVE_MISMATCH, f"{who} sends what nothing led to")
+        due = Header.parse(expected)
+        if theirs.chunk != due.chunk or theirs.phase != due.phase:
+            moved = replace(
+                theirs,
+                chunk=due.chunk,
+                phase=due.phase,
+                destination=due.destination,
+                payload_bytes=due.payload_bytes,
+                counter=due.counter,
+            )
+            if moved == due:
+                raise CollectiveError(
+                    Code.COLLECTIVE_TAMPERED, f"from {who} something else came than it sealed: frames were reordered"
+                )
+        ours = due.described()
+        place = "" if theirs.suite is due.suite else f", sealed for {theirs.suite.value} and not {due.suite.value},"
+        raise CollectiveError(
+            Code.COLLECTIVE_MISMATCH,
+            f"{who} is at {theirs.described()} (operation {theirs.sequence}){place} where"
+            f" {self._called(self._mesh.membership.rank)} is at {ours} (operation {due.sequence})",
+            hint="every rank must call the same collectives in the same order with tensors of the same shape and type",
+        )
+
+    def _called(self, rank: int) -> str:
+        return self._mesh.membership.called(rank)
+
+    def _lost(self, link: Link) -> NoReturn:
+        """Raise for a connection that ended: what another rank says was the reason, if one does soon."""
+        until = time.monotonic() + _HEAR_OUT_S
+        while True:
+            for post in self._post:
+                with suppress(Closed):
+                    while post.readable and not post.ended:
+                        if post.pull(frame_bytes(0)):
+                            if post.frame[1] != Kind.ALERT:
+                                break
+                            self._surprise(post, post.frame, None)
+                    continue
+                post.ended = True
+            left = until - time.monotonic()
+            if left <= 0 or any(post.ended for post in self._post if post.peer == link.peer):
+                break
+            self.listen(left)
+        raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} is gone: its connection ended")

@@ -1,0 +1,26 @@
+"""How ranks are reached that the network does not lead to: said by whoever starts a rank, before its script runs.
+
+Imports nothing heavy: a script may still want to set what frameworks read when they are imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glasshouse.collectives.mesh import Dialler
+
+__all__ = ["chosen", "dial_through"]
+
+_chosen: Dialler | None = None
+
+
+def dial_through(dialler: Dialler | None) -> None:
+    """Have every group of this process that is made from now on reach its ranks so; None for the network."""
+    global _chosen
+    _chosen = dialler
+
+
+def chosen() -> Dialler | None:
+    """Return what `dial_through` was told last."""
+    return _chosen

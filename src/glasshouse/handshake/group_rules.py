@@ -1,0 +1,120 @@
+"""Check 14 of the gate: a group's machines are released to all together, or none of them is.
+
+Pure rules of spec/key-release.md sections 6.1 and 7.3; the broker brings what its store knows of the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from glasshouse.attestation.refusal import CheckFailedError, signers
+from glasshouse.errors import Code, FormatError
+from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, RELEASE_REQUEST_TYPE, ReleaseRequest
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.signing import key_id
+
+__all__ = [
+    "GroupRecord",
+    "GroupState",
+    "check_4_release_request",
+    "check_14_group",
+    "check_release_request",
+    "rank_refused",
+]
+
+
+class GroupState(StrEnum):
+    """How a group stands at the gate; from the last two there is no way back."""
+
+    OPEN = "open"
+    RELEASED = "released"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRecord:
+    """What the broker knows of a group.
+
+    Attributes:
+        id: 32 bytes.
+        deployment: of all its launches.
+        machines, ranks: as its owner announced it.
+        state: where it is.
+        deadline_us: until when all must have been accepted; None before the first was.
+        culprit, code: of a refused group: which machine, and why.
+    """
+
+    id: bytes
+    deployment: str
+    machines: int
+    ranks: int
+    state: GroupState
+    deadline_us: int | None = None
+    culprit: int | None = None
+    code: Code | None = None
+
+    def over(self, now_us: int) -> bool:
+        """Whether it waits for machines that can no longer come in time."""
+        return self.state is GroupState.OPEN and self.deadline_us is not None and now_us >= self.deadline_us
+
+
+def check_14_group(group: GroupRecord) -> None:
+    """No machine of the group was refused; that none is missing at the deadline is for the caller to see first.
+
+    Raises:
+        CheckFailedError: `rank-refused`.
+    """
+    if group.state is GroupState.REFUSED:
+        if group.culprit is None or group.code is None:
+            raise ValueError("a refused group without its reason")
+        raise rank_refused(group.culprit, group.code)
+
+
+def rank_refused(machine: int, code: Code) -> CheckFailedError:
+    """Return what the other machines of a group are told of the one that is to blame."""
+    what = "is missing" if code is Code.RANK_LOST else "was refused"
+    return CheckFailedError(
+        "14",
+        Code.RANK_REFUSED,
+        f"machine {machine} of the group {what}, so none of its machines is released to",
+        actual=f"machine {machine}: {code.value}",
+    )
+
+
+def check_release_request(message: bytes) -> tuple[ReleaseRequest, Envelope]:
+    """Size and schema of a release request; `check_4_release_request` checks whose it is.
+
+    Raises:
+        CheckFailedError: `message-too-large` or `message-invalid`.
+    """
+    if len(message) > MAX_RELEASE_REQUEST_BYTES:
+        raise CheckFailedError(
+            "1",
+            Code.MESSAGE_TOO_LARGE,
+            "a release request that is too large",
+            expected=f"at most {MAX_RELEASE_REQUEST_BYTES} bytes",
+            actual=f"{len(message)} bytes",
+        )
+    try:
+        return ReleaseRequest.parse(message)
+    except FormatError as error:
+        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+
+
+def check_4_release_request(envelope: Envelope, *, evidence_public: bytes) -> None:
+    """Signed by the key of the evidence that it names, and by nobody else.
+
+    Raises:
+        CheckFailedError: `evidence-signature-invalid`.
+    """
+    try:
+        envelope.verify(RELEASE_REQUEST_TYPE, evidence_public)
+    except FormatError as error:
+        raise CheckFailedError(
+            "4",
+            Code.EVIDENCE_SIGNATURE,
+            error.message,
+            expected=key_id(evidence_public),
+            actual=signers(envelope),
+        ) from None

@@ -1,0 +1,153 @@
+"""The stories of groups: all of its machines are released to, or none is, whatever one of them tries.
+
+In every story the attacker holds the launch files of some machines of a group, which a true owner announced.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Self
+
+from glasshouse.broker.client import Reply
+from glasshouse.errors import Code, InternalError
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Challenge
+from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.tamper.stories import Story
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["GROUP_CONTROL", "GROUP_RELEASES", "GROUP_STORIES"]
+
+GROUP_RELEASES = 4
+"""What the stories' deployment may release: room for the largest group, twice over."""
+
+_SHORT_S = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Machine:
+    """A machine of a group with perfect evidence in its hands."""
+
+    actor: Actor
+    challenge: Challenge
+    evidence: bytes
+
+    @classmethod
+    def enter(cls, owner: Owner, launch: LaunchFile) -> Self:
+        actor = Actor.enter(owner, launch)
+        challenge = actor.challenge()
+        return cls(actor=actor, challenge=challenge, evidence=actor.sign(actor.claims(challenge)))
+
+    def wait(self) -> Self:
+        """Attest, and be told to wait for the others."""
+        if self.actor.send(self.evidence).status != 202:
+            raise InternalError(Code.INTERNAL, "a machine of a group was not told to wait for the others")
+        return self
+
+    def ask(self) -> Reply:
+        return self.actor.ask(self.challenge, self.evidence)
+
+
+def _another_measurement(owner: Owner) -> Reply:
+    first, second = (_Machine.enter(owner, launch) for launch in owner.group(2))
+    first.wait()
+    patched = replace(second.actor.claims(second.challenge), measurement=secrets.token_bytes(32))
+    if second.actor.send(second.actor.sign(patched)).problem().code is not Code.MEASUREMENT_UNKNOWN:
+        raise InternalError(Code.INTERNAL, "a runtime that nobody recorded was not refused for that")
+    return first.ask()
+
+
+def _missing(owner: Owner) -> Reply:
+    # The deadline is the end of the first challenge that was answered, and no challenge outlives its token.
+    places = owner.client().add_group(owner.deployment, machines=3, ranks=1)
+    lives = (_SHORT_S, 600)
+    launches = [owner.launch(group=place, lifetime_s=life) for place, life in zip(places, lives, strict=False)]
+    short, long = (_Machine.enter(owner, launch) for launch in launches)
+    short.wait()
+    long.wait()
+    while (reply := long.ask()).status == 202:
+        time.sleep(0.1)
+    return reply
+
+
+def _another_index(owner: Owner) -> Reply:
+    key = SigningKey.generate()
+    places = owner.client().add_group(owner.deployment, machines=2, ranks=1)
+    mine, other = (owner.launch(key=key, group=place) for place in places)
+    return _with_token_of(owner, mine, other)
+
+
+def _another_group(owner: Owner) -> Reply:
+    key, client = SigningKey.generate(), owner.client()
+    places = [client.add_group(owner.deployment, machines=2, ranks=1)[0] for _ in range(2)]
+    earlier, mine = (owner.launch(key=key, group=place) for place in places)
+    return _with_token_of(owner, mine, earlier)
+
+
+def _with_token_of(owner: Owner, mine: LaunchFile, other: LaunchFile) -> Reply:
+    actor = Actor.enter(owner, mine)
+    claims = actor.claims(actor.challenge())
+    return actor.send(actor.sign(replace(claims, token=other.token)))
+
+
+def _one_for_two(owner: Owner) -> Reply:
+    first, second = (Actor.enter(owner, launch) for launch in owner.group(2))
+    challenge = first.challenge()
+    _Machine(actor=first, challenge=challenge, evidence=first.sign(first.claims(challenge))).wait()
+    twin = replace(second, hpke=first.hpke)
+    return twin.send(twin.sign(twin.claims(twin.challenge())))
+
+
+def _control(owner: Owner) -> Reply:
+    first, second = (_Machine.enter(owner, launch) for launch in owner.group(2))
+    first.wait()
+    replies = [(second, second.actor.send(second.evidence)), (first, first.ask())]
+    for machine, reply in replies:
+        if machine.actor.open(reply.content(), machine.challenge, machine.evidence) != owner.package_key:
+            raise InternalError(Code.INTERNAL, "the broker released another key than the package's")
+    return replies[-1][1]
+
+
+GROUP_STORIES: tuple[Story, ...] = (
+    Story(
+        name="group: a patched machine",
+        changed="the measurement of one machine; another asks for the release that it was waiting for",
+        check="14",
+        expected=Code.RANK_REFUSED,
+        tell=_another_measurement,
+    ),
+    Story(
+        name="group: a missing machine",
+        changed="nothing: one of three machines never comes, and the others ask until the deadline",
+        check="14",
+        expected=Code.RANK_REFUSED,
+        tell=_missing,
+    ),
+    Story(
+        name="group: another's place",
+        changed="the launch token: a genuine one for the same key, of another machine of the group",
+        check="3",
+        expected=Code.TOKEN_CLAIM,
+        tell=_another_index,
+    ),
+    Story(
+        name="group: another group's token",
+        changed="the launch token: a genuine one for the same key and place, of an earlier group",
+        check="3",
+        expected=Code.TOKEN_CLAIM,
+        tell=_another_group,
+    ),
+    Story(
+        name="group: one runtime as two",
+        changed="the HPKE key: one machine's, named by another, so that one of them suffices",
+        check="13",
+        expected=Code.RELEASE_BUDGET,
+        tell=_one_for_two,
+    ),
+)
+
+GROUP_CONTROL = Story(
+    name="valid group", changed="nothing: two machines", check="", expected=None, tell=_control, counted=2
+)

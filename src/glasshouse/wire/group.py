@@ -1,0 +1,83 @@
+"""Which ranks train together: a group of runtimes on one or more machines, and the secret that they share.
+
+Source: spec/key-release.md section 2.4 (the launch token's `group`) and spec/sealed-package.md section 9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.kdf import derive
+
+__all__ = ["ID_BYTES", "MAX_MACHINES", "MAX_RANKS", "SECRET_BYTES", "Group"]
+
+ID_BYTES = 32
+SECRET_BYTES = 32
+MAX_MACHINES = 64
+MAX_RANKS = 64
+"""On one machine."""
+
+_LABEL = b"glasshouse group v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """One machine's place in a group of ranks.
+
+    Law: ``Group.from_json(g.to_json()) == g``.
+
+    Attributes:
+        id: 32 random bytes, the same on all machines of the group and in no other group.
+        machines: how many machines there are.
+        machine: which of them this is, from 0.
+        ranks: how many ranks each machine has.
+    """
+
+    id: bytes
+    machines: int
+    machine: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if len(self.id) != ID_BYTES:
+            raise FormatError(Code.SCHEMA, f"a group id of {len(self.id)} bytes")
+        if not (1 <= self.machines <= MAX_MACHINES and 0 <= self.machine < self.machines):
+            raise FormatError(Code.SCHEMA, f"machine {self.machine} of {self.machines} in a group")
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise FormatError(Code.SCHEMA, f"{self.ranks} ranks on a machine")
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are on all machines."""
+        return self.machines * self.ranks
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank on this machine; ranks are counted machine by machine."""
+        return self.machine * self.ranks
+
+    def secret(self, package_key: bytes | bytearray | memoryview) -> bytes:
+        """Derive the group secret, 32 bytes; runs in the custodian alone.
+
+        Whoever holds the package key of one machine's release derives the same on every machine of the group.
+        """
+        return derive(package_key, _LABEL, self.id, self.world_size.to_bytes(4, "big"), length=SECRET_BYTES)
+
+    def to_json(self) -> dict[str, Json]:
+        return {"id": self.id.hex(), "machine": self.machine, "machines": self.machines, "ranks": self.ranks}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Group:
+        """Inverse of `to_json`; raises `FormatError`."""
+        fields = Fields(value, "group")
+        group = cls(
+            id=fields.digest("id", length=ID_BYTES),
+            machines=fields.integer("machines", low=1, high=MAX_MACHINES),
+            machine=fields.integer("machine", high=MAX_MACHINES - 1),
+            ranks=fields.integer("ranks", low=1, high=MAX_RANKS),
+        )
+        fields.end()
+        return group

@@ -1,0 +1,130 @@
+"""Messages between the ranks of a job and the worker that started them, over a Unix socket inside their sandbox.
+
+```
+rank → worker   {"token", "type": "join"}            once, by the process that the worker started, before any script
+worker → rank   {"bytes", "type": "joined"}          with descriptors: see `workloads.ranks`
+rank → worker   {"token", "type": "group-secret"}    on a connection of its own, once
+worker → rank   {"secret", "type": "group-secret"}
+worker → rank   {"code", "type": "refused"}          in the place of either answer
+```
+Each is a control frame of `wire.frames`. A token is one rank's, comes in that rank's environment, is good for
+one request of its type, and is taken out of the environment when it is used. Laws: closed schemas; nothing here
+does I/O; no error quotes a token or a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from glasshouse.errors import Code, CollectiveError
+from glasshouse.wire import frames
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.group import SECRET_BYTES
+
+__all__ = [
+    "JOIN_TOKEN",
+    "MAX_FRAME_BYTES",
+    "SECRET_TOKEN",
+    "SOCKET",
+    "TOKEN_BYTES",
+    "Request",
+    "ask_secret",
+    "give_secret",
+    "read_request",
+    "read_secret",
+    "refuse",
+]
+
+SOCKET = "GLASSHOUSE_GROUP_SOCKET"
+"""Names the variable that holds the path of the socket."""
+SECRET_TOKEN = "GLASSHOUSE_GROUP_TOKEN"  # noqa: S105 - the name of a variable
+"""Names the variable that holds a rank's token for `group-secret`, in hexadecimal."""
+JOIN_TOKEN = "GLASSHOUSE_RANK_TOKEN"  # noqa: S105 - the name of a variable
+"""Names the variable that holds a rank's token for `join`, in hexadecimal."""
+
+TOKEN_BYTES = 32
+MAX_FRAME_BYTES = 4096
+"""No frame of an exchange up to its answer is longer."""
+
+_TOKEN = re.compile(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a rank asks for first on a connection.
+
+    Attributes:
+        kind: ``join`` or ``group-secret``.
+        token: its right to ask; never shown.
+    """
+
+    kind: str
+    token: bytes = field(repr=False)
+
+    def frame(self) -> bytes:
+        """Return the control frame; inverse of `read_request` of its value."""
+        return frames.control({"token": self.token.hex(), "type": self.kind})
+
+
+def read_request(value: Json) -> Request:
+    """Read a rank's first message; raises `FormatError`."""
+    fields = Fields(value, "rank request")
+    request = Request(
+        kind=fields.choice("type", ("group-secret", "join")),
+        token=fields.digest("token", length=TOKEN_BYTES),
+    )
+    fields.end()
+    return request
+
+
+def ask_secret(token: str) -> bytes:
+    """Return the frame that asks for the group secret.
+
+    Args:
+        token: as it stands in the environment.
+
+    Raises:
+        CollectiveError: `group-secret-missing`: that is no token.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise CollectiveError(Code.GROUP_SECRET, f"{SECRET_TOKEN} does not hold a token")
+    return Request(kind="group-secret", token=bytes.fromhex(token)).frame()
+
+
+def give_secret(secret: bytes | bytearray | memoryview) -> bytes:
+    """Return the frame that answers with the group secret."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"a group secret of {len(secret)} bytes")
+    return frames.control({"secret": b64encode(bytes(secret)), "type": "group-secret"})
+
+
+def refuse(code: Code) -> bytes:
+    """Return the frame that answers that the request is refused."""
+    return frames.control({"code": code.value, "type": "refused"})
+
+
+def read_secret(value: Json) -> bytes:
+    """Read the answer to `ask_secret`.
+
+    Returns:
+        the group secret, 32 bytes.
+
+    Raises:
+        FormatError: `schema-invalid`: it is no answer.
+        CollectiveError: `group-secret-missing`: refused.
+    """
+    fields = Fields(value, "group secret")
+    kind = fields.choice("type", ("group-secret", "refused"))
+    if kind == "refused":
+        fields.identifier("code")
+        fields.end()
+        raise CollectiveError(
+            Code.GROUP_SECRET,
+            "whoever started this rank does not give it the secret of its group",
+            hint="the secret is given once to each rank that `glasshouse run --ranks` started, and not to its children",
+        )
+    secret = fields.octets("secret", length=SECRET_BYTES)
+    fields.end()
+    return secret

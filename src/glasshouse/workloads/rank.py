@@ -1,0 +1,124 @@
+"""One rank: a process that torchelastic started inside the sandbox, and that runs the owner's script.
+
+``python -I -B -c 'from glasshouse.workloads.rank import main; main()'``, with the variables of torchrun and the two
+tokens of `wire.ranks` in its environment. It closes itself to others before it asks for anything; what it is
+handed is what a worker of one process is handed, from the same secret memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from glasshouse.workloads.process import close_to_others
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from glasshouse.task.inputs import Inputs
+    from glasshouse.task.result import Result
+    from glasshouse.wire.canonical import Json
+    from glasshouse.workloads.rank_channel import RankChannel
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Join, run the script, and end the process."""
+    close_to_others()
+    code = _tell()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Frameworks take a second to take themselves down, and plaintext would live that much longer.
+    os._exit(code)
+
+
+def _tell() -> int:
+    from glasshouse.errors import RunError
+    from glasshouse.workloads import failures
+    from glasshouse.workloads.rank_channel import RankChannel
+
+    try:
+        channel = RankChannel()
+    except RunError as refused:
+        failures.say(refused)
+        return 1
+    try:
+        result = _run(channel)
+    except BaseException as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
+        failures.explain(error)
+        channel.send({"type": "failed", "code": failures.code_of(error).value})
+        return 1
+    channel.send(
+        {
+            "type": "ended",
+            "unit": result.unit,
+            "done": result.done,
+            "elapsed_us": result.elapsed_us,
+            "loss_first": result.loss_first,
+            "loss_final": result.loss_final,
+        }
+    )
+    return 0
+
+
+def _run(channel: RankChannel) -> Result:
+    from pathlib import Path
+
+    from glasshouse.errors import Code, FormatError
+    from glasshouse.task.handle import Task
+    from glasshouse.task.session import install
+    from glasshouse.workloads import allocator, bytecode, script
+    from glasshouse.workloads.params import ScriptParams, parse
+    from glasshouse.workloads.story import Stop
+
+    allocator.keep_freed_memory()
+    inputs, table, workspace = _handed(channel)
+    params = parse("script", table)
+    if not isinstance(params, ScriptParams):
+        raise FormatError(Code.SCHEMA, "a rank of something else than a script")
+    task = Task(
+        params=dict(table),
+        inputs=inputs,
+        channel=channel,
+        workspace=Path(workspace),
+        output_folder=params.outputs,
+        shared=True,
+    )
+    install(task)
+    bytecode.allow_third_party()
+    stop = Stop()
+    channel.listen(stop.ask)
+    if channel.machine is not None:
+        from glasshouse.collectives import route
+        from glasshouse.workloads.rank_channel import OtherMachines
+
+        route.dial_through(OtherMachines(channel, channel.machine))
+    result = script.train(task, params, stop.register)
+    task.close()
+    return result
+
+
+def _handed(channel: RankChannel) -> tuple[Inputs, Mapping[str, Json], str]:
+    """Return the inputs, the parameters and the workspace that came with the answer to `join`."""
+    from pathlib import Path
+
+    from glasshouse.wire.fields import Fields
+
+    fields = Fields(channel.joined, "joined")
+    workspace = fields.text("workspace", max_chars=4096)
+    if fields.has("inputs"):
+        from glasshouse.task.inputs import FolderInputs
+
+        table = fields.any("params")
+        assert isinstance(table, dict)  # noqa: S101 - written by the worker from what it had checked
+        return FolderInputs(Path(fields.text("inputs", max_chars=4096))), table, workspace
+    from glasshouse.task.granted import GrantInputs
+
+    secret, package = channel.take_descriptors(2)
+    inputs = GrantInputs(secret=secret, secret_bytes=fields.integer("bytes", low=1), package=package)
+    os.close(secret)  # the mapping stays
+    return inputs, inputs.job, workspace

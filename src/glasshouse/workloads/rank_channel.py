@@ -1,0 +1,198 @@
+"""A rank's way to the worker that started it: joins, takes what it is handed, and carries progress and outputs.
+
+Source: `wire.ranks` for the first exchange; `rank_server` for what follows.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from glasshouse.errors import Code, FormatError, RunError
+from glasshouse.task.channel import AgentLink, Message
+from glasshouse.wire import ranks
+
+__all__ = ["OtherMachines", "RankChannel"]
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
+_COPY_BYTES = 1 << 20
+
+
+class RankChannel:
+    """One rank's end. Only the process that joined may speak (`AgentLink`).
+
+    Attributes:
+        rank: on this machine.
+        machine: which machine of several this is; None for a job on one.
+        joined: what the worker said about what it handed over.
+        stopping: whether the owner ended the job.
+
+    Raises:
+        RunError: `rank-refused`: the worker does not know this process.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._waiting: dict[int, queue.SimpleQueue[tuple[Message, int | None]]] = {}
+        token = os.environ.pop(ranks.JOIN_TOKEN, "")
+        try:
+            self._socket = _connected(os.environ.get(ranks.SOCKET, ""))
+            self._link = AgentLink(self._socket)
+            self._socket.sendall(ranks.Request(kind="join", token=bytes.fromhex(token)).frame())
+            self.joined = self._link.receive()
+        except (EOFError, OSError, ValueError, FormatError):
+            raise _unknown() from None
+        rank, machine = self.joined.get("rank"), self.joined.pop("machine", None)
+        if self.joined.get("type") != "joined" or not isinstance(rank, int) or not isinstance(machine, int | None):
+            raise _unknown()
+        self.rank, self.machine = rank, machine
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """Return the descriptors that came along, which must be `count`; raises `FormatError`."""
+        return self._link.take_descriptors(count)
+
+    def listen(self, on_stop: Callable[[], None]) -> None:
+        """From now on, wait for `stop` and for answers in a thread; the worker's end is this process's too."""
+        threading.Thread(target=self._listen, args=(on_stop,), name="glasshouse-rank", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Say something to the worker; only the first rank's progress is of use to anybody."""
+        if self.rank == 0 or message.get("type") != "progress":
+            self._link.send(message)
+
+    def output(self, header: Message, source: BinaryIO) -> str:
+        """Hand an output over as a whole: as a file without a name, which the worker reads."""
+        if self.rank != 0:
+            raise RunError(
+                Code.OUTPUT_REFUSED,
+                f"rank {os.environ.get('RANK', self.rank)} may not save {str(header['name'])[:80]!a}: only the first "
+                "rank of a machine saves outputs",
+                hint="gather it there, or write it into the output folder, whose files come back whichever rank "
+                "wrote them",
+            )
+        with _as_file(source) as descriptor:
+            request = {"kind": header["kind"], "name": header["name"], "type": "output"}
+            answer, _ = self._ask(request, [descriptor])
+        if answer.get("type") == "delivered":
+            return str(answer["sha256"])
+        raise RunError(Code(str(answer["code"])), str(answer["text"]), hint=str(answer["hint"]))
+
+    def dial(self, machine: int, port: int) -> socket.socket:
+        """Return a connection, over this machine's loopback, with a listener on another machine's.
+
+        Raises:
+            OSError: there is none.
+        """
+        _, descriptor = self._ask({"machine": machine, "port": port, "type": "dial"})
+        if descriptor is None:
+            raise ConnectionRefusedError(f"machine {machine} cannot be reached at port {port}")
+        return socket.socket(fileno=descriptor)
+
+    def _ask(self, request: Message, descriptors: Sequence[int] = ()) -> tuple[Message, int | None]:
+        """Return the worker's answer, and the descriptor that came with it, if one did."""
+        answers: queue.SimpleQueue[tuple[Message, int | None]] = queue.SimpleQueue()
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+            self._waiting[number] = answers
+        try:
+            self._link.send({"id": number, **request}, descriptors)
+            return answers.get()
+        finally:
+            with self._lock:
+                del self._waiting[number]
+
+    def _listen(self, on_stop: Callable[[], None]) -> None:
+        try:
+            while True:
+                message = self._link.receive()
+                if message.get("type") != "stop":
+                    self._answered(message)
+                elif not self.stopping:
+                    self.stopping = True
+                    on_stop()
+        except (EOFError, OSError, FormatError):
+            os._exit(1)
+
+    def _answered(self, message: Message) -> None:
+        descriptor = self._link.take_descriptors(1)[0] if message.get("type") == "dialled" else None
+        number = message.get("id")
+        with self._lock:
+            waiting = self._waiting.get(number) if isinstance(number, int) else None
+        if waiting is not None:
+            waiting.put((message, descriptor))
+        elif descriptor is not None:
+            os.close(descriptor)  # whoever asked was interrupted
+
+
+class OtherMachines:
+    """Leads the connections of sealed groups to ranks of other machines through the worker (`mesh.Dialler`).
+
+    What stands in the store for a rank is its machine and the port on that machine's loopback.
+
+    Args:
+        channel: to the worker.
+        machine: which this is.
+    """
+
+    def __init__(self, channel: RankChannel, machine: int) -> None:
+        self._channel, self._machine = channel, machine
+
+    def address(self, _host: str, port: int) -> tuple[str, int]:
+        return f"machine-{self._machine}", port
+
+    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        machine = host.removeprefix("machine-")
+        if not (machine.isascii() and machine.isdigit() and 0 < port < 65536):
+            raise ConnectionRefusedError("the store says no address")
+        if int(machine) == self._machine:
+            connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+        else:
+            connection = self._channel.dial(int(machine), port)
+        connection.settimeout(None)
+        return connection
+
+
+def _connected(path: str) -> socket.socket:
+    """Connect to the worker; raises `OSError`, also where another user's process sits at the path."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(raw)[1] not in (os.geteuid(), 0):
+            raise PermissionError("not the worker's socket")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _unknown() -> RunError:
+    return RunError(
+        Code.RANK_REFUSED,
+        "this process is no rank that the job's worker knows, and is given nothing",
+        hint="ranks are started by `glasshouse run --ranks N`, each once",
+    )
+
+
+@contextmanager
+def _as_file(source: BinaryIO) -> Iterator[int]:
+    """Yield the descriptor of a file that holds `source`: its own, or that of a copy in the workspace."""
+    try:
+        yield source.fileno()
+    except io.UnsupportedOperation:
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(source, copy, _COPY_BYTES)
+            copy.flush()
+            yield copy.fileno()

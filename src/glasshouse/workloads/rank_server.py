@@ -1,0 +1,299 @@
+"""Where the ranks of a job meet the worker that started them: a named socket inside their sandbox.
+
+Each rank brings its one-time token, is looked at (`Server._is_own`), and is then handed the descriptors of the grant;
+the connection stays as its way out. Laws:
+- a token is good for one request, whatever comes of it;
+- nothing is handed to a process that this one did not start itself, or, under the protected leg, that lets another
+  process of its user read its memory;
+- the first rank of this machine speaks for the run: its progress and its outputs go on, another rank's progress does
+  not, and its outputs are refused.
+Source: spec/key-release.md, section 5.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
+from glasshouse.task.channel import AgentLink, Channel, Message
+from glasshouse.task.handle import Task
+from glasshouse.wire import frames, ranks
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import Fields
+from glasshouse.workloads.machines import Machines
+
+__all__ = ["Given", "Report", "Server", "child_place"]
+
+# A rank asks as soon as it is connected; whoever does not keeps the others waiting no longer.
+_ASKING_S = 5.0
+_SETTLING_S = 2.0
+_BACKLOG = 128
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
+_MOST_TEXT = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What each rank is handed.
+
+    Attributes:
+        secret: the group secret; never shown.
+        message: how to use the descriptors, for `rank.tell`.
+        descriptors: secret memory and package, under the protected leg.
+        closed_to_others: whether a rank must be closed to others before it is handed anything.
+        machines: the others of the group; None for a job on one machine.
+    """
+
+    secret: bytes = field(repr=False)
+    message: Mapping[str, Json]
+    descriptors: tuple[int, ...]
+    closed_to_others: bool
+    machines: Machines | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What rank 0 said at its end; see `task.result.Result`."""
+
+    unit: str = "step"
+    done: int = 0
+    elapsed_us: int = 0
+    loss_first: str | None = None
+    loss_final: str | None = None
+
+    @classmethod
+    def from_message(cls, message: Message) -> Report:
+        """Read ``{"type": "ended", …}``; raises `FormatError`."""
+        fields = Fields(message, "ended")
+        fields.choice("type", ["ended"])
+        found = cls(
+            unit=fields.choice("unit", ("epoch", "step")),
+            done=fields.integer("done"),
+            elapsed_us=fields.integer("elapsed_us"),
+            loss_first=None if fields.null("loss_first") else fields.decimal("loss_first"),
+            loss_final=None if fields.null("loss_final") else fields.decimal("loss_final"),
+        )
+        fields.end()
+        return found
+
+
+class Server:
+    """One job's meeting place; leaving the block ends it.
+
+    Args:
+        given: what each rank is handed.
+        task: takes what rank 0 saves.
+        channel: takes rank 0's progress.
+
+    Attributes:
+        path: of the socket.
+        report: what rank 0 said at its end.
+        failures: rank and reason, in the order in which they came.
+        stopped: whether the owner ended the job.
+    """
+
+    def __init__(self, given: Given, task: Task, channel: Channel) -> None:
+        self.report = Report()
+        self.failures: list[tuple[int, Code]] = []
+        self.stopped = False
+        self._given, self._task, self._channel = given, task, channel
+        self._tokens: dict[tuple[str, bytes], int] = {}
+        self._ranks: list[AgentLink] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        # A short name under both legs: the address of a Unix socket has 108 bytes.
+        self._folder = tempfile.mkdtemp(prefix="glasshouse-ranks-", dir="/tmp")
+        self.path = self._folder + "/socket"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(_BACKLOG)
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self._serve, name="glasshouse-ranks", daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def invite(self, rank: int) -> dict[str, str]:
+        """Return fresh tokens for a rank that is about to be started, as its environment."""
+        join, secret = secrets.token_bytes(ranks.TOKEN_BYTES), secrets.token_bytes(ranks.TOKEN_BYTES)
+        with self._lock:
+            # A rank that starts again has no use for what its earlier life did not spend.
+            self._tokens = {key: owner for key, owner in self._tokens.items() if owner != rank}
+            self._tokens |= {("join", join): rank, ("group-secret", secret): rank}
+            self.failures = [failure for failure in self.failures if failure[0] != rank]
+        return {ranks.JOIN_TOKEN: join.hex(), ranks.SECRET_TOKEN: secret.hex()}
+
+    def stop(self) -> None:
+        """Tell every rank, also those that come later, that the owner ended the job."""
+        with self._lock:
+            self.stopped = True
+            told = list(self._ranks)
+        for link in told:
+            _tell_to_stop(link)
+
+    def settle(self) -> None:
+        """Wait until everything that ranks which have ended had said is heard."""
+        for thread in self._threads:
+            thread.join(_SETTLING_S)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # the job is over
+            try:
+                self._welcome(connection)
+            except (EOFError, OSError, FormatError):
+                connection.close()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        connection.settimeout(_ASKING_S)
+        request = ranks.read_request(_first(connection))
+        with self._lock:
+            rank = self._tokens.pop((request.kind, request.token), None)
+        if rank is None or not self._is_own(connection):
+            connection.sendall(ranks.refuse(Code.RANK_REFUSED))
+            connection.close()
+        elif request.kind == "group-secret":
+            connection.sendall(ranks.give_secret(self._given.secret))
+            connection.close()
+        else:
+            place: Message = {"rank": rank, "type": "joined", "workspace": str(self._task.workspace)}
+            if self._given.machines is not None:
+                place["machine"] = self._given.machines.machine
+            joined = frames.control({**place, **self._given.message})
+            socket.send_fds(connection, [joined], self._given.descriptors)
+            connection.settimeout(None)
+            self._adopt(rank, AgentLink(connection))
+
+    def _is_own(self, connection: socket.socket) -> bool:
+        """Return whether the peer is this process's own child, and closed to others where that is demanded."""
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        place = child_place(pid)
+        if uid != os.geteuid() or place is None:
+            return False
+        if not self._given.closed_to_others:
+            return True
+        try:
+            os.close(os.open(place + "/environ", os.O_RDONLY | os.O_CLOEXEC))
+        except PermissionError:
+            return True  # tried without a capability, as any other process here would have to
+        except OSError:
+            return False
+        return False
+
+    def _adopt(self, rank: int, link: AgentLink) -> None:
+        thread = threading.Thread(target=self._hear, args=(rank, link), name=f"glasshouse-rank-{rank}", daemon=True)
+        with self._lock:
+            self._ranks.append(link)
+            self._threads.append(thread)
+            stopped = self.stopped
+        thread.start()
+        if stopped:
+            _tell_to_stop(link)
+
+    def _hear(self, rank: int, link: AgentLink) -> None:
+        try:
+            while True:
+                self._take(rank, link, link.receive())
+        except (EOFError, OSError, FormatError):
+            with self._lock:
+                self._ranks.remove(link)
+            link.close()
+
+    def _take(self, rank: int, link: AgentLink, message: Message) -> None:
+        kind = message.get("type")
+        if kind == "output":
+            link.send(self._output(rank, message, link.take_descriptors(1)[0]))
+        elif kind == "dial":
+            # Not here: a machine that is slow to answer would keep this rank's own words waiting.
+            threading.Thread(target=self._dial, args=(link, message), name="glasshouse-dial", daemon=True).start()
+        elif kind == "failed":
+            with self._lock:
+                self.failures.append((rank, Code(Fields(message, "failed").choice("code", list(Code)))))
+        elif rank == 0 and kind == "ended":
+            self.report = Report.from_message(message)
+        elif rank == 0 and kind == "progress":
+            self._channel.send(message)
+
+    def _dial(self, link: AgentLink, message: Message) -> None:
+        """Answer a rank that wants a connection with another machine's."""
+        fields = Fields(message, "dial")
+        number, machine, port = fields.integer("id"), fields.integer("machine"), fields.integer("port", high=65535)
+        with contextlib.suppress(OSError):
+            try:
+                if self._given.machines is None:
+                    raise ConnectionRefusedError("a job on one machine")
+                connection = self._given.machines.dial(machine, port)
+            except OSError:
+                link.send({"id": number, "type": "unreachable"})
+                return
+            with connection:
+                link.send({"id": number, "type": "dialled"}, [connection.fileno()])
+
+    def _output(self, rank: int, message: Message, descriptor: int) -> Message:
+        """Deliver an output, and return what to answer."""
+        fields = Fields(message, "output")
+        number = fields.integer("id")
+        with open(descriptor, "rb") as content:
+            try:
+                if rank != 0:
+                    raise RunError(Code.OUTPUT_REFUSED, "only the first rank of a machine saves outputs")
+                digest = self._task.pass_on(fields.text("name"), fields.text("kind"), content)
+            except GlasshouseError as error:
+                text, hint = error.message[:_MOST_TEXT], error.hint[:_MOST_TEXT]
+                return {"code": error.code.value, "hint": hint, "id": number, "text": text, "type": "refused"}
+        return {"id": number, "sha256": digest, "type": "delivered"}
+
+
+def _first(connection: socket.socket) -> Json:
+    """Return the first message of a peer that is not known yet."""
+    decoder, received = frames.Decoder(), 0
+    while received <= ranks.MAX_FRAME_BYTES:
+        data = connection.recv(ranks.MAX_FRAME_BYTES)
+        if not data:
+            break
+        received += len(data)
+        for kind, value in decoder.feed(data):
+            if kind == frames.CONTROL and not isinstance(value, bytearray):
+                return value
+    raise EOFError("a peer that said nothing that counts")
+
+
+def child_place(pid: int) -> str | None:
+    """Return the place in /proc of this process's child that has a number here; None when it is no child.
+
+    Where the machine's own /proc is shown, the numbers there are the machine's: the child's own says which it is.
+    """
+    try:
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - as everywhere that /proc is read
+            for number in Path(f"/proc/self/task/{thread}/children").read_text().split():
+                lines = Path(f"/proc/{number}/status").read_text().splitlines()
+                spaces = [line.split() for line in lines if line.startswith("NSpid:")]
+                if spaces and int(spaces[0][-1]) == pid:
+                    return f"/proc/{number}"
+    except OSError:
+        return None
+    return None
+
+
+def _tell_to_stop(link: AgentLink) -> None:
+    try:
+        link.send({"type": "stop"})
+    except OSError:
+        return  # it has ended

@@ -1,0 +1,194 @@
+"""A script in several ranks: torchelastic starts them, as torchrun would, inside this worker's sandbox.
+
+An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as it knows them;
+inputs lie once, for all ranks, in the working directory. Laws: a rank that fails, is killed or is refused ends the job
+on all ranks, with the reason that came first and is no consequence of another; what any rank wrote into the output
+folder comes back, and each machine's first rank alone reports progress and saves outputs by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from glasshouse.errors import Code, RunError
+from glasshouse.task.channel import Channel
+from glasshouse.task.handle import Task
+from glasshouse.task.result import Result
+from glasshouse.wire import ranks
+from glasshouse.workloads import failures, script
+from glasshouse.workloads.machines import STORE_PORT, Machines
+from glasshouse.workloads.params import ScriptParams
+from glasshouse.workloads.rank_server import Given, Server
+
+__all__ = ["Ranked", "judge"]
+
+_RANK = "from glasshouse.workloads.rank import main; main()"
+_LOOPBACK = "127.0.0.1"
+_POLL_S = 0.1
+_JOINING_S, _JOINING_MACHINES_S = 60, 600
+_NOTICING_S = 5.0
+# What other ranks say when one is gone or has spoken: a consequence, unless nobody else has a reason.
+_CONSEQUENCES = frozenset({Code.COLLECTIVE_ABORTED, Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT})
+
+
+class Ranked:
+    """The workload `script` in several processes.
+
+    Args:
+        count: how many.
+        given: returns what each is handed, once the inputs are granted.
+        channel: takes rank 0's progress.
+    """
+
+    def __init__(self, count: int, given: Callable[[], Given], channel: Channel) -> None:
+        self._count, self._given, self._channel = count, given, channel
+
+    def warm(self) -> None:
+        """Import the launcher, which is all of torch; the ranks import it again, each for itself."""
+        import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
+
+    def run(self, task: Task, params: Any, on_stop: Callable[[Callable[[], None]], None]) -> Result:
+        """Lay the inputs out, start the ranks, and wait for the last.
+
+        Raises:
+            RunError: the reason of the first rank that failed; `script-failed`, `rank-lost` or a collective's.
+            UsageError: as `script.prepare`.
+        """
+        script.prepare(task, params)
+        given = self._given()
+        if given.machines is not None:
+            given.machines.start(partial(_without, task, self._channel))
+        with Server(given, task, self._channel) as server:
+            on_stop(server.stop)
+            os.chdir(task.input_dir)
+            failed = self._launch(server, params, given.machines)
+            server.settle()
+            if given.machines is not None and not failed:
+                given.machines.finish()
+            if failed and not server.stopped:
+                raise judge(server.failures, failed, self._count)
+            report = server.report
+        return Result(
+            unit=report.unit,
+            done=report.done,
+            elapsed_us=report.elapsed_us,
+            stop_reason="stopped" if server.stopped else "finished",
+            loss_first=report.loss_first,
+            loss_final=report.loss_final,
+        )
+
+    def _launch(self, server: Server, params: ScriptParams, machines: Machines | None) -> Mapping[int, int]:
+        """Start the ranks and wait; return the exit codes of those that failed, negative for a signal."""
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        class Invitations(DefaultLogsSpecs):  # type: ignore[misc]  # torch is not typed here
+            """Adds each rank's own tokens where torchelastic lets each rank's own variables be set."""
+
+            def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+                destinations = super().reify(envs)
+                for rank, environment in envs.items():
+                    environment.update(server.invite(rank))
+                return destinations
+
+        os.environ[ranks.SOCKET] = server.path
+        if self._count > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+        config = LaunchConfig(
+            **_meeting(machines),
+            nproc_per_node=self._count,
+            role="rank",
+            max_restarts=params.max_restarts,
+            monitor_interval=_POLL_S,
+            local_addr=_LOOPBACK,
+            logs_specs=Invitations(),
+            # The others are the worker's own affair: a stop is said to each rank, and asked for in its script.
+            signals_to_handle="SIGQUIT",
+        )
+        prefix = () if sys.pycache_prefix is None else ("-X", f"pycache_prefix={sys.pycache_prefix}")
+        try:
+            elastic_launch(config, sys.executable)("-I", "-B", *prefix, "-c", _RANK)
+        except ChildFailedError as error:
+            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+        return {}
+
+
+def _without(task: Task, channel: Channel, machine: int) -> None:
+    """End this worker because another machine's is gone; nothing that its ranks wait for will come.
+
+    They may notice it themselves, or know better why: they are given a moment to say so.
+    """
+    time.sleep(_NOTICING_S)
+    failures.say(RunError(Code.RANK_LOST, f"the ranks of machine {machine} are gone, and with them the job"))
+    with contextlib.suppress(Exception):
+        task.close()  # what was written is the owner's too
+    with contextlib.suppress(OSError):
+        channel.send({"type": "failed", "code": Code.RANK_LOST.value})
+    os._exit(1)
+
+
+def _meeting(machines: Machines | None) -> dict[str, Any]:
+    """Return where torchelastic's agents meet: alone, or at the store of the first machine."""
+    if machines is None:
+        configs: dict[str, Any] = {"timeout": _JOINING_S}
+        nodes, backend, endpoint, run_id = 1, "c10d", "localhost:0", secrets.token_hex(8)
+    else:
+        # Ranks are counted machine by machine, as the group says. Every machine finds the store at the same place.
+        configs = {"rank": machines.machine, "timeout": _JOINING_MACHINES_S}
+        nodes, backend, endpoint, run_id = machines.machines, "static", f"{_LOOPBACK}:{STORE_PORT}", "group"
+    return {
+        "min_nodes": nodes,
+        "max_nodes": nodes,
+        "rdzv_backend": backend,
+        "rdzv_configs": configs,
+        "rdzv_endpoint": endpoint,
+        "run_id": run_id,
+    }
+
+
+def judge(told: list[tuple[int, Code]], exits: Mapping[int, int], count: int) -> RunError:
+    """Return why a job of several ranks failed.
+
+    Args:
+        told: what ranks said of themselves, in the order in which it came.
+        exits: exit codes of the ranks that failed; torchelastic ends the others by SIGTERM.
+        count: how many ranks there are.
+    """
+    own = [(rank, code) for rank, code in told if code not in failures.COLLECTIVE]
+    silent = {rank: code for rank, code in exits.items() if rank not in dict(told)}
+    killed = [(rank, -code) for rank, code in sorted(silent.items()) if code < 0 and code != -signal.SIGTERM]
+    ended = [(rank, code) for rank, code in sorted(silent.items()) if code > 0]
+    collective = [(rank, code) for rank, code in told if code not in _CONSEQUENCES] or told
+    if own:
+        rank, code = own[0]
+        return _ends_all(code, f"rank {rank} failed", count)
+    if killed:
+        rank, number = killed[0]
+        return _ends_all(Code.RANK_LOST, f"rank {rank} was ended by {_signal(number)}", count)
+    if ended:
+        rank, status = ended[0]
+        return _ends_all(Code.SCRIPT_FAILED, f"rank {rank} ended without a word, with exit status {status}", count)
+    if collective:
+        rank, code = collective[0]
+        return _ends_all(code, f"rank {rank} could not go on with the others", count)
+    return _ends_all(Code.RANK_LOST, "a rank was ended from outside", count)
+
+
+def _ends_all(code: Code, what: str, count: int) -> RunError:
+    return RunError(code, f"{what}, which ends all {count} ranks" if count > 1 else what)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

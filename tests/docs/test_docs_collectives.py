@@ -1,0 +1,69 @@
+"""The tables of docs/collectives.md are those of the kept results, whose numbers follow from their raw samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from glasshouse.bench.collectives.measurement import Measurement
+from glasshouse.bench.collectives.values import Kind
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "collectives.md").read_text()
+KEPT = sorted((ROOT / "benchmarks" / "results").glob("collectives-*.json"))
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    path = ROOT / "docs" / "reference" / "collectives_tables.py"
+    spec = importlib.util.spec_from_file_location("collectives_tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_there_are_kept_measurements_of_every_kind_and_none_is_a_trial() -> None:
+    found = [Measurement.parse(path.read_bytes()) for path in KEPT]
+    assert {kind for one in found for kind in Kind if one.of(kind)} == set(Kind)
+    assert not any(one.quick for one in found)
+    assert any(one.start is not None for one in found)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_the_numbers_of_a_kept_measurement_follow_from_its_samples(path: Path) -> None:
+    kept = json.loads(path.read_bytes())
+    again = json.loads(json.dumps(Measurement.from_json(kept).to_json()))
+    assert {name: kept[name] for name in again} == again
+    for cell in again["cells"]:
+        assert cell["rounds"] >= 5
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_a_kept_measurement_names_no_host_user_or_path(path: Path) -> None:
+    system = json.loads(path.read_bytes())["system"]
+    assert not [value for value in system.values() if isinstance(value, str) and ("/" in value or "\\" in value)]
+
+
+def test_the_page_is_what_the_kept_results_say(tables: ModuleType) -> None:
+    assert tables.render(PAGE, tables.kept()) == PAGE
+    assert all(path.name in PAGE for path in KEPT)
+
+
+def test_a_number_that_was_edited_is_found(tables: ModuleType) -> None:
+    edited = re.sub(r"\d\.\d\d×", "0.01×", PAGE)
+    assert edited != PAGE
+    assert tables.render(edited, tables.kept()) != edited
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    targets = [target for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE) if "://" not in target]
+    assert targets
+    for target in targets:
+        assert (ROOT / "docs" / target).exists(), target

@@ -1,0 +1,81 @@
+"""The script of a tutorial runs over `sealed` by changing nothing in it but the name of the backend."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.group_agent import serving
+
+pytestmark = pytest.mark.slow
+
+STOCK = Path(__file__).parents[1] / "tools" / "ddp_tutorial.py"
+
+PROVIDER = """
+import os, pathlib
+from glasshouse.collectives.secret import provide
+provide(lambda: pathlib.Path({path!r}).read_bytes())
+"""
+
+
+def run(folder: Path, backend: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the tutorial in a process of its own, with another backend's name in it."""
+    text = STOCK.read_text()
+    assert text.count('"gloo"') == 1
+    script = folder / f"{backend}.py"
+    script.write_text(text.replace('"gloo"', f'"{backend}"'))
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    temporary = folder / f"{backend}-files"
+    temporary.mkdir()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GLASSHOUSE_")}
+    return subprocess.run(
+        [sys.executable, str(script), str(port)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**inherited, "TMPDIR": str(temporary), **(environment or {})},
+    )
+
+
+def told(run_: subprocess.CompletedProcess[str]) -> list[str]:
+    assert run_.returncode == 0, run_.stderr
+    lines = sorted(run_.stdout.splitlines())
+    assert len(lines) == 4, "two demonstrations on two ranks"
+    return lines
+
+
+def test_the_secret_comes_from_the_agent_that_started_it(tmp_path: Path) -> None:
+    token = secrets.token_bytes(32)
+    at = tmp_path / "agent"
+    # Spawned ranks have one environment, and so one token; those that torchrun starts under an agent have one each.
+    with serving(at, secrets.token_bytes(32), token, times=4) as given:
+        sealed = run(tmp_path, "sealed", {"GLASSHOUSE_GROUP_SOCKET": str(at), "GLASSHOUSE_GROUP_TOKEN": token.hex()})
+    assert given == [True] * 4
+    # Two numbers have one sum, whoever adds them.
+    assert told(sealed) == told(run(tmp_path, "gloo"))
+    assert token.hex() not in sealed.stdout + sealed.stderr
+
+
+def test_the_secret_comes_from_a_provider_of_the_installation(tmp_path: Path) -> None:
+    """Without any agent: what Python runs at its start registers a provider, in spawned processes too."""
+    kept = tmp_path / "kept"
+    kept.write_bytes(secrets.token_bytes(32))
+    kept.chmod(0o600)
+    (tmp_path / "usual").mkdir()
+    (tmp_path / "usual" / "sitecustomize.py").write_text(PROVIDER.format(path=str(kept)))
+    path = os.pathsep.join(filter(None, [str(tmp_path / "usual"), os.environ.get("PYTHONPATH")]))
+    lines = told(run(tmp_path, "sealed", {"PYTHONPATH": path}))
+    assert lines[0].split(": ")[1] == lines[1].split(": ")[1], "both ranks end with the same parameters"
+
+
+def test_without_a_secret_it_says_what_to_do(tmp_path: Path) -> None:
+    failed = run(tmp_path, "sealed")
+    assert failed.returncode != 0
+    assert "group-secret-missing" in failed.stderr

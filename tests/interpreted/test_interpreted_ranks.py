@@ -1,0 +1,99 @@
+"""Ranks whose tensors are on a device, over real connections; the interpreter stands in for the devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from glasshouse.collectives import operations
+from glasshouse.collectives.device import Queue
+from glasshouse.collectives.engine import Engine, Options
+from glasshouse.collectives.frames import Algorithm
+from glasshouse.collectives.kernels.aead import Cipher, Message, Verdicts
+from glasshouse.collectives.kernels.shape import Shape
+from glasshouse.collectives.reduce import Reduction, ReductionKind
+from simulators.engine_ranks import in_ranks, operate
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Ranks are threads here, and the interpreter bears one."""
+
+
+class Device(Cipher):
+    """A rank's own device."""
+
+    sealed: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__("cpu", shape=Shape(lanes=8, warps=1, programs=1, least_steps=1))
+
+    def seal(self, messages: Sequence[Message]) -> None:
+        self.sealed.append(len(messages))
+        with _ONE_AT_A_TIME:
+            super().seal(messages)
+
+    def open(self, messages: Sequence[Message]) -> Verdicts:
+        with _ONE_AT_A_TIME:
+            return super().open(messages)
+
+
+class Devices(Mapping[str, Any]):
+    """Gives each engine a queue of its own for its CPU tensors."""
+
+    def __getitem__(self, device: str) -> Queue:
+        return Queue("cpu", cipher=Device())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["cpu"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+ON_DEVICES = Options(queues=Devices(), chunk_bytes=512)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [
+        (Algorithm.ONE_SHOT, ReductionKind.AVG),
+        (Algorithm.DIRECT, ReductionKind.SUM),
+        (Algorithm.RING, ReductionKind.SUM),
+    ],
+    ids=["one-shot average", "direct sum", "ring sum"],
+)
+def test_two_ranks_reduce_on_their_devices(algorithm: Algorithm, kind: ReductionKind) -> None:
+    parts = [torch.randn(70).bfloat16(), torch.randn(70).bfloat16()]
+    wide = [part.float() / (2 if kind is ReductionKind.AVG else 1) for part in parts]
+
+    Device.sealed.clear()
+
+    def story(engine: Engine) -> Any:
+        tensor = parts[engine.rank].clone()
+        operate(engine, operations.all_reduce([tensor[:30], tensor[30:]], Reduction(kind=kind), algorithm))
+        return tensor
+
+    for found in in_ranks(2, story, options=ON_DEVICES):
+        torch.testing.assert_close(found.float(), wide[0] + wide[1], rtol=0.02, atol=0.02)
+    assert len(Device.sealed) >= 2, "every frame was sealed on a device"
+
+
+def test_tensors_move_between_devices() -> None:
+    given = [torch.arange(90), torch.arange(90, 180)]
+
+    def story(engine: Engine) -> Any:
+        outputs = [torch.zeros(90, dtype=torch.int64) for _ in range(2)]
+        operate(engine, operations.all_gather([given[engine.rank].clone()], [outputs]))
+        if engine.rank == 0:
+            operate(engine, operations.send([outputs[1]], 1, 7))
+        else:
+            operate(engine, operations.receive([outputs[0]], 0, 7))
+        return outputs
+
+    first, second = in_ranks(2, story, options=ON_DEVICES)
+    assert all(torch.equal(found, given[rank]) for rank, found in enumerate(first))
+    assert torch.equal(second[0], given[1])
+    assert torch.equal(second[1], given[1])

@@ -1,0 +1,23 @@
+"""The real agent on a machine that lets it make every namespace but that of the network."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from glasshouse.runtime import sandbox
+from glasshouse.runtime.agent import main
+from glasshouse.runtime.kernel import CLONE_NEWNET, Kernel, KernelError
+from tools.sandboxed import forking
+
+
+class WithoutNetworks(Kernel):
+    def unshare(self, flags: int) -> None:
+        if flags == CLONE_NEWNET:
+            raise KernelError("unshare", 1)
+        super().unshare(flags)
+
+
+if __name__ == "__main__":
+    sandbox.start = partial(sandbox.start, spawn=forking(WithoutNetworks()))
+    sys.exit(main(sys.argv[1:], sys.stdin.buffer))

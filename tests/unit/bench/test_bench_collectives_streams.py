@@ -1,0 +1,61 @@
+"""The cipher that is none keeps the frames' order, the counted one changes nothing, and neither can be asked for."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+import pytest
+import torch
+
+from glasshouse.bench.collectives.streams import Counted, Plain, Tally, adding_counted
+from glasshouse.collectives import backend, engine, entry, group
+from glasshouse.collectives.frames import HEADER_BYTES, TAG_BYTES
+from glasshouse.collectives.keys import Lane
+from glasshouse.collectives.reduce import Arithmetic, Reduction, ReductionKind
+from glasshouse.errors import InternalError
+
+
+def exchange(streams: Plain | Counted, payload: bytes) -> bytes:
+    header, out, got = bytearray(HEADER_BYTES), bytearray(len(payload) + TAG_BYTES), bytearray(len(payload))
+    streams.sealer(Lane.COLLECTIVE, 1).seal_into(header, payload, out)
+    streams.opener(Lane.COLLECTIVE, 1).open_into(header, out, got)
+    return bytes(got)
+
+
+def test_frames_without_a_cipher_carry_what_they_are_given_and_refuse_another_order() -> None:
+    plain, payload = Plain(), os.urandom(100)
+    assert [exchange(plain, payload) for _ in range(3)] == [payload] * 3
+    header, out = bytearray(HEADER_BYTES), bytearray(TAG_BYTES + 4)
+    plain.sealer(Lane.COLLECTIVE, 2).seal_into(header, b"late", out)
+    with pytest.raises(InternalError, match="out of its order"):
+        plain.opener(Lane.COLLECTIVE, 1).open_into(header, out, bytearray(4))
+
+
+def test_counting_counts_every_call_and_byte_and_passes_on_what_came() -> None:
+    tally = Tally()
+    counted, payload = Counted(Plain(), tally), os.urandom(1_000)
+    assert [exchange(counted, payload) for _ in range(4)] == [payload] * 4
+    assert (tally.seal_calls, tally.open_calls, tally.seal_bytes, tally.open_bytes) == (4, 4, 4_000, 4_000)
+    assert tally.seal_s >= 0
+
+
+def test_additions_are_timed_only_while_somebody_counts() -> None:
+    before, seconds = Arithmetic.combine, list[float]()
+    arithmetic = Arithmetic(Reduction(kind=ReductionKind.SUM), torch.float32, 2)
+    one = torch.ones(4)
+    with adding_counted(seconds):
+        assert torch.equal(arithmetic.combine(one, one, torch.empty(4)), 2 * one)
+    assert len(seconds) == 1
+    assert Arithmetic.combine is before
+    arithmetic.combine(one, one, torch.empty(4))
+    assert len(seconds) == 1
+
+
+def test_what_torch_or_a_script_can_call_never_names_other_streams_or_the_bench() -> None:
+    """Without AEAD is for whoever constructs an engine by hand; the ways that torch takes do not lead there."""
+    for module in (backend, entry, group):
+        source = inspect.getsource(module)
+        assert "streams" not in source
+        assert "glasshouse.bench" not in source
+    assert "environ" not in inspect.getsource(engine)

@@ -1,0 +1,357 @@
+"""The engine: who does the work, and how a group ends when something is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from glasshouse.collectives import operations
+from glasshouse.collectives.engine import Completion, Engine, Options
+from glasshouse.collectives.frames import HEADER_BYTES, Algorithm
+from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.errors import Code, CollectiveError
+from simulators.engine_ranks import Ended, Middle, connect, ended, in_ranks, operate, world
+
+SUM = Reduction(kind=ReductionKind.SUM)
+SMALL = Options(chunk_bytes=64 << 10)
+ELEMENTS = 200_000
+
+
+def summed(engine: Engine, algorithm: Algorithm | None = None) -> Any:
+    tensor = torch.full((ELEMENTS,), engine.rank + 1.0)
+    operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+    return tensor
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+def test_what_is_submitted_to_the_background_is_done_while_nobody_waits() -> None:
+    def story(engine: Engine) -> list[float]:
+        tensors = [torch.full((ELEMENTS,), float(number)) for number in range(5)]
+        done = [engine.submit(operations.all_reduce([tensor], SUM), background=True) for tensor in tensors]
+        until(lambda: all(each.done() for each in done))
+        return [tensor[-1].item() for tensor in tensors]
+
+    assert in_ranks(3, story) == [[0.0, 3.0, 6.0, 9.0, 12.0]] * 3
+
+
+def test_several_threads_wait_for_what_they_submitted() -> None:
+    def story(engine: Engine) -> list[float]:
+        tensors = [torch.full((ELEMENTS,), float(number)) for number in range(4)]
+        done = [
+            engine.submit(operations.all_reduce([tensor], SUM), background=number % 2 == 0)
+            for number, tensor in enumerate(tensors)
+        ]
+        threads = [threading.Thread(target=each.wait) for each in reversed(done)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert all(each.done() for each in done)
+        return [tensor[0].item() for tensor in tensors]
+
+    assert in_ranks(2, story) == [[0.0, 2.0, 4.0, 6.0]] * 2
+
+
+def test_a_callback_may_submit_and_wait() -> None:
+    def story(engine: Engine) -> Any:
+        first, second = torch.ones(10), torch.ones(ELEMENTS)
+        seen: list[Completion] = []
+
+        def more(completion: Completion) -> None:
+            operate(engine, operations.all_reduce([second], SUM))
+            seen.append(completion)
+
+        completion = engine.submit(operations.all_reduce([first], SUM), background=True)
+        completion.add_done_callback(more)
+        completion.wait()
+        until(lambda: bool(seen))
+        completion.add_done_callback(seen.append)
+        return len(seen), seen[0] is completion, second[0].item()
+
+    assert in_ranks(2, story) == [(2, True, 2.0)] * 2
+
+
+def test_ranks_that_are_at_different_operations_are_told_what_each_is_at() -> None:
+    def story(engine: Engine) -> None:
+        summed(engine)
+        tensor = torch.ones(50 if engine.rank else 60)
+        operate(engine, operations.all_reduce([tensor], SUM) if engine.rank else operations.broadcast([tensor], 0))
+
+    for end in world(2, story):
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.COLLECTIVE_MISMATCH
+    text = str(end.error)
+    assert "broadcast of 60 float32 (operation 1)" in text
+    assert "all_reduce(sum) of 50 float32 (operation 1)" in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        operations.all_reduce([torch.ones(61)], SUM),
+        operations.all_reduce([torch.ones(60, dtype=torch.int32)], SUM),
+        operations.all_reduce([torch.ones(6, 10)], SUM),
+        operations.all_reduce([torch.ones(60)], Reduction(kind=ReductionKind.MAX)),
+        operations.all_reduce([torch.ones(60)], SUM, Algorithm.DIRECT),
+        operations.barrier(),
+    ],
+    ids=["size", "type", "shape", "reduction", "algorithm", "collective"],
+)
+def test_any_difference_between_ranks_ends_the_group(other: Any) -> None:
+    def story(engine: Engine) -> None:
+        operate(engine, other if engine.rank == 1 else operations.all_reduce([torch.ones(60)], SUM))
+
+    for end in world(3, story):
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.COLLECTIVE_MISMATCH
+        assert "rank 1" in str(end.error)
+
+
+def strike(frames: Callable[[bytes], Sequence[bytes]], at: int = 3) -> Callable[[int, bytes], Sequence[bytes]]:
+    return lambda number, frame: frames(frame) if number == at else [frame]
+
+
+def flipped(frame: bytes, at: int) -> bytes:
+    return frame[:at] + bytes([frame[at] ^ 0x10]) + frame[at + 1 :]
+
+
+ATTACKS = {
+    "ciphertext": strike(lambda frame: [flipped(frame, HEADER_BYTES + 100)]),
+    "tag": strike(lambda frame: [flipped(frame, len(frame) - 1)]),
+    "sequence": strike(lambda frame: [flipped(frame, 31)]),
+    "chunk": strike(lambda frame: [flipped(frame, 43)]),
+    "repeated": strike(lambda frame: [frame, frame]),
+    "dropped": strike(lambda frame: []),
+    "noise": strike(lambda frame: [os.urandom(len(frame))]),
+}
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING], ids=lambda one: one.name)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_somebody_on_a_connection_ends_the_group_and_nobody_keeps_a_number(attack: str, algorithm: Algorithm) -> None:
+    tensors = [torch.full((ELEMENTS,), rank + 1.0) for rank in range(3)]
+    # In the ring, rank 2 receives from rank 1.
+    middle = Middle((2, 1), ATTACKS[attack])
+
+    def story(engine: Engine) -> None:
+        operate(engine, operations.all_reduce([tensors[engine.rank]], SUM, algorithm))
+        summed(engine, algorithm)
+
+    ends = world(3, story, options=SMALL, middle=middle)
+    for end in ends:
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.COLLECTIVE_TAMPERED
+        assert "rank 1" in str(end.error)
+    struck = ends[2].error
+    assert f"all_reduce(sum) of {ELEMENTS} float32" in str(struck)
+    for tensor in tensors:
+        assert (tensor == 0).all() or (tensor == 6).all()
+
+
+def test_a_rank_that_goes_away_in_the_middle_is_named_by_all_others() -> None:
+    store = dist.HashStore()
+    gone = threading.Event()
+
+    def story(rank: int) -> None:
+        mesh = connect(store, rank, 3)
+        if rank == 1:
+            for link in (*mesh.collective, *mesh.p2p):
+                link.close()
+            gone.set()
+            return
+        engine = Engine(mesh, timeout_s=20)
+        try:
+            gone.wait(20)
+            summed(engine)
+        finally:
+            engine.close()
+
+    ends = ended(3, story)
+    for end in (ends[0], ends[2]):
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.RANK_LOST
+        assert "rank 1 is gone" in str(end.error)
+
+
+def test_a_rank_that_leaves_early_is_told_from_one_that_is_lost() -> None:
+    def story(engine: Engine) -> None:
+        summed(engine)
+        if engine.rank:
+            summed(engine)
+
+    ends = world(3, story)
+    assert ends[0].error is None
+    for end in ends[1:]:
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.RANK_LOST
+        assert "rank 0 left the group" in str(end.error)
+
+
+def test_a_rank_that_leaves_when_all_is_done_disturbs_nobody() -> None:
+    def story(engine: Engine) -> None:
+        for _ in range(50):
+            summed(engine, Algorithm.DIRECT)
+
+    in_ranks(3, story)
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_time_is_up() -> None:
+    tensor = torch.ones(ELEMENTS)
+    released = threading.Event()
+
+    def story(engine: Engine) -> None:
+        if engine.rank == 0:
+            released.wait(20)
+            return
+        try:
+            operate(engine, operations.all_reduce([tensor if engine.rank == 1 else tensor.clone()], SUM))
+        finally:
+            released.set()
+
+    ends = world(3, story, timeout_s=0.3)
+    late = [end.error for end in ends[1:]]
+    for error in late:
+        assert isinstance(error, CollectiveError)
+        assert error.code is Code.COLLECTIVE_TIMEOUT
+        assert "nothing came from rank 0 in 0.3 s" in str(error)
+    assert (tensor == 0).all()
+
+
+def test_a_background_operation_fails_without_a_waiter_and_tells_its_callbacks() -> None:
+    def story(engine: Engine) -> Any:
+        if engine.rank == 0:
+            until(lambda: engine._failed is not None or _refused(engine))
+            return None
+        tensor = torch.ones(9)
+        told: list[Completion] = []
+        completion = engine.submit(operations.all_reduce([tensor], SUM), timeout_s=0.2, background=True)
+        completion.add_done_callback(told.append)
+        until(completion.done)
+        until(lambda: bool(told))
+        with pytest.raises(CollectiveError) as caught:
+            completion.wait()
+        return caught.value.code, tensor.tolist()
+
+    assert in_ranks(2, story)[1] == (Code.COLLECTIVE_TIMEOUT, [0.0] * 9)
+
+
+def _refused(engine: Engine) -> bool:
+    """Return whether the group is over, as a rank finds out that tries to take part."""
+    try:
+        operate(engine, operations.barrier())
+    except CollectiveError:
+        return True
+    return False
+
+
+def test_after_a_failure_everything_raises_and_says_what_failed_first() -> None:
+    def story(engine: Engine) -> Any:
+        pending = [engine.submit(operations.all_reduce([torch.ones(5)], SUM), background=True) for _ in range(3)]
+        if engine.rank == 0:
+            engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "somebody pulled the plug"))
+        errors = []
+        for attempt in [*(each.wait for each in pending), lambda: summed(engine)]:
+            try:
+                attempt()
+            except CollectiveError as error:
+                errors.append(str(error))
+        return errors
+
+    first, second = in_ranks(2, story)
+    for errors in (first, second):
+        assert errors, "the group went on"
+        assert all("somebody pulled the plug" in error for error in errors)
+    assert "the group is over" in first[-1]
+
+
+def test_closing_with_work_unfinished_fails_it_everywhere() -> None:
+    def story(engine: Engine) -> Any:
+        if engine.rank:
+            summed(engine)
+            return None
+        tensor = torch.ones(ELEMENTS)
+        completion = engine.submit(operations.reduce(tensor, SUM, 0), background=False)
+        engine.close()
+        with pytest.raises(CollectiveError) as caught:
+            completion.wait()
+        with pytest.raises(CollectiveError):
+            summed(engine)
+        return caught.value.code, tensor.sum().item()
+
+    ends = world(2, story)
+    assert ends[0].value == (Code.COLLECTIVE_ABORTED, 0.0)
+    assert isinstance(ends[1].error, CollectiveError)
+
+
+def test_a_defect_in_the_middle_of_an_operation_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def story(engine: Engine) -> None:
+        tensor = torch.ones(10)
+        operation = operations.all_reduce([tensor], SUM)
+        completion = engine.submit(operation, background=False)
+        if engine.rank == 0:
+            monkeypatch.setattr(engine._progress, "step", _interrupted)
+        completion.wait()
+
+    ends = world(2, story)
+    assert isinstance(ends[0].error, KeyboardInterrupt)
+    assert isinstance(ends[1].error, CollectiveError)
+    assert "rank 0 was stopped by KeyboardInterrupt" in str(ends[1].error)
+
+
+def _interrupted() -> bool:
+    raise KeyboardInterrupt
+
+
+def test_a_forked_child_can_neither_send_nor_disturb_its_parent() -> None:
+    def story(engine: Engine) -> Any:
+        summed(engine)
+        if engine.rank == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    summed(engine)
+                except CollectiveError as error:
+                    os._exit(7 if "forked" in str(error) else 1)
+                os._exit(2)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 7
+        return summed(engine)[0].item()
+
+    assert in_ranks(2, story) == [3.0, 3.0]
+
+
+def test_buffers_do_not_grow_with_the_tensors() -> None:
+    def story(engine: Engine) -> Any:
+        held = []
+        for elements in (1_000_000, 4_000_000):
+            tensor = torch.ones(elements)
+            for algorithm in (Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING):
+                operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+            links = engine._progress._links.values()
+            pools = engine._party._pools.values()
+            held.append(
+                sum(len(link._in) + len(link._out) for link in links)
+                + sum(len(buffer) for pool in pools for kind in (pool.shared, pool.scratch) for buffer in kind._free)
+            )
+        return held
+
+    for small, large in in_ranks(2, story):
+        assert small == large
+
+
+def test_rank_and_size_are_the_groups() -> None:
+    assert in_ranks(3, lambda engine: (engine.rank, engine.size)) == [(0, 3), (1, 3), (2, 3)]
+    assert Ended().error is None

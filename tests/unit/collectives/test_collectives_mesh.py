@@ -1,0 +1,160 @@
+"""How ranks meet: strangers cost little, and a rank that does not fit is told why at once."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from glasshouse.collectives import mesh
+from glasshouse.collectives.keys import Lane
+from glasshouse.errors import Code, CollectiveError
+from simulators.engine_ranks import SECRET, connect, ended
+
+
+def close(one: mesh.Mesh) -> None:
+    for link in (*one.collective, *one.p2p):
+        link.close()
+
+
+def met(store: Any, rank: int, size: int, **options: Any) -> list[int]:
+    one = connect(store, rank, size, **options)
+    try:
+        assert {link.lane for link in one.collective} <= {Lane.COLLECTIVE}
+        assert sorted(link.peer for link in one.p2p) == sorted(link.peer for link in one.collective)
+        return [link.peer for link in one.collective]
+    finally:
+        close(one)
+
+
+def test_eight_ranks_are_each_connected_to_every_other_beginning_with_the_next() -> None:
+    store = dist.HashStore()
+    for end in (ends := ended(8, lambda rank: met(store, rank, 8))):
+        assert end.error is None
+    assert [end.value for end in ends] == [[(rank + step) % 8 for step in range(1, 8)] for rank in range(8)]
+
+
+def test_a_group_of_one_has_nobody_to_meet() -> None:
+    assert met(dist.HashStore(), 0, 1) == []
+
+
+def failures(size: int, **different: dict[int, Any]) -> list[CollectiveError]:
+    """Return how each rank's meeting failed where one option differs between them."""
+    store = dist.HashStore()
+
+    def story(rank: int) -> Any:
+        return met(store, rank, size, **{name: values[rank] for name, values in different.items()})
+
+    errors = [end.error for end in ended(size, story)]
+    assert all(isinstance(error, CollectiveError) for error in errors)
+    return [error for error in errors if isinstance(error, CollectiveError)]
+
+
+def test_ranks_with_different_secrets_are_both_told_so() -> None:
+    for error in failures(2, secret={0: SECRET, 1: bytes(32)}):
+        assert error.code is Code.GROUP_MISMATCH
+        assert "another group secret" in error.message
+
+
+def test_one_rank_with_another_secret_ends_the_meeting_of_all() -> None:
+    errors = failures(4, secret={rank: bytes(32) if rank == 2 else SECRET for rank in range(4)})
+    assert Code.GROUP_MISMATCH in {error.code for error in errors}
+    assert {error.code for error in errors} <= {Code.GROUP_MISMATCH, Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT}
+
+
+def test_ranks_of_different_groups_are_told_so() -> None:
+    assert {error.code for error in failures(2, group={0: "here", 1: "there"})} == {Code.GROUP_MISMATCH}
+
+
+def test_a_rank_that_was_restarted_alone_finds_nobody_and_says_who_is_missing() -> None:
+    store = dist.HashStore()
+    assert all(end.error is None for end in ended(2, lambda rank: met(store, rank, 2)))
+    with pytest.raises(CollectiveError, match="rank 0 did not come") as caught:
+        met(store, 1, 2, incarnation=1 << 32, timeout_s=0.2)
+    assert caught.value.code is Code.COLLECTIVE_TIMEOUT
+
+
+def test_a_rank_that_does_not_come_is_named_by_the_one_that_listens() -> None:
+    with pytest.raises(CollectiveError, match="rank 1 and rank 2 did not come"):
+        met(dist.HashStore(), 0, 3, timeout_s=0.2)
+
+
+def listening(store: Any, rank: int) -> tuple[str, int]:
+    store.wait([f"glasshouse/0/{rank}"])
+    host, port = store.get(f"glasshouse/0/{rank}").decode().split()
+    return host, int(port)
+
+
+def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.1)
+    store = dist.HashStore()
+    with contextlib.ExitStack() as strangers:
+
+        def story(rank: int) -> Any:
+            if rank == 1:
+                address = listening(store, 0)
+                for greeting in (b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(200), bytes(128)) * 20:
+                    stranger = strangers.enter_context(socket.create_connection(address))
+                    with contextlib.suppress(OSError):
+                        stranger.sendall(greeting)
+                time.sleep(0.3)
+            return met(store, rank, 2)
+
+        assert [end.value for end in ended(2, story)] == [[1], [0]]
+
+
+def test_a_stranger_in_a_ranks_place_is_told_from_a_rank() -> None:
+    store = dist.HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"220 mail.example.org ESMTP\r\n" + bytes(200))
+                connection.recv(1024)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        store.set("glasshouse/0/0", f"127.0.0.1 {listener.getsockname()[1]}")
+        with pytest.raises(CollectiveError, match="no rank of a sealed group") as caught:
+            met(store, 1, 2, timeout_s=20)
+        assert caught.value.code is Code.COLLECTIVE_TAMPERED
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    "said", ["nowhere", "127.0.0.1 0", "127.0.0.1 99999", "127.0.0.1 x", "\xff 1", ". . .", "x" * 400]
+)
+def test_a_store_that_lies_about_an_address_is_caught(said: str) -> None:
+    store = dist.HashStore()
+    store.set("glasshouse/0/0", said)
+    with pytest.raises(CollectiveError, match="no address of rank 0") as caught:
+        met(store, 1, 2, timeout_s=20)
+    assert caught.value.code is Code.COLLECTIVE_TAMPERED
+
+
+def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    store = dist.HashStore()
+
+    def story(rank: int) -> Any:
+        return met(store, rank, 2, address=f"127.0.0.1:{port}" if rank == 0 else None)
+
+    assert all(end.error is None for end in ended(2, story))
+    assert store.get("glasshouse/0/0") == f"127.0.0.1 {port}".encode()
+    monkeypatch.setenv(mesh.ADDRESS_VARIABLE, "127.0.0.1")
+    assert all(end.error is None for end in ended(2, lambda rank: met(store, rank, 2, incarnation=1)))
+
+
+def test_addresses_come_from_the_way_to_the_stores_host() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    behind = dist.PrefixStore("a", dist.PrefixStore("b", store))
+    assert mesh._address(behind) == "127.0.0.1"
+    assert mesh._address(dist.HashStore()) == "127.0.0.1"
+    assert all(end.error is None for end in ended(2, lambda rank: met(behind, rank, 2)))

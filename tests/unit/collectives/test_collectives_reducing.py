@@ -1,0 +1,258 @@
+"""Reductions: every rank has the same bits, and they are those of the sum in rank order."""
+
+from __future__ import annotations
+
+from functools import reduce as fold_left
+from typing import Any
+
+import pytest
+import torch
+
+from glasshouse.collectives import operations
+from glasshouse.collectives.engine import Engine, Options
+from glasshouse.collectives.frames import Algorithm
+from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.errors import Code, CollectiveError
+from simulators.engine_ranks import in_ranks, operate
+
+SUM = Reduction(kind=ReductionKind.SUM)
+SMALL = Options(chunk_bytes=64 << 10)
+"""Many chunks for few bytes."""
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+]
+
+
+def contribution(rank: int, elements: int, dtype: Any) -> Any:
+    numbers = torch.randn(elements, generator=torch.Generator().manual_seed(rank + 1), dtype=torch.float64) * 3
+    return numbers.abs().to(dtype) if dtype is torch.uint8 else numbers.to(dtype)
+
+
+def in_rank_order(parts: list[Any]) -> Any:
+    """Return the sum that is promised: left to right, narrow numbers in float32 and rounded once."""
+    wide = [part.float() if part.dtype in (torch.float16, torch.bfloat16) else part for part in parts]
+    return fold_left(torch.add, wide).to(parts[0].dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", [None, Algorithm.ONE_SHOT, Algorithm.DIRECT], ids=str)
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_ranks_have_the_bits_of_the_sum_in_rank_order(size: int, algorithm: Algorithm | None, dtype: Any) -> None:
+    for elements in (1, 1000, 300_001):
+        parts = [contribution(rank, elements, dtype) for rank in range(size)]
+        expected = in_rank_order(parts)
+
+        def story(engine: Engine, parts: list[Any] = parts) -> Any:
+            tensor = parts[engine.rank].clone()
+            operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+            return tensor
+
+        for result in in_ranks(size, story, options=SMALL):
+            assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.SERIAL], ids=lambda one: one.name)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_ring_has_the_same_bits_on_all_ranks(size: int, algorithm: Algorithm) -> None:
+    parts = [contribution(rank, 300_001, torch.float32) for rank in range(size)]
+
+    def story(engine: Engine) -> Any:
+        tensor = parts[engine.rank].clone()
+        tiny = parts[engine.rank][:2].clone()
+        operate(engine, operations.all_reduce([tensor], SUM, algorithm), operations.all_reduce([tiny], SUM, algorithm))
+        return tensor, tiny
+
+    results = in_ranks(size, story, options=SMALL)
+    for tensor, tiny in results:
+        assert torch.equal(tensor, results[0][0])
+        torch.testing.assert_close(tensor, in_rank_order(parts))
+        torch.testing.assert_close(tiny, in_rank_order(parts)[:2])
+
+
+def test_nan_and_infinity_reach_every_rank() -> None:
+    parts = [
+        torch.tensor([float("nan"), 1.0, float("inf"), float("inf")]),
+        torch.tensor([1.0, 2.0, 1.0, -float("inf")]),
+    ]
+
+    def story(engine: Engine) -> Any:
+        tensor = parts[engine.rank].clone()
+        operate(engine, operations.all_reduce([tensor], SUM))
+        return tensor.view(torch.int32)
+
+    first, second = in_ranks(2, story)
+    assert torch.equal(first, second)
+    assert first.view(torch.float32).isnan().tolist() == [True, False, False, True]
+
+
+KINDS = {
+    ReductionKind.MIN: lambda stack: stack.min(0).values,
+    ReductionKind.MAX: lambda stack: stack.max(0).values,
+    ReductionKind.PRODUCT: lambda stack: stack.prod(0, dtype=stack.dtype),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])
+def test_minimum_maximum_and_product(algorithm: Algorithm, dtype: Any, kind: ReductionKind) -> None:
+    parts = [torch.tensor([1, 2, -3, 4, 0] * 40, dtype=dtype) + rank for rank in range(3)]
+
+    def story(engine: Engine) -> Any:
+        tensor = parts[engine.rank].clone()
+        operate(engine, operations.all_reduce([tensor], Reduction(kind=kind), algorithm))
+        return tensor
+
+    for result in in_ranks(3, story):
+        torch.testing.assert_close(result, KINDS[kind](torch.stack(parts)))
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])
+def test_an_average_divides_each_contribution_before_it_is_added(algorithm: Algorithm) -> None:
+    parts = [contribution(rank, 5000, torch.float32) for rank in range(3)]
+    integers = [torch.tensor([7, -7, 1]) + rank for rank in range(3)]
+    narrow = [part.to(torch.bfloat16) for part in parts]
+
+    def story(engine: Engine) -> Any:
+        tensors = [parts[engine.rank].clone(), integers[engine.rank].clone(), narrow[engine.rank].clone()]
+        average = Reduction(kind=ReductionKind.AVG)
+        operate(engine, *(operations.all_reduce([tensor], average, algorithm) for tensor in tensors))
+        return tensors
+
+    for floats, whole, halves in in_ranks(3, story):
+        divided = in_rank_order([part / 3 for part in parts])
+        if algorithm is Algorithm.RING:
+            torch.testing.assert_close(floats, divided)
+        else:
+            assert torch.equal(floats, divided)
+            assert torch.equal(halves, fold_left(torch.add, [part.float() / 3 for part in narrow]).to(torch.bfloat16))
+        assert whole.tolist() == [8, -6, 2]
+
+
+def test_a_premultiplied_sum_multiplies_each_contribution() -> None:
+    def story(engine: Engine) -> Any:
+        tensor, other = torch.full((1000,), engine.rank + 1.0), torch.full((9,), engine.rank + 1.0)
+        half = Reduction(kind=ReductionKind.PREMUL_SUM, factor=0.5)
+        quarter = Reduction(kind=ReductionKind.PREMUL_SUM, factor=torch.tensor([0.25]))
+        operate(engine, operations.all_reduce([tensor], half), operations.all_reduce([other], quarter))
+        return tensor[0].item(), other[0].item()
+
+    assert in_ranks(3, story) == [(3.0, 1.5)] * 3
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_several_tensors_are_one_exchange(dtype: Any, algorithm: Algorithm) -> None:
+    sizes = (3, 90_000, 0, 7, 70_001, 1)
+
+    def story(engine: Engine) -> Any:
+        tensors = [torch.full((size,), float(engine.rank + at), dtype=dtype) for at, size in enumerate(sizes)]
+        operate(engine, operations.all_reduce(tensors, SUM, algorithm))
+        return tensors
+
+    for tensors in in_ranks(4, story, options=SMALL):
+        for at, tensor in enumerate(tensors):
+            assert (tensor == 6 + 4 * at).all()
+
+
+def test_truth_values_are_summed_as_or_and_multiplied_as_and() -> None:
+    def story(engine: Engine) -> Any:
+        either = torch.tensor([False, engine.rank == 1])
+        both = torch.tensor([True, engine.rank == 1])
+        product = Reduction(kind=ReductionKind.PRODUCT)
+        operate(engine, operations.all_reduce([either], SUM), operations.all_reduce([both], product))
+        return either.tolist(), both.tolist()
+
+    assert in_ranks(2, story) == [([False, True], [True, False])] * 2
+
+
+def test_reduce_gives_the_root_the_sum_and_the_others_their_own_back() -> None:
+    def story(engine: Engine) -> Any:
+        tensor = torch.full((100_000,), engine.rank + 1.0)
+        operate(engine, operations.reduce(tensor, SUM, root=2))
+        return tensor[0].item(), bool((tensor == tensor[0]).all())
+
+    assert in_ranks(4, story, options=SMALL) == [(1.0, True), (2.0, True), (10.0, True), (4.0, True)]
+
+
+def test_reduce_scatter_leaves_the_inputs_alone_even_where_the_output_is_one_of_them() -> None:
+    def story(engine: Engine) -> Any:
+        inputs = [torch.full((50_000 + to,), float(10 * engine.rank + to)) for to in range(3)]
+        output = torch.empty(50_000 + engine.rank)
+        operate(engine, operations.reduce_scatter(inputs, output, SUM))
+        kept = all((tensor == 10 * engine.rank + to).all() for to, tensor in enumerate(inputs))
+        operate(engine, operations.reduce_scatter(inputs, inputs[engine.rank], SUM))
+        return kept, output, inputs[engine.rank]
+
+    for rank, (kept, output, in_place) in enumerate(in_ranks(3, story, options=SMALL)):
+        assert kept
+        assert (output == 30 + 3 * rank).all()
+        assert torch.equal(output, in_place)
+
+
+def test_a_group_of_one_has_its_own_sum_at_once() -> None:
+    def story(engine: Engine) -> Any:
+        tensor, part, output = torch.ones(5), torch.full((5,), 2.0), torch.empty(5)
+        operate(engine, operations.all_reduce([tensor], SUM), operations.reduce(tensor, SUM, 0))
+        operate(engine, operations.reduce_scatter([part], output, SUM), operations.barrier())
+        operate(engine, operations.all_reduce([part], Reduction(kind=ReductionKind.PREMUL_SUM, factor=3.0)))
+        return tensor.tolist(), output.tolist(), part.tolist()
+
+    assert in_ranks(1, story) == [([1.0] * 5, [2.0] * 5, [6.0] * 5)]
+
+
+def test_nothing_to_reduce_is_reduced_at_once() -> None:
+    def story(engine: Engine) -> Any:
+        tensor = torch.empty(0)
+        operate(engine, operations.all_reduce([tensor], SUM), operations.reduce(tensor, SUM, 1), operations.barrier())
+        return tensor.numel()
+
+    assert in_ranks(2, story) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction"),
+    [
+        (torch.complex64, SUM),
+        (torch.float8_e5m2, SUM),
+        (torch.int32, Reduction(kind=ReductionKind.PREMUL_SUM, factor=2.0)),
+        (torch.bool, Reduction(kind=ReductionKind.AVG)),
+    ],
+    ids=str,
+)
+def test_what_is_not_defined_is_refused_before_anything_is_sent(dtype: Any, reduction: Reduction) -> None:
+    def story(engine: Engine) -> Any:
+        with pytest.raises(CollectiveError) as caught:
+            engine.submit(operations.all_reduce([torch.zeros(4).to(dtype)], reduction), background=False)
+        operate(engine, operations.barrier())
+        return caught.value.code
+
+    assert in_ranks(2, story) == [Code.COLLECTIVE_UNSEALED] * 2
+
+
+def test_tensors_that_do_not_belong_together_are_the_callers_mistake() -> None:
+    def story(engine: Engine) -> None:
+        with pytest.raises(ValueError, match="one type"):
+            operations.all_reduce([torch.zeros(1), torch.zeros(1, dtype=torch.int32)], SUM)
+        with pytest.raises(ValueError, match="one each"):
+            engine.submit(operations.reduce_scatter([torch.zeros(1)], torch.zeros(1), SUM), background=False)
+        with pytest.raises(ValueError, match="contiguous"):
+            engine.submit(operations.all_reduce([torch.zeros(4, 4).t()[1:]], SUM), background=False)
+        with pytest.raises(ValueError, match="bytes"):
+            engine.submit(operations.reduce_scatter([torch.zeros(1)] * 2, torch.zeros(3), SUM), background=False)
+        operate(engine, operations.barrier())
+
+    in_ranks(2, story)
+
+
+def test_only_a_premultiplied_sum_has_a_factor() -> None:
+    for kind, factor in ((ReductionKind.SUM, 2.0), (ReductionKind.PREMUL_SUM, None)):
+        with pytest.raises(ValueError, match="factor"):
+            Reduction(kind=kind, factor=factor)
