@@ -103,7 +103,8 @@ def test_every_machine_was_released_to_and_left_a_receipt(shell: Shell, several:
 
 def test_a_run_on_several_machines_is_one_run(shell: Shell, several: Answer) -> None:
     runs = shell.ask("status", "--json").object["runs"]
-    assert len([run for run in runs if run["run_id"] == several.object["run_id"]]) == 1
+    [mine] = [run for run in runs if run["run_id"] == several.object["run_id"]]
+    assert (mine["machines"], mine["ranks"], mine["outcome"]) == (2, 2, "completed")
     refused = shell.ask("logs", several.object["run_id"], "--machine", "2", "--json")
     assert (refused.code, refused.error["code"]) == (ExitCode.USAGE, "usage")
 

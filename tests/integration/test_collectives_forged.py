@@ -137,6 +137,9 @@ def forged(rank: int, story: Callable[[int, Forge], None], begin: Callable[..., 
         dist.all_reduce(torch.ones(1))
     except CollectiveError:
         outcome.append("over")
+    dist.destroy_process_group()
+    # This process is also the one between.
+    between.pass_the_rest()
     return outcome
 
 

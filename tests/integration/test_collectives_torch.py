@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -140,6 +142,14 @@ def everything_that_is_summed(rank: int) -> None:
     for op in (ops.BAND, ops.BOR, ops.BXOR):
         with unsealed():
             dist.all_reduce(torch.ones(2, dtype=torch.int32), op)
+    for op in (ops.PRODUCT, ops.MIN, ops.MAX):
+        for call in (
+            lambda op=op: dist.group.WORLD.allreduce([number.clone()], op),
+            lambda op=op: dist.group.WORLD.reduce([number.clone()], 0, op),
+            lambda op=op: dist.group.WORLD.reduce_scatter([number.clone()], [[number] * size], op),
+        ):
+            with unsealed():
+                call()
 
 
 def tensors_of_every_shape(rank: int) -> None:
@@ -526,6 +536,41 @@ def late(rank: int) -> str:
 def test_a_rank_that_does_not_come_is_a_timeout() -> None:
     first, _ = in_ranks(late, 2, timeout_s=1, may_fail=True)
     assert first == Code.COLLECTIVE_TIMEOUT
+
+
+def one_that_ends(rank: int, how: str) -> str:
+    dist.barrier()
+    if rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        # What the interpreter does when a script has raised.
+        atexit._run_exitfuncs()
+        os._exit(1)
+    work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    try:
+        work.wait()
+    except CollectiveError as error:
+        return f"{error.code}: {error.message}"
+    return "no error"
+
+
+@pytest.mark.parametrize("how", ["killed", "raised"])
+def test_a_rank_that_ends_in_the_middle_ends_the_group(how: str) -> None:
+    first, second, third = in_ranks(one_that_ends, 3, how, timeout_s=30, may_fail=True)
+    assert second == "died without an answer"
+    for told in (first, third):
+        assert told.startswith("rank-lost"), told
+        assert "rank 1" in told
+
+
+def remembers(rank: int) -> None:
+    """Works that nobody looks at, and callbacks that are still to run, do not keep a rank from ending."""
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda done: done.value())
+
+
+def test_a_group_ends_with_works_that_nobody_waits_for() -> None:
+    in_ranks(remembers, 2)
 
 
 @pytest.mark.long

@@ -208,7 +208,7 @@ def sharded(rank: int) -> None:
         assert torch.allclose(parameter.full_tensor(), expected, atol=1e-5)
 
     narrow = model()
-    fully_shard(narrow, mesh=mesh_of(2), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    fully_shard(narrow, mesh=mesh_of(2), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32))
     train(narrow, rank)
     assert all(torch.isfinite(parameter.full_tensor()).all() for parameter in narrow.parameters())
 

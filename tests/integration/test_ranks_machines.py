@@ -9,12 +9,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from glasshouse.broker.process import BrokerProcess
-from glasshouse.errors import Code, ExitCode
+from glasshouse.errors import Code, ExitCode, UsageError
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.tokens import issue_token
+from glasshouse.wire.group import Group
+from glasshouse.wire.signing import SigningKey
 from tools.machine import needs_landlock, needs_namespaces
 from tools.runtime_world import CANARY, AgentProcess, Broken, World, ended, script_world, verified
 
@@ -178,10 +183,11 @@ def test_a_byte_that_is_changed_between_the_machines_ends_the_job_on_both(
 
     between.change = flip
     if after == 0:
-        # Nothing is heard of the other machine at all, which is no end yet: the owner's patience is.
+        # Nothing is heard of the other machine at all, which is no end yet: what ends it is the owner's patience.
         for agent in agents:
             agent.wait_for_state("running")
             agent.process.send_signal(signal.SIGTERM)
+        for agent in agents:
             ended(agent, exit_code=ExitCode.INTERRUPTED, outcome="interrupted", code=Code.INTERRUPTED)
         return
     codes = set()
@@ -203,11 +209,29 @@ def test_a_machine_that_is_killed_ends_the_job_on_the_other(
     ended(agents[0], exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.RANK_LOST)
 
 
-def test_an_owner_who_lets_nothing_leave_has_no_job_on_two_machines(world: Callable[..., World]) -> None:
+def test_an_owner_who_lets_nothing_leave_has_no_job_on_two_machines_whatever_a_broker_says(
+    world: Callable[..., World],
+) -> None:
+    """The broker announces no such group; one that did, and that the owner had delegated to, is not obeyed."""
     here = world("print('ran')", egress=())
-    (first, _) = here.group(2)
-    agent = here.start(here.launch(group=first), options=("--ranks", "1", "--peers", peers(2)))
-    ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.POLICY_IMPOSSIBLE)
+    with pytest.raises(UsageError) as refusal:
+        here.group(2)
+    assert refusal.value.code is Code.POLICY_IMPOSSIBLE
+    lax, launch = SigningKey.generate(), here.launch()
+    claims = launch.claims()
+    group = Group(id=bytes(32), machines=2, machine=0, ranks=1)
+    delegation = Delegation(
+        broker_public=lax.public,
+        uses=frozenset(Use),
+        not_before_us=(claims.issued_s - 60) * 1_000_000,
+        not_after_us=(claims.expires_s + 60) * 1_000_000,
+    ).sign(here.package.owner)
+    forged = replace(
+        launch, token=issue_token(lax, replace(claims, group=group)), broker_public=lax.public, delegation=delegation
+    )
+    agent = here.start(forged, options=("--ranks", "1", "--peers", peers(2)))
+    assert agent.wait() == ExitCode.RUN_FAILED
+    assert "policy-impossible" in agent.stderr.read_text()
     assert 'egress = ["group"]' in agent.stderr.read_text()
     assert "measured" not in agent.states()
 

@@ -1,6 +1,6 @@
 """Tests of GPU kernels run as Python by Triton's interpreter, which must be on before Triton is imported.
 
-`make test` starts each file here in a process of its own (tests/unit/collectives/test_collectives_kernels.py). By hand:
+`make test` starts a process for them (tests/unit/collectives/test_collectives_kernels.py). By hand:
 ``TRITON_INTERPRET=1 pytest tests/interpreted``.
 """
 

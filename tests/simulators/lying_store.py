@@ -20,10 +20,16 @@ class Between:
     def __init__(self) -> None:
         self._armed = threading.Event()
         self.forged = threading.Event()
+        self._outward: list[threading.Thread] = []
 
     def forge(self) -> None:
         """Flip a bit of the next large piece that comes from the other rank; barriers go by."""
         self._armed.set()
+
+    def pass_the_rest(self) -> None:
+        """Wait until what the rank said before it closed its connections has gone on."""
+        for thread in self._outward:
+            thread.join(10)
 
     def stand_before(self, host: str, port: int) -> int:
         """Return a port of this machine at which `host`:`port` seems to be."""
@@ -35,7 +41,9 @@ class Between:
         while True:
             near, _ = listener.accept()
             far = socket.create_connection((host, port))
-            threading.Thread(target=self._pass, args=(near, far, False), daemon=True).start()
+            outward = threading.Thread(target=self._pass, args=(near, far, False), daemon=True)
+            outward.start()
+            self._outward.append(outward)
             threading.Thread(target=self._pass, args=(far, near, True), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, forging: bool) -> None:

@@ -101,6 +101,12 @@ class Memory:
 
     def find(self, addresses: np.ndarray[Any, Any], size: int) -> list[tuple[np.ndarray[Any, Any], Any, Any]]:
         """Return for accesses of `size` bytes: buffer, which of the accesses lie in it, offsets."""
+        if (addresses % np.uint64(size)).any():
+            raise IndexError("a misaligned access")
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        for base, view in self._regions:  # as nearly always, all in one
+            if base <= low and high <= base + len(view):
+                return [(view, slice(None), (addresses - np.uint64(base)).astype(np.int64))]
         found = []
         left = np.ones(len(addresses), bool)
         for base, view in self._regions:
@@ -110,8 +116,6 @@ class Memory:
                 left &= ~inside
         if left.any():
             raise IndexError(f"an access of {size} bytes at {int(addresses[left][0]):#x} lies in no buffer")
-        if (addresses % size).any():
-            raise IndexError("a misaligned access")
         return found
 
 
@@ -148,6 +152,13 @@ class EmulatedKernel:
 @functools.cache
 def _parsed(ptx: str) -> Program:
     return parse(ptx)
+
+
+@functools.cache
+def _constant(operand: str, threads: int) -> np.ndarray[Any, Any]:
+    value = np.full(threads, int(operand, 0) & (2**64 - 1), np.uint64)
+    value.flags.writeable = False
+    return value
 
 
 class _Threads:
@@ -197,23 +208,23 @@ class _Threads:
         return ~self.registers[guard[1:]] if guard.startswith("!") else self.registers[guard]
 
     def _get(self, operand: str, bits: int = 64, *, signed: bool = False) -> np.ndarray[Any, Any]:
-        if operand in self.registers:
-            value = self.registers[operand]
-        else:
-            value = np.full(self._program.threads, int(operand, 0) & (2**64 - 1), np.uint64)
+        value = self.registers.get(operand)
+        if value is None:
+            value = _constant(operand, self._program.threads)
         if value.dtype == bool:
             return value
-        value = value.astype(_UNSIGNED[bits])
+        if value.dtype.itemsize * 8 != bits:
+            value = value.astype(_UNSIGNED[bits])
         return value.view(_SIGNED[bits]) if signed else value
 
     def _set(self, operand: str, value: np.ndarray[Any, Any], active: np.ndarray[Any, Any]) -> None:
         if operand == "_":
             return
-        if value.dtype != bool:
-            value = value.view(_UNSIGNED[value.dtype.itemsize * 8]).astype(np.uint64)
-        if not active.all():
+        if value.dtype.kind == "i":
+            value = value.view(_UNSIGNED[value.dtype.itemsize * 8])
+        if active is not self._all and not active.all():
             before = self.registers.get(operand)
-            value = np.where(active, value, np.zeros_like(value) if before is None else before)
+            value = np.where(active, value, np.zeros_like(value) if before is None else before.astype(value.dtype))
         self.registers[operand] = value
 
     def _execute(self, one: Instruction, active: np.ndarray[Any, Any]) -> None:
@@ -364,8 +375,10 @@ class _Threads:
         for index, name in enumerate(names):
             for view, inside, offsets in self._memory.find(where + np.uint64(index * size), size):
                 chosen = np.flatnonzero(active)[inside]
-                lanes = np.zeros(self._program.threads, bool)
-                lanes[chosen] = True
+                lanes = active
+                if len(chosen) < len(where):
+                    lanes = np.zeros(self._program.threads, bool)
+                    lanes[chosen] = True
                 cells = view[: len(view) // size * size].view(_UNSIGNED[bits])
                 if loads:
                     value = np.zeros(self._program.threads, _UNSIGNED[bits])

@@ -23,7 +23,10 @@ SECRET = b"what the ranks of a test share.."
 Story = Callable[..., Any]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "tools.sealed_ranks"])
+# What training imports by the way takes each process seconds.
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "tools.sealed_ranks"]
+)
 
 
 def in_ranks(

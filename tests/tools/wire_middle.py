@@ -133,8 +133,8 @@ class RepeatOffer(Repeat):
     lane, kind = Lane.P2P, Kind.OFFER
 
 
-class DropAccept(Drop):
-    """A message that was accepted seems not to be."""
+class RepeatAccept(Repeat):
+    """A message is accepted twice."""
 
     lane, kind = Lane.P2P, Kind.ACCEPT
 
@@ -154,6 +154,24 @@ class Reorder(Attack):
         if self._held and (way.lane, way.source, way.destination) == (Lane.COLLECTIVE, *self.victim):
             held, self._held = self._held, b""
             return [frame, held]
+        return [frame]
+
+
+class Overtake(Attack):
+    """The last frame for one rank arrives behind the first of those for all: both are genuine, of different streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = b""
+
+    def frame(self, way: Way, frame: bytes) -> list[bytes]:
+        if self._due(way, frame):
+            for_all = frame[10:12] == b"\xff\xff"
+            if not for_all:
+                held, self._held = self._held, frame
+                return [held] if held else []
+            self.struck.set()
+            return [frame, self._held]
         return [frame]
 
 
@@ -266,11 +284,12 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = {
     "flip-header": FlipHeader,
     "flip-message": FlipMessage,
     "repeat-offer": RepeatOffer,
-    "drop-accept": DropAccept,
+    "repeat-accept": RepeatAccept,
     "drop": Drop,
     "silence": Silence,
     "repeat": Repeat,
     "reorder": Reorder,
+    "overtake": Overtake,
     "reflect": Reflect,
     "splice": Splice,
     "inject": Inject,

@@ -131,12 +131,38 @@ class Groups:
         if record.state is GroupState.RELEASED:
             return self._again(connection, standing, launch, challenge, appraisal, now_us)
         check_14_group(record)
+        hpke_sha256 = self._check_13(connection, standing, launch, appraisal)
+        try:
+            # All of it or nothing: after a defect the machine was not accepted, and may come again.
+            with connection.begin_nested():
+                self._remember(connection, launch, challenge, appraisal, hpke_sha256, message, now_us)
+                waiting = connection.execute(_WAITING, {"group": group.id}).mappings().all()
+                if len(waiting) < group.machines:
+                    return _pending(group_record(connection, group.id), accepted=len(waiting))
+                return self._release_all(connection, standing, waiting, group, now_us)
+        except _BlamedError as blamed:
+            refuse(connection, group.id, machine=blamed.machine, code=blamed.error.code, now_us=now_us)
+            mine = blamed.machine == group.machine
+            raise (blamed.error if mine else rank_refused(blamed.machine, blamed.error.code)) from None
+
+    def _remember(
+        self,
+        connection: Connection,
+        launch: LaunchRecord,
+        challenge: Challenge,
+        appraisal: Appraisal,
+        hpke_sha256: bytes,
+        message: bytes,
+        now_us: int,
+    ) -> None:
+        """Keep the evidence of an accepted machine; the first of a group sets its deadline."""
+        group = _of(launch)
         accepted = {
             "launch": launch.jti,
             "answered": challenge.nonce,
             "digest": appraisal.evidence_sha256,
             "key": appraisal.claims.evidence_public,
-            "hpke": self._check_13(connection, standing, launch, appraisal),
+            "hpke": hpke_sha256,
             "message": message,
         }
         connection.execute(_ACCEPT, accepted)
@@ -150,10 +176,6 @@ class Groups:
             run_id=launch.run_id,
             **group_facts(group),
         )
-        waiting = connection.execute(_WAITING, {"group": group.id}).mappings().all()
-        if len(waiting) == group.machines:
-            return self._release_all(connection, standing, waiting, group, now_us)
-        return _pending(group_record(connection, group.id), accepted=len(waiting))
 
     def refused(self, connection: Connection, launch: LaunchRecord, code: Code, now_us: int) -> None:
         """A machine's evidence was refused: if its group still waits, it waits no longer."""
@@ -222,8 +244,9 @@ class Groups:
         if not record.over(now_us):
             return record
         here = set(connection.execute(_MACHINES, {"group": group_id}).scalars())
-        missing = min(set(range(record.machines)) - here)
-        refuse(connection, group_id, machine=missing, code=Code.RANK_LOST, now_us=now_us)
+        missing = set(range(record.machines)) - here
+        code = Code.RANK_LOST if missing else Code.INTERNAL  # all were accepted, and a defect kept us from releasing
+        refuse(connection, group_id, machine=min(missing, default=0), code=code, now_us=now_us)
         return group_record(connection, group_id)
 
     def _again(
@@ -270,10 +293,10 @@ class Groups:
         last: Group,
         now_us: int,
     ) -> Answer:
-        """Release to every machine of a group, or refuse it: the one to blame, and with it all others.
+        """Release to every machine of a group that was accepted.
 
         Raises:
-            CheckFailedError: as for the last machine's own evidence, or `rank-refused`.
+            _BlamedError: the evidence of one of them does not pass any more.
             OvertakenError: another process was faster, and the transaction is to be run again.
         """
         made: dict[bytes, Release] = {}
@@ -281,17 +304,14 @@ class Groups:
             try:
                 made[row["nonce"]] = self._made(connection, standing, row, now_us)
             except CheckFailedError as error:
-                refuse(connection, last.id, machine=row["machine"], code=error.code, now_us=now_us)
-                raise (error if row["machine"] == last.machine else rank_refused(row["machine"], error.code)) from None
-        # Whatever goes wrong among these, all of them are taken back: a refusal and a defect are answers that are kept.
-        with connection.begin_nested():
-            for nonce, release in made.items():
-                self._releases.write(connection, standing.record, release, now_us)
-                connection.execute(_ANSWER, {"challenge": nonce, "with_status": _RELEASED, "release": release.body})
-            values = {"group": last.id, "into": GroupState.RELEASED.value, "machine": None, "reason": None}
-            if connection.execute(_DECIDE, {**values, "now_us": now_us}).rowcount != 1:
-                raise OvertakenError
-            connection.execute(_FORGET, {"group": last.id})
+                raise _BlamedError(row["machine"], error) from None
+        for nonce, release in made.items():
+            self._releases.write(connection, standing.record, release, now_us)
+            connection.execute(_ANSWER, {"challenge": nonce, "with_status": _RELEASED, "release": release.body})
+        values = {"group": last.id, "into": GroupState.RELEASED.value, "machine": None, "reason": None}
+        if connection.execute(_DECIDE, {**values, "now_us": now_us}).rowcount != 1:
+            raise OvertakenError
+        connection.execute(_FORGET, {"group": last.id})
         return Answer(body=next(one.body for one in made.values() if one.group == last))
 
     def _made(self, connection: Connection, standing: Standing, row: RowMapping, now_us: int) -> Release:
@@ -309,6 +329,15 @@ class Groups:
         return self._releases.make(
             standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=known, now_us=now_us, group=launch.group
         )
+
+
+class _BlamedError(Exception):
+    """One machine of a group does not pass: `error` is its own refusal."""
+
+    def __init__(self, machine: int, error: CheckFailedError) -> None:
+        super().__init__(machine)
+        self.machine = machine
+        self.error = error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,6 +97,8 @@ def _exit(measurement: Measurement, *, stopped: bool) -> int:
 
     if stopped:
         return ExitCode.INTERRUPTED
+    if measurement.failed is not None:
+        return ExitCode.RUN_FAILED
     met = all(bar.met for bar in bars(measurement))
     return ExitCode.DONE if measurement.quick or met else ExitCode.RUN_FAILED
 

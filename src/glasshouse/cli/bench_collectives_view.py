@@ -225,6 +225,8 @@ def _print_caveats(output: Output, measurement: Measurement) -> None:
             f"{len(measurement.found)} cells.",
             style="yellow",
         )
+    if measurement.failed is not None:
+        output.say(f"It ended early: {measurement.failed}.", style="bold red")
     if measurement.not_measured:
         output.say(f"Not measured: {len(measurement.not_measured)} cells; the file says which, and why.")
     for memory in measurement.memory:

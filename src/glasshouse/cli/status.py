@@ -74,6 +74,8 @@ def _brief(found: Look) -> dict[str, Any]:
         "outcome": record.outcome,
         "code": record.code,
         "verdict": record.verdict,
+        "machines": 1 if record.group is None else record.group.machines,
+        "ranks": None if record.group is None else record.group.ranks,
         "progress": None if work is None else work | {"rate_per_s": seen.rate_per_s},
         "created_us": record.created_us,
         "ended_us": record.ended_us,

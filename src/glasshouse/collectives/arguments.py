@@ -12,11 +12,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from glasshouse.collectives.reduce import ELEMENTS, Reduction, ReductionKind
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Asides", "chunks", "portions", "reduction", "refusal", "tensors_of", "timeout_s"]
+__all__ = [
+    "Asides",
+    "chunks",
+    "lists",
+    "options",
+    "portions",
+    "reducing",
+    "reduction",
+    "refusal",
+    "rooted",
+    "tensors_of",
+    "timeout_s",
+]
 
 DEVICES = frozenset({"cpu", "cuda"})
 
@@ -28,6 +41,9 @@ _KINDS = {
     dist.ReduceOp.PRODUCT: ReductionKind.PRODUCT,
     dist.ReduceOp.PREMUL_SUM: ReductionKind.PREMUL_SUM,
 }
+
+
+_LINEAR = frozenset({ReductionKind.SUM, ReductionKind.AVG, ReductionKind.PREMUL_SUM})
 
 
 def refusal(what: str, *, hint: str = "") -> CollectiveError:
@@ -49,8 +65,8 @@ def reduction(op: Any) -> Reduction:
         return Reduction(kind=kind)
     # Pickling is the one way by which every torch shows the factor; it is None where none was given.
     factor = op.__getstate__()[1] if hasattr(op, "op") else None
-    if factor is None:
-        raise refusal("premul_sum needs a factor")
+    if factor is None or isinstance(factor, complex) or (isinstance(factor, torch.Tensor) and factor.is_complex()):
+        raise refusal("premul_sum needs a factor, a real one")
     return Reduction(kind=kind, factor=factor)
 
 
@@ -58,6 +74,56 @@ def timeout_s(given: timedelta | None) -> float | None:
     """Return a call's timeout in seconds, or None for the group's: torch writes that as -1 ms or 0."""
     seconds = given.total_seconds() if given is not None else 0.0
     return seconds if seconds > 0 else None
+
+
+def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
+    """Return a call's options, of torch's type `kind`, with the timeout that was given beside them."""
+    found = kind() if opts is None else opts
+    if timeout is not None:
+        found.timeout = timeout
+    return found
+
+
+def reducing(kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any]) -> Any:
+    """Return options from any of torch's three ways to name a reduction: in the options, in their place, or as `op`.
+
+    Raises:
+        TypeError: other arguments than that.
+    """
+    if opts is not None and not isinstance(opts, (kind, c10d.AllreduceOptions, c10d.AllreduceCoalescedOptions)):
+        given, opts = {"op": opts, **given}, None
+    found = options(kind, opts, timeout)
+    if "op" in given:
+        found.reduceOp = given.pop("op")
+    if given:
+        raise TypeError(f"unexpected arguments: {', '.join(given)}")
+    return found
+
+
+def rooted(kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any], size: int) -> Any:
+    """Return options from any of torch's three ways to name a root: in the options, in their place, or as `root`.
+
+    Raises:
+        TypeError: other arguments than that, or than a reduction where one belongs there.
+        ValueError: a group of `size` ranks has no such rank.
+    """
+    if isinstance(opts, int):
+        given, opts = {"root": opts, **given}, None
+    root = given.pop("root", None)
+    found = reducing(kind, opts, timeout, given) if "op" in given else options(kind, opts, timeout)
+    if root is not None:
+        found.rootRank = root
+    if given:
+        raise TypeError(f"unexpected arguments: {', '.join(given)}")
+    if not 0 <= found.rootRank < size:
+        raise ValueError(f"root {found.rootRank} is not a rank of a group of {size}")
+    return found
+
+
+def lists(given: Any) -> list[list[Any]]:
+    """Return the list of lists that torch's C++ takes, where Python may give one list."""
+    each: list[Any] = list(given)
+    return [each] if not each or isinstance(each[0], torch.Tensor) else [list(tensors) for tensors in each]
 
 
 def tensors_of(given: Any) -> list[Any]:
@@ -104,11 +170,13 @@ def portions(tensor: Any, sizes: Sequence[int], count: int) -> list[Any]:
 class Asides:
     """The memory of one call: contiguous tensors, and where those made aside belong.
 
-    Complex numbers that are to be summed are pairs of real ones.
+    Args:
+        of: the reduction that it is for, if one. Complex numbers that are summed are pairs of real ones; those that
+            would be multiplied or compared stay what they are, and are refused by the reduction.
     """
 
-    def __init__(self, *, pairs: bool = False) -> None:
-        self._pairs = pairs
+    def __init__(self, *, of: Reduction | None = None) -> None:
+        self._pairs = of is not None and of.kind in _LINEAR
         self._device: Any = None
         self._made: list[tuple[Any, Any]] = []
 

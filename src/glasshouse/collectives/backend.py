@@ -86,7 +86,7 @@ def _incarnation(name: str, ranks: tuple[int, ...]) -> int:
 
 @atexit.register
 def _leave() -> None:
-    """Say goodbye for a script that ends without destroy_process_group."""
+    """Say goodbye for a script that ends without destroy_process_group, also by an exception: nothing is waited for."""
     for group in guard.held():
         with suppress(CollectiveError, OSError):
-            group.shutdown()
+            group.leave()

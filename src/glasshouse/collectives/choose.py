@@ -18,17 +18,17 @@ DEVICE_CHUNK_BYTES = 4 << 20
 LAG = 4
 """How many chunks of contributions go ahead of the first chunk of the result."""
 
-_LEAST_CHUNK_BYTES = 64 << 10
+_LEAST_CHUNK_BYTES = 256 << 10
 _ALIGNED = 64
 _ONE_SHOT_BYTES = 128 << 10
+_ONE_SHOT_OF_TWO_BYTES = 1 << 20
 
 
 def all_reduce_algorithm(nbytes: int, ranks: int) -> Algorithm:
     """Return the algorithm for an all-reduce of so many bytes."""
-    # Between two ranks both exchange as many bytes, and one-shot has one phase less.
-    if ranks == 2 or nbytes <= _ONE_SHOT_BYTES:
-        return Algorithm.ONE_SHOT
-    return Algorithm.DIRECT
+    # Between two ranks both exchange as many bytes: one-shot has one phase less, direct adds only half.
+    one_shot = _ONE_SHOT_OF_TWO_BYTES if ranks == 2 else _ONE_SHOT_BYTES
+    return Algorithm.ONE_SHOT if nbytes <= one_shot else Algorithm.DIRECT
 
 
 def chunk_bytes(nbytes: int, largest: int) -> int:
@@ -36,5 +36,5 @@ def chunk_bytes(nbytes: int, largest: int) -> int:
 
     A multiple of every element's size.
     """
-    wanted = -(-nbytes // 4)
+    wanted = -(-nbytes // 2)
     return min(largest, max(_LEAST_CHUNK_BYTES, -(-wanted // _ALIGNED) * _ALIGNED))

@@ -66,7 +66,7 @@ class Queue:
         self.cipher = cipher
         self.device = cipher.device
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._host = torch.empty(0, dtype=_PLAIN)
+        self._host = torch.empty(0, dtype=_PLAIN, device="cpu")
         self._sealed = torch.empty(0, dtype=_PLAIN, device=self.device)
         self._twins: dict[int, Any] = {}
 
@@ -82,11 +82,16 @@ class Queue:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Enqueue on this queue whatever is enqueued inside."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        """Enqueue on this queue whatever is enqueued inside.
+
+        In inference mode: a script may reduce tensors that were made in it, from a thread that is not in it; buffers
+        made here are only used here.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self._stream))
             yield
 
     def keep(self, tensor: Any) -> None:
@@ -157,7 +162,7 @@ class Queue:
 
     def _stages(self, size: int) -> tuple[Any, Any]:
         if self._host.numel() < size:
-            self._host = torch.empty(size, dtype=_PLAIN, pin_memory=self._stream is not None)
+            self._host = torch.empty(size, dtype=_PLAIN, device="cpu", pin_memory=self._stream is not None)
             self._sealed = torch.empty(size, dtype=_PLAIN, device=self.device)
         return self._sealed[:size], self._host[:size]
 

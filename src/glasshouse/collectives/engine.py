@@ -11,9 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from glasshouse.collectives.alerts import REASONS, Alert
 from glasshouse.collectives.choose import CHUNK_BYTES
@@ -87,10 +89,10 @@ class Completion:
         """
         if not self.over:
             self._engine.drive(self, timeout_s)
-        if self.error is not None:
-            raise self.error
         if self.work.queue is not None:
             self.work.queue.end()
+        if self.error is not None:
+            raise self.error
 
     def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
         """Have `callback` called when it is over, from the driving thread; at once if it is."""
@@ -118,7 +120,7 @@ class Engine:
         self.rank = mesh.membership.rank
         self.size = mesh.membership.size
         self.timeout_s = timeout_s
-        self.baton = threading.Condition(threading.Lock())
+        self.baton = threading.Condition(threading.RLock())
         self._mesh = mesh
         self._party = Party(
             rank=self.rank,
@@ -135,6 +137,10 @@ class Engine:
         self._background = 0
         self._failed: CollectiveError | None = None
         self._closed = False
+        self._ending: CollectiveError | None = None
+        """Why the driving thread is to end the group, said by another thread or a signal handler."""
+        self._closing = False
+        """Whether it is to close it too."""
         self._driver: int | None = None
         """The thread that drives."""
         self._due: deque[tuple[Callable[[Completion], None], Completion]] = deque()
@@ -184,30 +190,34 @@ class Engine:
             self._let_go()
 
     def close(self) -> None:
-        """Say goodbye and close the connections; unfinished operations fail."""
+        """Say goodbye and close the connections; unfinished operations fail, whoever waits for them."""
+        if not self._closed and self._unfinished:
+            why = f"{self._called(self.rank)} closed the group before everything was done"
+            self.abort(CollectiveError(Code.COLLECTIVE_ABORTED, why))
+        if self._driver == threading.get_ident():
+            # A signal handler or a callback of the thread that drives: that one closes when it comes back.
+            self._closing = True
+            return
         self._take_over(None)
         try:
-            if self._closed:
-                return
-            if self._failed is None and self._unfinished:
-                why = f"{self._called(self.rank)} closed the group before everything was done"
-                self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, why))
-            elif self._failed is None:
-                self._progress.tell(Kind.BYE)
-            self._closed = True
-            self._mesh.traffic.forget()
-            self._party.close()
-            self._progress.close()
+            self._close()
         finally:
             self._let_go()
         self._call_back()
 
     def abort(self, error: CollectiveError) -> None:
-        """End the group on every rank because of `error`."""
-        self._take_over(None)
+        """End the group on every rank because of `error`: at once, or before the driving thread's next step."""
+        with self.baton:
+            if self._over():
+                return
+            self._ending = self._ending or error
+            if self._driver is None:
+                self._driver = threading.get_ident()
+            else:
+                self._progress.ring()
+                return
         try:
-            if not self._closed:
-                self._fail(error)
+            self._fail(error)
         finally:
             self._let_go()
         self._call_back()
@@ -219,11 +229,25 @@ class Engine:
         )
         self._closed = True
         # Whoever held these in the parent does not exist here.
-        self.baton = threading.Condition(threading.Lock())
+        self.baton = threading.Condition(threading.RLock())
         self._driver = self._thread = None
         for completion in self._unfinished.values():
             completion.error, completion.over = self._failed, True
         self._progress.abandon()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        if self._ending is not None:
+            self._fail(self._ending)
+        try:
+            if self._failed is None:
+                self._progress.tell(Kind.BYE)
+        finally:
+            self._closed = True
+            self._mesh.traffic.forget()
+            self._progress.close()
+            self._party.close()
 
     def _begin(self, operation: Operation | Message) -> Work:
         """Plan an operation, behind what the caller's thread has enqueued on the device that its tensors are on."""
@@ -261,6 +285,8 @@ class Engine:
         return True
 
     def _let_go(self) -> None:
+        if self._closing:
+            self._close()
         with self.baton:
             self._driver = None
             self.baton.notify_all()
@@ -282,7 +308,9 @@ class Engine:
                     return
                 self._driver = threading.get_ident()
             try:
-                self._turn(None)
+                # What stops it has ended the group, and every completion says so.
+                with suppress(BaseException):
+                    self._turn(None)
             finally:
                 self._let_go()
 
@@ -300,10 +328,11 @@ class Engine:
             elif completion.over:
                 return
             try:
-                while self._inbox:
-                    self._progress.admit(self._inbox.popleft())
-                if not self._progress.step() and (completion is None or not completion.over):
-                    self._sleep()
+                if self._ending is not None:
+                    raise self._ending
+                # Tensors that were made in inference mode can be written to in no other.
+                with torch.inference_mode():
+                    self._advance(completion)
             except CollectiveError as error:
                 self._fail(error)
             except BaseException as error:
@@ -311,6 +340,19 @@ class Engine:
                 what = f"{self._called(self.rank)} was stopped by {type(error).__name__}"
                 self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, what))
                 raise
+
+    def _advance(self, completion: Completion | None) -> None:
+        """Do what can be done until somebody else has to act: then wait for that once."""
+        progress = self._progress
+        while True:
+            while self._inbox:
+                progress.admit(self._inbox.popleft())
+            if not progress.step():
+                break
+            if self._due or self._ending is not None or (self._waiters if completion is None else completion.over):
+                return
+        if not self._due and (completion is None or not completion.over):
+            self._sleep()
 
     def _sleep(self) -> None:
         """Wait for a connection or the bell, no longer than to the next deadline.
@@ -324,7 +366,11 @@ class Engine:
             raise self._late(now)
         self._asleep = True
         try:
-            if self._inbox or (self._waiters and threading.current_thread() is self._thread):
+            if (
+                self._inbox
+                or self._ending is not None
+                or (self._waiters and threading.current_thread() is self._thread)
+            ):
                 return
             self._progress.listen(None if nearest is None else nearest - now)
         finally:
@@ -364,26 +410,37 @@ class Engine:
             self._failed = CollectiveError(error.code, f"{at}{error.message}", hint=error.hint)
             self._inbox.clear()
             self.baton.notify_all()
-        for work, _ in unfinished:
-            with _within(work.queue):
-                work.zero()
-        if not isinstance(error, ToldError):
-            alert = Alert(
-                reason=error.code if error.code in REASONS else Code.COLLECTIVE_ABORTED,
-                detected_by=self.rank,
-                culprit=None,
-                operation=first.sequence if isinstance(first, Exchange) else None,
-                text=error.message,
-            )
-            self._progress.tell(Kind.ALERT, alert.encode())
-        self._mesh.traffic.forget()
-        self._progress.end()
-        for work, completion in unfinished:
-            completion.error = CollectiveError(error.code, f"{work.described()}: {error.message}", hint=error.hint)
-            self._done(work, None)
+        try:
+            for work, _ in unfinished:
+                _zeroed(work)
+            self._progress.tell(Kind.ALERT, self._alert(error, first).encode())
+        finally:
+            self._mesh.traffic.forget()
+            self._progress.end()
+            for work, completion in unfinished:
+                completion.error = CollectiveError(error.code, f"{work.described()}: {error.message}", hint=error.hint)
+                self._done(work, None)
+
+    def _alert(self, error: CollectiveError, first: Work | None) -> Alert:
+        """Return what to tell the others: what this rank was told, or what it found."""
+        if isinstance(error, ToldError):
+            return error.alert
+        return Alert(
+            reason=error.code if error.code in REASONS else Code.COLLECTIVE_ABORTED,
+            detected_by=self.rank,
+            culprit=None,
+            operation=first.sequence if isinstance(first, Exchange) else None,
+            text=error.message,
+        )
 
     def _called(self, rank: int) -> str:
         return self._mesh.membership.called(rank)
+
+
+def _zeroed(work: Work) -> None:
+    # A device that is out of order refuses this too: nothing can be read from it any more either.
+    with suppress(Exception), torch.inference_mode(), _within(work.queue):
+        work.zero()
 
 
 def _within(queue: Any) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,7 +19,19 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from glasshouse.collectives import guard, operations
-from glasshouse.collectives.arguments import Asides, chunks, portions, reduction, refusal, tensors_of, timeout_s
+from glasshouse.collectives.arguments import (
+    Asides,
+    chunks,
+    lists,
+    options,
+    portions,
+    reducing,
+    reduction,
+    refusal,
+    rooted,
+    tensors_of,
+    timeout_s,
+)
 from glasshouse.collectives.eager import eager
 from glasshouse.collectives.work import Completion, Finished, Joined, SealedWork
 from glasshouse.errors import Code, CollectiveError
@@ -26,6 +39,9 @@ from glasshouse.errors import Code, CollectiveError
 __all__ = ["NAME", "Drives", "SealedGroup"]
 
 NAME = guard.NAME
+
+_LOOK_AT_LEAST = 16
+"""Asynchronous collectives in mind before those that are done are sorted out."""
 
 
 class Drives(Protocol):
@@ -70,6 +86,8 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
         self._pid = os.getpid()
         self._submitted = 0
         self._coalesced: list[Completion] | None = None
+        self._unfinished: list[Completion] = []
+        self._look_at = _LOOK_AT_LEAST
 
     # -- who it is ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +177,17 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     # -- its life ----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Say goodbye to the other ranks and close the connections."""
+        """Finish the collectives that are under way, and leave.
+
+        Messages that nobody has taken are not waited for.
+        """
+        for completion in self._unfinished:
+            with suppress(CollectiveError):
+                completion.wait()
+        self.leave()
+
+    def leave(self) -> None:
+        """Say goodbye to the other ranks and close the connections; what is under way fails."""
         guard.release(self)
         self._engine.close()
 
@@ -196,18 +224,17 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     # -- one tensor to and from all ----------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any) -> SealedWork:
-        tensors, opts = tensors_of(tensors), self._rooted(c10d.BroadcastOptions, opts, timeout, given)
+        tensors, opts = tensors_of(tensors), rooted(c10d.BroadcastOptions, opts, timeout, given, self.size())
         asides = Asides()
         mine = opts.rootRank == self.rank()
         parts = [asides.source(tensor) if mine else asides.target(tensor) for tensor in tensors]
         return self._run(operations.broadcast(parts, opts.rootRank), tensors, asides, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any) -> SealedWork:
-        opts = self._reducing(c10d.AllreduceOptions, opts, timeout, given)
-        tensors = tensors_of(tensors)
-        asides = Asides(pairs=True)
+        opts = reducing(c10d.AllreduceOptions, opts, timeout, given)
+        tensors, how = tensors_of(tensors), reduction(opts.reduceOp)
+        asides = Asides(of=how)
         parts = [asides.target(tensor, read=True) for tensor in tensors]
-        how = reduction(opts.reduceOp)
         by_type: dict[Any, list[Any]] = {}
         for part in parts:
             by_type.setdefault(part.dtype, []).append(part)
@@ -221,12 +248,12 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     ) -> SealedWork:
         if op is not None:
             given["op"] = op
-        opts = self._rooted(c10d.ReduceOptions, opts, timeout, given)
-        (tensor,) = tensors_of(tensors)
-        asides = Asides(pairs=True)
+        opts = rooted(c10d.ReduceOptions, opts, timeout, given, self.size())
+        (tensor,), how = tensors_of(tensors), reduction(opts.reduceOp)
+        asides = Asides(of=how)
         mine = opts.rootRank == self.rank()
         part = asides.target(tensor, read=True) if mine else asides.source(tensor)
-        operation = operations.reduce(part, reduction(opts.reduceOp), opts.rootRank)
+        operation = operations.reduce(part, how, opts.rootRank)
         return self._run(operation, [tensor], asides, opts)
 
     # -- gathering ---------------------------------------------------------------------------------------------------
@@ -234,14 +261,14 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> SealedWork:
-        opts = _options(c10d.AllgatherOptions, opts, timeout)
-        outputs, (source,) = _lists(output_tensors), tensors_of(input_tensors)
+        opts = options(c10d.AllgatherOptions, opts, timeout)
+        outputs, (source,) = lists(output_tensors), tensors_of(input_tensors)
         (filled,) = outputs
         return self._gather_all([source], [filled], outputs, opts)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> SealedWork:
         # One list for each input, of what each rank has there.
-        return self._gather_all(input_list, output_lists, output_lists, _options(c10d.AllgatherOptions, opts))
+        return self._gather_all(input_list, output_lists, output_lists, options(c10d.AllgatherOptions, opts))
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> SealedWork:  # noqa: A002 - torch's name
         return self.all_gather_single_coalesced([output], [input], opts)
@@ -249,7 +276,7 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> SealedWork:
-        opts = _options(c10d.AllgatherOptions, opts)
+        opts = options(c10d.AllgatherOptions, opts)
         asides = Asides()
         sources = [asides.source(tensor) for tensor in inputs]
         filled = [chunks(asides.target(tensor), self.size()) for tensor in outputs]
@@ -260,14 +287,14 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     def gather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any
     ) -> SealedWork:
-        opts = self._rooted(c10d.GatherOptions, opts, timeout, given)
+        opts = rooted(c10d.GatherOptions, opts, timeout, given, self.size())
         (source,) = tensors_of(input_tensors)
         asides = Asides()
         part = asides.source(source)
         outputs: list[Any] = []
         filled = None
         if opts.rootRank == self.rank():
-            (outputs,) = _lists(output_tensors)
+            (outputs,) = lists(output_tensors)
             filled = [asides.target(tensor) for tensor in self._one_each(outputs)]
         return self._run(operations.gather(part, filled, opts.rootRank), [outputs], asides, opts)
 
@@ -276,24 +303,24 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any
     ) -> SealedWork:
-        opts = self._rooted(c10d.ScatterOptions, opts, timeout, given)
+        opts = rooted(c10d.ScatterOptions, opts, timeout, given, self.size())
         (output,) = tensors_of(output_tensors)
         asides = Asides()
         sources = None
         if opts.rootRank == self.rank():
-            (inputs,) = _lists(input_tensors)
+            (inputs,) = lists(input_tensors)
             sources = [asides.source(tensor) for tensor in self._one_each(inputs)]
         return self._run(operations.scatter(asides.target(output), sources, opts.rootRank), [output], asides, opts)
 
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any
     ) -> SealedWork:
-        opts = self._reducing(c10d.ReduceScatterOptions, opts, timeout, given)
+        opts = reducing(c10d.ReduceScatterOptions, opts, timeout, given)
         (output,) = tensors_of(output_tensors)
-        (inputs,) = _lists(input_tensors)
-        asides = Asides(pairs=True)
+        (inputs,), how = lists(input_tensors), reduction(opts.reduceOp)
+        asides = Asides(of=how)
         sources = [asides.source(tensor) for tensor in self._one_each(inputs)]
-        operation = operations.reduce_scatter(sources, asides.target(output), reduction(opts.reduceOp))
+        operation = operations.reduce_scatter(sources, asides.target(output), how)
         return self._run(operation, [output], asides, opts)
 
     def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> SealedWork:  # noqa: N803
@@ -302,9 +329,9 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> SealedWork:
-        opts = self._reducing(c10d.ReduceScatterOptions, opts, None, {})
-        asides = Asides(pairs=True)
+        opts = reducing(c10d.ReduceScatterOptions, opts, None, {})
         how = reduction(opts.reduceOp)
+        asides = Asides(of=how)
         parts = [
             operations.reduce_scatter(chunks(asides.source(given), self.size()), asides.target(output), how)
             for output, given in zip(outputs, inputs, strict=True)
@@ -316,7 +343,7 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     # -- everybody to everybody --------------------------------------------------------------------------------------
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> SealedWork:
-        opts = _options(c10d.AllToAllOptions, opts)
+        opts = options(c10d.AllToAllOptions, opts)
         asides = Asides()
         sources = [asides.source(tensor) for tensor in self._one_each(input_tensors)]
         filled = [asides.target(tensor) for tensor in self._one_each(output_tensors)]
@@ -331,7 +358,7 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> SealedWork:
-        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        opts = options(c10d.AllToAllOptions, opts, timeout)
         asides = Asides()
         sources = portions(asides.source(input), input_split_sizes, self.size())
         filled = portions(asides.target(output), output_split_sizes, self.size())
@@ -340,15 +367,15 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> SealedWork:
-        opts = _options(c10d.BarrierOptions, opts, timeout)
+        opts = options(c10d.BarrierOptions, opts, timeout)
         return self._run(operations.barrier(), [], Asides(), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; the error names one that did not come. `wait_all_ranks` asks for no more than that."""
         del wait_all_ranks
-        options = c10d.BarrierOptions()
-        options.asyncOp = False
-        self.barrier(_options(c10d.BarrierOptions, options, timeout))
+        given = options(c10d.BarrierOptions, None, timeout)
+        given.asyncOp = False
+        self.barrier(given)
 
     # -- one to one --------------------------------------------------------------------------------------------------
 
@@ -406,11 +433,21 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
             self._coalesced.append(completion)
         if not asynchronous:
             work.wait()
-        elif c10d._allow_inflight_collective_as_graph_input():
+            return work
+        if opts is not None:
+            self._remember(completion)
+        if c10d._allow_inflight_collective_as_graph_input():
             for tensor in outputs:
                 if isinstance(tensor, torch.Tensor):
                     c10d._register_work(tensor, work)
         return work
+
+    def _remember(self, completion: Completion) -> None:
+        """Keep a collective in mind until it is done, in time that does not grow with their number."""
+        self._unfinished.append(completion)
+        if len(self._unfinished) >= self._look_at:
+            self._unfinished = [each for each in self._unfinished if not each.done()]
+            self._look_at = max(_LOOK_AT_LEAST, 2 * len(self._unfinished))
 
     def _gather_all(self, inputs: Any, filled: Any, outputs: list[Any], opts: Any) -> SealedWork:
         asides = Asides()
@@ -428,45 +465,3 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
         if len(each) != self.size():
             raise ValueError(f"{len(each)} tensors for {self.size()} ranks")
         return each
-
-    def _reducing(self, kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any]) -> Any:
-        """Return options from any of torch's three ways to name a reduction."""
-        if opts is not None and not isinstance(opts, (kind, c10d.AllreduceOptions, c10d.AllreduceCoalescedOptions)):
-            given, opts = {"op": opts, **given}, None
-        options = _options(kind, opts, timeout)
-        if "op" in given:
-            options.reduceOp = given.pop("op")
-        if given:
-            raise TypeError(f"unexpected arguments: {', '.join(given)}")
-        return options
-
-    def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any]) -> Any:
-        """Return options from torch's two ways to name a root.
-
-        Raises:
-            ValueError: there is no such rank.
-        """
-        if isinstance(opts, int):
-            given, opts = {"root": opts, **given}, None
-        root = given.pop("root", None)
-        options = self._reducing(kind, opts, timeout, given) if "op" in given else _options(kind, opts, timeout)
-        if root is not None:
-            options.rootRank = root
-        if given:
-            raise TypeError(f"unexpected arguments: {', '.join(given)}")
-        if not 0 <= options.rootRank < self.size():
-            raise ValueError(f"root {options.rootRank} is not a rank of a group of {self.size()}")
-        return options
-
-
-def _options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
-    options = kind() if opts is None else opts
-    if timeout is not None:
-        options.timeout = timeout
-    return options
-
-
-def _lists(given: Any) -> list[list[Any]]:
-    """Return the list of lists that torch's C++ takes, where Python may give one list."""
-    each: list[Any] = list(given)
-    return [each] if not each or isinstance(each[0], torch.Tensor) else [list(tensors) for tensors in each]

@@ -14,6 +14,7 @@ import time
 from glasshouse.collectives.frames import HEADER_BYTES, payload_bytes
 from glasshouse.collectives.keys import Lane
 from glasshouse.collectives.memory import allocate, frame_bytes
+from glasshouse.errors import CollectiveError
 
 __all__ = ["Closed", "Link"]
 
@@ -40,6 +41,7 @@ class Link:
         "_socket",
         "closed",
         "ended",
+        "farewell",
         "fileno",
         "have",
         "lane",
@@ -68,6 +70,9 @@ class Link:
         self.closed = False
         self.ended = False
         """Whether the other end has said that nothing more will come."""
+
+        self.farewell = False
+        """Whether it has said goodbye."""
 
     @property
     def sending(self) -> bool:
@@ -134,7 +139,7 @@ class Link:
         before, self.have = self.have, self.have + read
         if before < HEADER_BYTES <= self.have:
             # A frame that is not the expected one has its own length; nothing is ever read beyond the shortest.
-            self.wanted = frame_bytes(payload_bytes(self._in[:HEADER_BYTES]))
+            self.wanted = self._announced()
         return self.have >= self.wanted
 
     def taken(self) -> None:
@@ -147,8 +152,10 @@ class Link:
         Raises:
             Closed: the other end is gone.
         """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
         while self.sending and not self.push() and (left := until - time.monotonic()) > 0:
-            select.select((), (self._socket,), (), left)
+            poll.poll(left * 1000)
 
     def finish(self) -> None:
         """Send nothing more; what was sent still arrives, and what arrives is not answered with a reset."""
@@ -167,6 +174,12 @@ class Link:
         self.closed = True
         with contextlib.suppress(OSError):
             self._socket.close()
+
+    def _announced(self) -> int:
+        try:
+            return frame_bytes(payload_bytes(self._in[:HEADER_BYTES]))
+        except CollectiveError as error:
+            raise CollectiveError(error.code, f"from rank {self.peer} came {error.message}") from None
 
     def _grow(self) -> None:
         larger = allocate(self.wanted)

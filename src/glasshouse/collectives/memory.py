@@ -213,7 +213,7 @@ class HostRegion:
     def _stage(self, size: int) -> Any:
         """Return a flat tensor of `size` bytes, the same memory at every call."""
         if self._staging is None or self._staging.numel() * self._item < size:
-            self._staging = torch.empty(size // self._item, dtype=self._flat[0].dtype)
+            self._staging = torch.empty(size // self._item, dtype=self._flat[0].dtype, device="cpu")
         return self._staging[: size // self._item]
 
     def _pieces(self, low: int, high: int) -> Iterator[tuple[Any, int]]:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from glasshouse.collectives import route
+from glasshouse.collectives.bounded import within
 from glasshouse.collectives.hello import Greeting, Meeting
 from glasshouse.collectives.keys import Lane, Membership
 from glasshouse.collectives.link import Link
@@ -34,7 +35,9 @@ _STRANGER_S = 5.0
 _STRANGERS = 32
 """Connections that have not said so yet, beside those of the ranks that are due."""
 _RETRY_S = 0.05
-_SOCKET_BUFFER_BYTES = 4 << 20
+_HEAR_OUT_S = 0.3
+_SOCKET_BUFFER_BYTES = 1 << 20
+"""Enough for several chunks; more would lie in memory that the caches have forgotten when it is read."""
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
 
@@ -175,9 +178,15 @@ class _Gathering:
         self._listener: socket.socket | None = None
         self._talks: list[_Talk] = []
         self._kept = False
+        self._left: tuple[CollectiveError, float] | None = None
+        """A rank that has left, and when that becomes the reason to give up."""
 
     def close(self) -> None:
         self._selector.close()
+        if not self._kept:
+            # Somebody may have failed after the keys were derived.
+            with contextlib.suppress(ValueError, CollectiveError):
+                self._meeting.schedule().forget()
         self._meeting.forget()
         if self._listener is not None:
             self._listener.close()
@@ -202,7 +211,11 @@ class _Gathering:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
         host, bound = self._dialler.address(host, listener.getsockname()[1])
-        self._store.set(self._key(self._membership.rank), f"{host} {bound}")
+        try:
+            # No call to a store has a limit of its own that holds when the store falls silent.
+            within(self._remaining(), lambda: self._store.set(self._key(self._membership.rank), f"{host} {bound}"))
+        except (RuntimeError, TimeoutError):
+            raise CollectiveError(Code.COLLECTIVE_TIMEOUT, "the store takes no address of this rank in time") from None
 
     def call(self) -> None:
         """Connect to every rank below this one, twice."""
@@ -223,6 +236,10 @@ class _Gathering:
             left = self._until - time.monotonic()
             if left <= 0:
                 raise self._nobody_came()
+            if self._left is not None:
+                error, until = self._left
+                if (left := until - time.monotonic()) <= 0:
+                    raise error
             for key, events in self._selector.select(min(left, 1.0)):
                 if key.data is None:
                     self._accept()
@@ -242,17 +259,19 @@ class _Gathering:
                 links[lane].append(Link(talk.connection, peer, lane))
         return Mesh(self._membership, Traffic(self._meeting.schedule()), links[Lane.COLLECTIVE], links[Lane.P2P])
 
+    def _remaining(self) -> float:
+        """Return the seconds until it is time to give up."""
+        return self._until - time.monotonic()
+
     def _key(self, rank: int) -> str:
         return f"glasshouse/{self._membership.incarnation:x}/{rank}"
 
     def _address_of(self, peer: int) -> tuple[str, int]:
         """Return where a rank listens; wait until it says so."""
-        left = self._until - time.monotonic()
+        key = self._key(peer)
         try:
-            if left <= 0:
-                raise TimeoutError
-            self._store.wait([self._key(peer)], timedelta(seconds=max(left, 0.001)))
-            said = bytes(self._store.get(self._key(peer)))
+            within(self._remaining(), lambda: self._store.wait([key], timedelta(seconds=max(self._remaining(), 0.001))))
+            said = bytes(within(self._remaining(), lambda: self._store.get(key)))
         except (RuntimeError, TimeoutError):
             raise self._timeout([peer]) from None
         try:
@@ -296,14 +315,15 @@ class _Gathering:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        unknown = [talk for talk in self._talks if not talk.greeting.met]
-        due = len(Lane) * len(self._membership.peers)
-        if len(unknown) >= due + _STRANGERS:
-            connection.close()
-            return
+        unknown = [talk for talk in self._talks if not talk.greeting.met and talk.greeting.peer is None]
+        if len(unknown) >= len(Lane) * len(self._membership.peers) + _STRANGERS:
+            # The one that has said nothing for the longest: a rank says who it is at once.
+            self._drop(unknown[0])
         self._add(_Talk(connection, Greeting(self._meeting), time.monotonic()))
 
     def _serve(self, talk: _Talk, events: int) -> None:
+        if talk not in self._talks:
+            return  # dropped since the selector saw it
         try:
             if events & selectors.EVENT_WRITE and talk.to_send:
                 del talk.to_send[: talk.connection.send(talk.to_send)]
@@ -385,10 +405,11 @@ class _Gathering:
         """Take note that a connection ended: a stranger's is dropped, a rank's is an error."""
         peer = talk.greeting.peer
         self._drop(talk)
-        if peer is not None:
-            raise CollectiveError(
-                Code.RANK_LOST, f"{self._membership.called(peer)} left while the ranks of the group were meeting"
-            )
+        if peer is not None and self._left is None:
+            who = self._membership.called(peer)
+            error = CollectiveError(Code.RANK_LOST, f"{who} left while the ranks of the group were meeting")
+            # Its other connection may say why.
+            self._left = error, time.monotonic() + _HEAR_OUT_S
 
     def _drop_the_slow(self) -> None:
         now = time.monotonic()

@@ -44,6 +44,7 @@ class ToldError(CollectiveError):
     def __init__(self, alert: Alert) -> None:
         told = alert.error()
         super().__init__(told.code, told.message)
+        self.alert = alert
 
 
 class _Course:
@@ -275,9 +276,10 @@ class Progress:
             if not link.pull(frame_bytes(0)):
                 return link.readable
         except Closed:
-            # What the peer sent on the other connection may still be there: that one says whether it is missed.
             link.ended, link.readable = True, False
-            if self._mailbox.waits_for(link.peer):
+            # After a goodbye, what the peer sent on the other connection may still be there: that one says whether
+            # the peer is missed. Without one, somebody has cut the way that alerts come.
+            if not link.farewell or self._mailbox.waits_for(link.peer):
                 self._lost(link)
             return False
         frame = link.frame
@@ -310,6 +312,7 @@ class Progress:
         if theirs.kind is Kind.ALERT:
             raise ToldError(Alert.parse(payload))
         if theirs.kind is Kind.BYE:
+            link.farewell = True
             if work is None:
                 return
             raise CollectiveError(Code.RANK_LOST, f"{who} left the group")
@@ -346,16 +349,31 @@ class Progress:
         until = time.monotonic() + _HEAR_OUT_S
         while True:
             for post in self._post:
-                with suppress(Closed):
-                    while post.readable and not post.ended:
-                        if post.pull(frame_bytes(0)):
-                            if post.frame[1] != Kind.ALERT:
-                                break
-                            self._surprise(post, post.frame, None)
-                    continue
-                post.ended = True
+                self._hear_out(post)
             left = until - time.monotonic()
-            if left <= 0 or any(post.ended for post in self._post if post.peer == link.peer):
+            # A rank that was told by another one passes the reason on before it goes.
+            if left <= 0 or all(post.ended for post in self._post):
                 break
-            self.listen(left)
+            self.listen(min(left, _HEAR_OUT_S / 10))
+        if link.farewell:
+            raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group")
         raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} is gone: its connection ended")
+
+    def _hear_out(self, post: Link) -> None:
+        """Read what has come on a connection for messages; of that only an alert still counts."""
+        try:
+            while post.readable and not post.ended:
+                if post.have and post.have >= post.wanted:
+                    post.taken()
+                if post.pull(frame_bytes(0)):
+                    frame = post.frame
+                    if frame[1] in (Kind.ALERT, Kind.BYE):
+                        self._surprise(post, frame, None)
+                    else:
+                        # Opened all the same: the next frame's counter follows this one's.
+                        payload = bytearray(post.wanted - frame_bytes(0))
+                        opener = self._mesh.traffic.route(post.lane, post.peer, frame[:HEADER_BYTES])
+                        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES : post.wanted], payload)
+                    post.taken()
+        except Closed:
+            post.ended = True

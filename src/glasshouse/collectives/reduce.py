@@ -61,6 +61,13 @@ class Reduction:
         if (self.kind is ReductionKind.PREMUL_SUM) != (self.factor is not None):
             raise ValueError("premul_sum, and nothing else, takes a factor")
 
+    def premultiplied(self, tensor: Any) -> Any:
+        """Return what a rank's contribution counts as before it leaves the rank: a copy, where there is a factor.
+
+        Each rank multiplies its own by its own factor, as NCCL does; the factors may differ.
+        """
+        return tensor if self.factor is None else tensor.detach() * torch.as_tensor(self.factor).to(tensor)
+
     @property
     def code(self) -> ReductionCode:
         return ReductionCode[self.kind.name]
@@ -78,7 +85,7 @@ class Arithmetic:
         CollectiveError: `collective-unsealed`, elements that the reduction is not defined for.
     """
 
-    __slots__ = ("_combine", "_divisor", "_factor", "_quotient", "accumulator", "dtype", "scaled", "wide")
+    __slots__ = ("_combine", "_divisor", "_quotient", "accumulator", "dtype", "scaled", "wide")
 
     def __init__(self, reduction: Reduction, dtype: Any, ranks: int) -> None:
         kind = reduction.kind
@@ -99,8 +106,7 @@ class Arithmetic:
         averaged = kind is ReductionKind.AVG
         self._divisor = ranks if averaged and dtype.is_floating_point else None
         self._quotient = ranks if averaged and not dtype.is_floating_point else None
-        self._factor = reduction.factor
-        self.scaled = self._divisor is not None or self._factor is not None
+        self.scaled = self._divisor is not None
         # Two narrow numbers are added in float32 and rounded once by torch itself; more need the wide sum kept.
         self.wide = dtype in _NARROW and (ranks > 2 or self.scaled)
         """Whether partial results are kept in float32 though the elements are not."""
@@ -111,7 +117,7 @@ class Arithmetic:
         """Write what a contribution counts as before it is combined into `out` (of the accumulator's type)."""
         # Converted first: torch would divide narrow numbers, and round, before it widens them.
         out.copy_(contribution)
-        return out.div_(self._divisor) if self._divisor is not None else out.mul_(self._factor)
+        return out.div_(self._divisor)
 
     def combine(self, left: Any, right: Any, out: Any) -> Any:
         """Write `left` and `right` combined, in this order, into `out`."""

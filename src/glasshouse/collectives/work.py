@@ -122,7 +122,8 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
         try:
             self._completion.wait(timeout.total_seconds() or None)
         finally:
-            self._settled()
+            if self._completion.done():
+                self._arrive()
         error = self._completion.error
         if error is not None:
             raise error
@@ -188,14 +189,18 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
         """Return whether it is done; if so, its results are where they belong."""
         if not self._completion.done():
             return False
+        with suppress(CollectiveError):
+            self._completion.wait()  # it is done, but on a GPU this thread's stream is not behind it yet
+        self._arrive()
+        return True
+
+    def _arrive(self) -> None:
+        """Have results that were made aside brought to where they belong, once."""
         if self._settle is not None:
             with self._lock:
                 if self._settle is not None:
-                    with suppress(CollectiveError):
-                        self._completion.wait()  # done, but this thread's stream on a GPU is not behind it yet
                     self._settle(self._completion.error is None)
                     self._settle = None  # only now: whoever sees it gone goes on with the results
-        return True
 
 
 _pool: ThreadPoolExecutor | None = None

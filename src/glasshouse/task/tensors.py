@@ -168,7 +168,7 @@ def _copy(inputs: Inputs, name: str, tensor: Any, span: TensorSpan, torch: Any, 
     if flat.numel() and flat.data_ptr() != tensor.data_ptr():
         raise UsageError(Code.USAGE, f"the tensor to fill for {span.name!r} is not contiguous")
     width = torch.empty(0, dtype=dtype).element_size()
-    stage = torch.empty(min(max(1, _STAGE_BYTES // width), max(1, flat.numel())), dtype=dtype)
+    stage = torch.empty(min(max(1, _STAGE_BYTES // width), max(1, flat.numel())), dtype=dtype, device="cpu")
     for start in range(0, flat.numel(), stage.numel()):
         piece = stage[: min(stage.numel(), flat.numel() - start)]
         _fill(inputs, name, piece, span.offset + start * width)

@@ -31,6 +31,7 @@ STORE_PORT = 29400
 """Of the group's store on the first machine's loopback, and of the way to it on every other's."""
 
 PIECE_BYTES = 256 << 10
+_BUFFER_BYTES = 4 << 20
 _LOOPBACK = "127.0.0.1"
 _MAGIC = b"GHSTREAM"
 _HELLO = struct.Struct(">8sBBH32s")  # magic, from, to, port, the caller's nonce
@@ -38,6 +39,7 @@ _NONCE_BYTES = _MAC_BYTES = 32
 _LENGTH = struct.Struct(">I")
 _LAST = 1 << 31
 _LABEL = b"glasshouse stream v1"
+_EPOCH_PIECES = 1 << 24
 
 _GREETING_S = 5.0
 _CALL_S = 15.0
@@ -56,24 +58,47 @@ _CALL, _FAILED, _CALLED = 1, 2, 3
 _T = TypeVar("_T")
 
 
+class Direction:
+    """Seals or opens the pieces of one direction of a stream, in order; every `_EPOCH_PIECES` under another key.
+
+    Args:
+        key: returns the key of an epoch.
+        sender: who speaks in this direction.
+    """
+
+    def __init__(self, key: Callable[[int], bytes], sender: bytes) -> None:
+        self._key, self._sender = key, sender
+        self._index = 0
+        self._cipher: ChunkCipher | None = None
+
+    def next(self) -> tuple[ChunkCipher, int]:
+        """Return the cipher of the next piece, and the piece's number under its key."""
+        epoch, number = divmod(self._index, _EPOCH_PIECES)
+        if self._cipher is None or number == 0:
+            self._cipher = ChunkCipher(
+                suite=Suite.AES_256_GCM, key=self._key(epoch), prefix=bytes(PREFIX_BYTES), associated_data=self._sender
+            )
+        self._index += 1
+        return self._cipher, number
+
+
 class Stream:
     """One connection with a worker that has proved itself.
 
     Args:
         connection: to the other machine; belongs to this object from now on.
-        sending, receiving: the ciphers of the two directions, each for this stream alone.
+        sending, receiving: the two directions, each with keys of this stream alone.
         caller: which machine called.
         port: which listener of the called machine's loopback it is for; 0 for its worker.
     """
 
     def __init__(
-        self, connection: socket.socket, sending: ChunkCipher, receiving: ChunkCipher, *, caller: int, port: int
+        self, connection: socket.socket, sending: Direction, receiving: Direction, *, caller: int, port: int
     ) -> None:
         self.caller, self.port = caller, port
         self._connection, self._sending, self._receiving = connection, sending, receiving
         self._broken = False
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -95,7 +120,7 @@ class Stream:
 
     def _outward(self, inside: socket.socket) -> None:
         plain, sealed = memoryview(bytearray(PIECE_BYTES)), bytearray(_LENGTH.size + PIECE_BYTES + TAG_BYTES)
-        index, count = 0, -1
+        count = -1
         try:
             while count:
                 count = inside.recv_into(plain)
@@ -104,26 +129,26 @@ class Stream:
                 size = count + TAG_BYTES
                 _LENGTH.pack_into(sealed, 0, size | (0 if count else _LAST))
                 body = memoryview(sealed)[_LENGTH.size : _LENGTH.size + size]
-                self._sending.seal_into(index, last=not count, plaintext=plain[:count], out=body)
+                cipher, number = self._sending.next()
+                cipher.seal_into(number, last=not count, plaintext=plain[:count], out=body)
                 self._connection.sendall(memoryview(sealed)[: _LENGTH.size + size])
-                index += 1
         except OSError:
             self._cut(inside)
 
     def _inward(self, inside: socket.socket) -> None:
         plain, sealed = memoryview(bytearray(PIECE_BYTES)), memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
-        index, last = 0, False
+        last = False
         try:
             while not last:
-                (word,) = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size))
+                (word,) = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size, None))
                 last, size = bool(word & _LAST), word & ~_LAST
                 if not TAG_BYTES <= size <= len(sealed):
                     raise PeerError(Code.COLLECTIVE_TAMPERED, "a piece of a stream that cannot be one")
-                _fill(self._connection, sealed[:size])
+                _fill(self._connection, sealed[:size], None)
                 count = size - TAG_BYTES
-                self._receiving.open_into(index, last=last, sealed=sealed[:size], out=plain[:count])
+                cipher, number = self._receiving.next()
+                cipher.open_into(number, last=last, sealed=sealed[:size], out=plain[:count])
                 inside.sendall(plain[:count])
-                index += 1
             inside.shutdown(socket.SHUT_WR)
         except (OSError, EOFError, PackageError, PeerError):
             # Not as an end that the other side meant: whoever reads the loopback must see that something is missing.
@@ -151,24 +176,25 @@ def call(connection: socket.socket, secret: bytes, *, own: int, machine: int, po
     Raises:
         OSError, EOFError: it is away, or no worker of this group.
     """
+    until = time.monotonic() + _CALL_S
     connection.settimeout(_CALL_S)
     hello = _HELLO.pack(_MAGIC, own, machine, port, secrets.token_bytes(_NONCE_BYTES))
     connection.sendall(hello + _mac(secret, b"hello", hello))
-    answered = _exactly(connection, _NONCE_BYTES)
+    answered = _exactly(connection, _NONCE_BYTES, until)
     transcript = hello + answered
-    if not hmac.compare_digest(_exactly(connection, _MAC_BYTES), _mac(secret, b"answer", transcript)):
+    if not hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, b"answer", transcript)):
         raise ConnectionAbortedError("no worker of this group answers there")
     connection.sendall(_mac(secret, b"confirm", transcript))
-    return Stream(connection, *_ciphers(secret, transcript, b"caller", b"called"), caller=own, port=port)
+    return Stream(connection, *_directions(secret, transcript, b"caller", b"called"), caller=own, port=port)
 
 
 def answer(connection: socket.socket, secret: bytes, *, own: int, machines: int) -> Stream:
     """Have a caller prove itself, and us to it; raises as `call`."""
-    connection.settimeout(_GREETING_S)
-    hello = _exactly(connection, _HELLO.size)
+    until = time.monotonic() + _GREETING_S
+    hello = _exactly(connection, _HELLO.size, until)
     magic, caller, called, port, _ = _HELLO.unpack(hello)
     if (
-        not hmac.compare_digest(_exactly(connection, _MAC_BYTES), _mac(secret, b"hello", hello))
+        not hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, b"hello", hello))
         or (magic, called) != (_MAGIC, own)
         or caller == own
         or caller >= machines
@@ -178,9 +204,9 @@ def answer(connection: socket.socket, secret: bytes, *, own: int, machines: int)
     transcript = hello + nonce
     connection.sendall(nonce + _mac(secret, b"answer", transcript))
     # Only now is it certain that this is not an older call, played again.
-    if not hmac.compare_digest(_exactly(connection, _MAC_BYTES), _mac(secret, b"confirm", transcript)):
+    if not hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, b"confirm", transcript)):
         raise ConnectionAbortedError("a call that was not meant now")
-    return Stream(connection, *_ciphers(secret, transcript, b"called", b"caller"), caller=caller, port=port)
+    return Stream(connection, *_directions(secret, transcript, b"called", b"caller"), caller=caller, port=port)
 
 
 class Machines:
@@ -245,7 +271,8 @@ class Machines:
                 inner.close()
                 stream.close()
                 raise ConnectionAbortedError("another process came first")
-        inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(inner)
+        _prepare(outer)
         stream.join(inner)
         return outer
 
@@ -313,8 +340,7 @@ class Machines:
         except OSError:
             stream.close()
             return
-        inside.settimeout(None)
-        inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(inside)
         stream.join(inside)
 
     def _hold_on(self) -> None:
@@ -354,8 +380,16 @@ class Machines:
         except OSError:
             inside.close()
             return
-        inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(inside)
         stream.join(inside)
+
+
+def _prepare(connection: socket.socket) -> None:
+    """Let a connection wait as long as it must, send at once, and hold enough to keep both of its ends busy."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
 
 
 def _patiently(action: Callable[[], _T], within_s: float) -> _T:
@@ -381,25 +415,42 @@ def _mac(secret: bytes, step: bytes, data: bytes) -> bytes:
     return hmac.digest(derive(secret, _LABEL, step), data, "sha256")
 
 
-def _ciphers(secret: bytes, transcript: bytes, own: bytes, other: bytes) -> tuple[ChunkCipher, ChunkCipher]:
-    """Return the ciphers for what this side sends and receives."""
+def _directions(secret: bytes, transcript: bytes, own: bytes, other: bytes) -> tuple[Direction, Direction]:
+    """Return what this side sends under, and what it receives under."""
 
-    def cipher(sender: bytes) -> ChunkCipher:
-        key = derive(secret, _LABEL, b"key", sender, transcript)
-        return ChunkCipher(suite=Suite.AES_256_GCM, key=key, prefix=bytes(PREFIX_BYTES), associated_data=sender)
+    def direction(sender: bytes) -> Direction:
+        def key(epoch: int) -> bytes:
+            return derive(secret, _LABEL, b"key", sender, transcript, epoch.to_bytes(4, "big"))
 
-    return cipher(own), cipher(other)
+        return Direction(key, sender)
+
+    return direction(own), direction(other)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
     data = bytearray(count)
-    _fill(connection, memoryview(data))
+    _fill(connection, memoryview(data), until)
     return bytes(data)
 
 
-def _fill(connection: socket.socket, view: memoryview) -> None:
-    """Receive exactly as much; raises `EOFError` at an end before that."""
+def _fill(connection: socket.socket, view: memoryview, until: float | None) -> None:
+    """Receive exactly as much.
+
+    Args:
+        connection: from where.
+        view: what is filled.
+        until: when to give up (monotonic, s), however the bytes trickle in; None for never.
+
+    Raises:
+        EOFError: an end before that.
+        OSError: a broken connection; `TimeoutError` when the time is up.
+    """
     while len(view):
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("who is there takes too long to say so")
+            connection.settimeout(left)
         count = connection.recv_into(view)
         if not count:
             raise EOFError("a stream that ended in the middle")

@@ -77,10 +77,9 @@ def _packed_model(
     opener = weights.opener(device)
     for name in names_of_weights:
         state |= task.tensors(name, torch, opener=opener)
-    if device.type == "cuda":
-        # Left to itself, transformers would bring every tensor to host memory first.
-        options = options | {"device_map": {"": device}}
-    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
+    # Left to itself, transformers would bring every tensor to host memory first.
+    where = {"": device}
+    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, device_map=where, **options)
     return model, tokenizer
 
 

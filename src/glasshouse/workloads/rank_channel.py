@@ -88,19 +88,24 @@ class RankChannel:
             return str(answer["sha256"])
         raise RunError(Code(str(answer["code"])), str(answer["text"]), hint=str(answer["hint"]))
 
-    def dial(self, machine: int, port: int) -> socket.socket:
+    def dial(self, machine: int, port: int, timeout_s: float) -> socket.socket:
         """Return a connection, over this machine's loopback, with a listener on another machine's.
 
         Raises:
-            OSError: there is none.
+            OSError: there is none, or none in time.
         """
-        _, descriptor = self._ask({"machine": machine, "port": port, "type": "dial"})
+        try:
+            _, descriptor = self._ask({"machine": machine, "port": port, "type": "dial"}, timeout_s=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"machine {machine} does not answer") from None
         if descriptor is None:
             raise ConnectionRefusedError(f"machine {machine} cannot be reached at port {port}")
         return socket.socket(fileno=descriptor)
 
-    def _ask(self, request: Message, descriptors: Sequence[int] = ()) -> tuple[Message, int | None]:
-        """Return the worker's answer, and the descriptor that came with it, if one did."""
+    def _ask(
+        self, request: Message, descriptors: Sequence[int] = (), *, timeout_s: float | None = None
+    ) -> tuple[Message, int | None]:
+        """Return the worker's answer, and the descriptor that came with it, if one did; raises `queue.Empty`."""
         answers: queue.SimpleQueue[tuple[Message, int | None]] = queue.SimpleQueue()
         with self._lock:
             self._asked += 1
@@ -108,7 +113,7 @@ class RankChannel:
             self._waiting[number] = answers
         try:
             self._link.send({"id": number, **request}, descriptors)
-            return answers.get()
+            return answers.get(timeout=timeout_s)
         finally:
             with self._lock:
                 del self._waiting[number]
@@ -159,7 +164,7 @@ class OtherMachines:
         if int(machine) == self._machine:
             connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
         else:
-            connection = self._channel.dial(int(machine), port)
+            connection = self._channel.dial(int(machine), port, timeout_s)
         connection.settimeout(None)
         return connection
 

@@ -13,6 +13,7 @@ Source: spec/key-release.md, section 5.4.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,10 +163,8 @@ class Server:
                 connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
-        connection.settimeout(_ASKING_S)
-        request = ranks.read_request(_first(connection))
-        with self._lock:
-            rank = self._tokens.pop((request.kind, request.token), None)
+        request = ranks.read_request(_first(connection, time.monotonic() + _ASKING_S))
+        rank = self._redeem(request)
         if rank is None or not self._is_own(connection):
             connection.sendall(ranks.refuse(Code.RANK_REFUSED))
             connection.close()
@@ -179,6 +179,14 @@ class Server:
             socket.send_fds(connection, [joined], self._given.descriptors)
             connection.settimeout(None)
             self._adopt(rank, AgentLink(connection))
+
+    def _redeem(self, request: ranks.Request) -> int | None:
+        """Take a token back, whatever becomes of it; return whose it was. Every comparison takes the same time."""
+        with self._lock:
+            found = [
+                key for key in self._tokens if key[0] == request.kind and hmac.compare_digest(key[1], request.token)
+            ]
+            return self._tokens.pop(found[0]) if found else None
 
     def _is_own(self, connection: socket.socket) -> bool:
         """Return whether the peer is this process's own child, and closed to others where that is demanded."""
@@ -261,10 +269,11 @@ class Server:
         return {"id": number, "sha256": digest, "type": "delivered"}
 
 
-def _first(connection: socket.socket) -> Json:
-    """Return the first message of a peer that is not known yet."""
+def _first(connection: socket.socket, until: float) -> Json:
+    """Return the first message of a peer that is not known yet, however it trickles in."""
     decoder, received = frames.Decoder(), 0
     while received <= ranks.MAX_FRAME_BYTES:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
         data = connection.recv(ranks.MAX_FRAME_BYTES)
         if not data:
             break

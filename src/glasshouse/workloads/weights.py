@@ -197,12 +197,12 @@ class _Slot:
 
     def __init__(self) -> None:
         self.verdicts: tuple[int, Any] | None = None
-        self._host = torch.empty(0, dtype=_BYTE)
-        self._device = torch.empty(0, dtype=_BYTE)
+        self._host = torch.empty(0, dtype=_BYTE, device="cpu")
+        self._device = torch.empty(0, dtype=_BYTE, device="cpu")
 
     def buffers(self, size: int, device: Any) -> tuple[Any, Any]:
         if self._host.numel() < size:
-            self._host = torch.empty(size, dtype=_BYTE, pin_memory=device.type == "cuda")
+            self._host = torch.empty(size, dtype=_BYTE, device="cpu", pin_memory=device.type == "cuda")
             self._device = torch.empty(size, dtype=_BYTE, device=device)
         return self._host[:size], self._device[:size]
 

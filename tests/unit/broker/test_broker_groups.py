@@ -394,8 +394,9 @@ def test_evidence_that_waits_in_vain_is_swept(broker: LocalBroker, owner: Owner)
     assert refused(first.ask()) == (Code.RANK_REFUSED, "machine 1: rank-lost")
 
 
-def test_a_defect_between_two_releases_takes_both_back(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a broker stores although it fails is the challenge's consumption, and never a part of a group."""
+@pytest.fixture
+def defect(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Release]]:
+    """A broker that fails between the first release of a group and the second."""
     written: list[Release] = []
     write = Releases.write
 
@@ -405,18 +406,33 @@ def test_a_defect_between_two_releases_takes_both_back(owner: Owner, monkeypatch
             raise ZeroDivisionError
         write(releases, connection, record, release, now_us)
 
+    monkeypatch.setattr(Releases, "write", failing)
+    yield written
+    assert len(written) >= 2, "the defect was met"
+
+
+def test_a_defect_between_two_releases_takes_both_back(owner: Owner, defect: list[Release]) -> None:
+    """What a broker stores although it fails is the challenge's consumption, and never a part of a group."""
     first, second = group(owner, 2)
     pending(first.attest())
-    monkeypatch.setattr(Releases, "write", failing)
     assert second.attest().problem().code is Code.INTERNAL
-    assert len(written) == 2
-    monkeypatch.undo()
     assert owner.releases() == 0
-    pending(first.ask())
-    assert events(owner).count("release") == 0
+    assert pending(first.ask()).accepted == 1, "nor was the last machine accepted"
+    assert (events(owner).count("accepted"), events(owner).count("release")) == (1, 0)
     again = second.again()
     assert again.key(again.attest()) == first.key(first.ask()) == owner.package_key
     assert owner.releases() == 2
+
+
+def test_a_group_ends_although_its_last_machine_met_a_defect_and_stayed_away(
+    broker: LocalBroker, owner: Owner, defect: list[Release]
+) -> None:
+    first, second = group(owner, 2)
+    pending(first.attest())
+    assert second.attest().problem().code is Code.INTERNAL
+    broker.advance(LIFETIME_S + 1)
+    assert refused(first.ask()) == (Code.RANK_REFUSED, "machine 1: rank-lost")
+    assert refused(second.again().attest()) == (Code.RANK_REFUSED, "machine 1: rank-lost")
 
 
 def test_an_announced_group_says_what_it_is(owner: Owner) -> None:

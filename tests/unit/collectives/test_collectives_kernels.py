@@ -1,4 +1,4 @@
-"""How work is cut up for the kernels; and the tests that need Triton's interpreter, each file in its own process."""
+"""How work is cut up for the kernels; and the tests that need Triton's interpreter, in a process of their own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from glasshouse.collectives.kernels.shape import BLOCK_BYTES, MAX_MESSAGE_BYTES, Shape, cut
 
 ROOT = Path(__file__).resolve().parents[3]
-INTERPRETED = sorted((ROOT / "tests" / "interpreted").glob("test_*.py"))
 H200 = Shape(programs=660)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", INTERPRETED, ids=lambda path: path.stem)
-def test_under_the_interpreter(path: Path) -> None:
+def test_the_kernels_under_the_interpreter() -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(path)],
+        [sys.executable, "-m", "pytest", "tests/interpreted"],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -32,10 +30,6 @@ def test_under_the_interpreter(path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-
-
-def test_there_are_interpreted_tests() -> None:
-    assert len(INTERPRETED) >= 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 34), st.integers(0, 4000)), min_size=1, max_size=40))

@@ -62,7 +62,9 @@ def test_ranks_with_different_secrets_are_both_told_so() -> None:
 
 
 def test_one_rank_with_another_secret_ends_the_meeting_of_all() -> None:
-    errors = failures(4, secret={rank: bytes(32) if rank == 2 else SECRET for rank in range(4)})
+    # A rank that comes when the others have given up finds nobody, and waits for them to the end of its time.
+    secrets = {rank: bytes(32) if rank == 2 else SECRET for rank in range(4)}
+    errors = failures(4, secret=secrets, timeout_s=dict.fromkeys(range(4), 4.0))
     assert Code.GROUP_MISMATCH in {error.code for error in errors}
     assert {error.code for error in errors} <= {Code.GROUP_MISMATCH, Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT}
 
@@ -103,6 +105,20 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
                     with contextlib.suppress(OSError):
                         stranger.sendall(greeting)
                 time.sleep(0.3)
+            return met(store, rank, 2)
+
+        assert [end.value for end in ended(2, story)] == [[1], [0]]
+
+
+def test_strangers_who_hold_every_place_that_there_is_keep_no_rank_out() -> None:
+    store = dist.HashStore()
+    with contextlib.ExitStack() as strangers:
+
+        def story(rank: int) -> Any:
+            if rank == 1:
+                address = listening(store, 0)
+                for _ in range(100):
+                    strangers.enter_context(socket.create_connection(address))
             return met(store, rank, 2)
 
         assert [end.value for end in ended(2, story)] == [[1], [0]]
@@ -154,7 +170,8 @@ def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pyte
 
 def test_addresses_come_from_the_way_to_the_stores_host() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    behind = dist.PrefixStore("a", dist.PrefixStore("b", store))
-    assert mesh._address(behind) == "127.0.0.1"
+    other = dist.TCPStore("127.0.0.1", store.port, 1, is_master=False, wait_for_workers=False)
+    behind = [dist.PrefixStore("a", dist.PrefixStore("b", each)) for each in (store, other)]
+    assert mesh._address(behind[0]) == "127.0.0.1"
     assert mesh._address(dist.HashStore()) == "127.0.0.1"
-    assert all(end.error is None for end in ended(2, lambda rank: met(behind, rank, 2)))
+    assert [end.value for end in ended(2, lambda rank: met(behind[rank], rank, 2))] == [[1], [0]]

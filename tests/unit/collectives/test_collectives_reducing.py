@@ -11,6 +11,7 @@ import torch
 from glasshouse.collectives import operations
 from glasshouse.collectives.engine import Engine, Options
 from glasshouse.collectives.frames import Algorithm
+from glasshouse.collectives.operations import ring
 from glasshouse.collectives.reduce import Reduction, ReductionKind
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate
@@ -136,15 +137,29 @@ def test_an_average_divides_each_contribution_before_it_is_added(algorithm: Algo
         assert whole.tolist() == [8, -6, 2]
 
 
-def test_a_premultiplied_sum_multiplies_each_contribution() -> None:
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING], ids=lambda one: one.name)
+def test_a_premultiplied_sum_multiplies_each_contribution_by_its_ranks_factor(algorithm: Algorithm) -> None:
     def story(engine: Engine) -> Any:
-        tensor, other = torch.full((1000,), engine.rank + 1.0), torch.full((9,), engine.rank + 1.0)
-        half = Reduction(kind=ReductionKind.PREMUL_SUM, factor=0.5)
-        quarter = Reduction(kind=ReductionKind.PREMUL_SUM, factor=torch.tensor([0.25]))
-        operate(engine, operations.all_reduce([tensor], half), operations.all_reduce([other], quarter))
-        return tensor[0].item(), other[0].item()
+        mine = Reduction(kind=ReductionKind.PREMUL_SUM, factor=10.0**engine.rank)
+        same = Reduction(kind=ReductionKind.PREMUL_SUM, factor=torch.tensor([0.25]))
+        tensor, kept, output = torch.ones(1000), torch.ones(9), torch.empty(5)
+        inputs = [torch.full((5,), 4.0) for _ in range(3)]
+        operate(engine, operations.all_reduce([tensor], mine, algorithm), operations.reduce(kept, mine, 1))
+        operate(engine, operations.reduce_scatter(inputs, output, same))
+        return tensor[-1].item(), kept[0].item(), output[0].item(), inputs[0][0].item()
 
-    assert in_ranks(3, story) == [(3.0, 1.5)] * 3
+    assert in_ranks(3, story) == [(111.0, 1.0, 3.0, 4.0), (111.0, 111.0, 3.0, 4.0), (111.0, 1.0, 3.0, 4.0)]
+
+
+def test_serial_takes_a_shard_of_more_than_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "MAX_PAYLOAD_BYTES", 1 << 20)
+
+    def story(engine: Engine) -> Any:
+        tensor = torch.ones(6_000_000)
+        operate(engine, operations.all_reduce([tensor], SUM, Algorithm.SERIAL))
+        return bool((tensor == 2).all())
+
+    assert in_ranks(2, story) == [True, True]
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])

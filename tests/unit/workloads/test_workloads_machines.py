@@ -245,6 +245,56 @@ def test_a_caller_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.M
         answer(other, SECRET, own=1, machines=2)
 
 
+@pytest.mark.parametrize("side", ["caller", "called"])
+def test_a_greeting_that_trickles_in_is_given_up_in_time(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte now and then: what counts is the whole, and not how long each takes."""
+    monkeypatch.setattr(machines, "_GREETING_S", 0.4)
+    monkeypatch.setattr(machines, "_CALL_S", 0.4)
+    slow, here = connection()
+    over = threading.Event()
+
+    def greet(end: socket.socket) -> Stream:
+        if side == "called":
+            return answer(end, SECRET, own=1, machines=2)
+        return call(end, SECRET, own=0, machine=1, port=1)
+
+    def trickle() -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.1):
+                slow.sendall(b"G")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    with slow, here:
+        with pytest.raises(TimeoutError):
+            greet(here)
+        over.set()
+        thread.join()
+
+
+def test_keys_are_replaced_before_a_number_could_come_again(
+    wire: Wire, inside: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "_EPOCH_PIECES", 3)
+    monkeypatch.setattr(machines, "PIECE_BYTES", 8)
+    used: list[bytes] = []
+    derive = machines.derive
+
+    def noting(key: bytes, *info: bytes) -> bytes:
+        used.append(info[-1])
+        return derive(key, *info)
+
+    monkeypatch.setattr(machines, "derive", noting)
+    rank, other = joined(wire, inside)
+    data = secrets.token_bytes(200)  # 25 pieces or more
+    rank.sendall(data)
+    rank.shutdown(socket.SHUT_WR)
+    assert everything(other) == (data, True)
+    epochs = [int.from_bytes(one, "big") for one in used if len(one) == 4]
+    assert epochs.count(8) == 2, "once at each end"
+    assert max(epochs.count(epoch) for epoch in epochs) <= 4
+
+
 # what is done to a stream
 
 
@@ -354,12 +404,9 @@ class Relays:
                     mine.send(bytes([machines._FAILED]) + data[1:])
                     continue
                 one, other = connection()
-                socket.send_fds(mine, [data], [one.fileno()])
-                socket.send_fds(
-                    self.ends[data[1]][1], [machines._MESSAGE.pack(machines._CALLED, 0, 0)], [other.fileno()]
-                )
-                one.close()
-                other.close()
+                with one, other:
+                    socket.send_fds(mine, [data], [one.fileno()])
+                    socket.send_fds(self.ends[data[1]][1], [ARRIVAL], [other.fileno()])
 
     def close(self) -> None:
         for pair in self.ends:
@@ -367,6 +414,10 @@ class Relays:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
+
+
+def lines(machine: Machines) -> int:
+    return len(machine._lines)
 
 
 @pytest.fixture
@@ -381,6 +432,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machines, Machines,
     monkeypatch.setattr(machines, "STORE_PORT", port)
     second.start(lost[1].append)
     monkeypatch.setattr(machines, "STORE_PORT", port + 1 if port < 65535 else port - 1)
+    wait_for(lambda: lines(first) == lines(second) == 1)
     yield first, second, relays
     for one in (*first._lines, *second._lines, second._store):
         if one is not None:
@@ -433,7 +485,7 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
         other.close()
         strangers.append(one)
     waiting = [thread for thread in threading.enumerate() if thread.name == "glasshouse-called"]
-    assert len(waiting) <= machines._STRANGERS
+    assert len(waiting) <= machines._STRANGERS + 1  # and the one that holds the line to the first machine
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reached: list[socket.socket] = []
 
@@ -449,13 +501,8 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
         one.close()
 
 
-def lines(machine: Machines) -> int:
-    return len(machine._lines)
-
-
 def test_a_machine_that_finished_is_not_lost(group: tuple[Machines, Machines, Relays]) -> None:
     first, second, relays = group
-    wait_for(lambda: lines(first) == lines(second) == 1)
     second.finish()
     first.finish()
     assert relays.lost == [[], []]
@@ -465,7 +512,6 @@ def test_a_machine_that_finished_is_not_lost(group: tuple[Machines, Machines, Re
 def test_a_worker_that_is_gone_before_it_had_finished_is_lost_to_the_other(
     group: tuple[Machines, Machines, Relays], broken: int
 ) -> None:
-    wait_for(lambda: lines(group[0]) == lines(group[1]) == 1)
     line = group[broken]._lines[0]  # type: ignore[index]
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     line.shutdown(socket.SHUT_RD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,6 +10,8 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,6 +268,39 @@ print(said(lambda: save("mine")))
     assert "output folder" not in lines[0]  # which is the hint
     assert lines[1] == "('output-refused', 'only the first rank of a machine saves outputs')"
     assert place.channel.outputs == {}
+
+
+def test_a_rank_that_speaks_past_its_own_end_is_not_heard_either(place: Place) -> None:
+    """The server itself tells ranks apart: a script may do with its end what it likes."""
+    code = JOINED + (
+        "channel._link.send({'type': 'progress', 'done': 4})\n"
+        "channel._link.send({'type': 'ended', 'unit': 'step', 'done': 9, 'elapsed_us': 5,"
+        " 'loss_first': None, 'loss_final': None})\n"
+        "channel._link.send({'type': 'finished'})\n"
+    )
+    place.say(code, rank=1)
+    place.server.settle()
+    assert place.channel.messages == []
+    assert place.server.report == Report()
+
+
+def test_a_peer_that_trickles_is_not_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_server, "_ASKING_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(place.server.path)
+        slow.sendall(bytes([0, 0]))
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    slow.sendall(b"\0")
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert place.say(JOINED + "print(channel.rank)") == ["0"]
+        thread.join(10)
+        assert not thread.is_alive(), "it was closed"
 
 
 def test_reasons_are_kept_in_the_order_in_which_they_came_and_forgotten_at_a_restart(place: Place) -> None:

@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from glasshouse.bench.collectives.streams import Counted, Plain, Tally, adding_counted
 from glasshouse.bench.collectives.values import Way
 from glasshouse.collectives import operations
-from glasshouse.collectives.arguments import Asides, reduction, tensors_of
+from glasshouse.collectives.arguments import Asides, reducing, reduction, tensors_of
 from glasshouse.collectives.engine import Engine
 from glasshouse.collectives.frames import Algorithm
 from glasshouse.collectives.group import SealedGroup
@@ -67,10 +67,11 @@ class _Group(SealedGroup):
         """Do as the base does, with the algorithm named."""
         if self._algorithm is None:
             return super().allreduce(tensors, opts, *more, **given)
-        options = self._reducing(c10d.AllreduceOptions, opts, None, given)
-        asides = Asides(pairs=True)
+        options = reducing(c10d.AllreduceOptions, opts, None, given)
+        how = reduction(options.reduceOp)
+        asides = Asides(of=how)
         parts = [asides.target(tensor, read=True) for tensor in tensors_of(tensors)]
-        operation = operations.all_reduce(parts, reduction(options.reduceOp), self._algorithm)
+        operation = operations.all_reduce(parts, how, self._algorithm)
         return self._run(operation, tensors_of(tensors), asides, options)
 
 

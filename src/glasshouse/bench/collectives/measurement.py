@@ -90,6 +90,7 @@ class Measurement:
         memory, start: of the groups; None or empty where not measured.
         seed: from which the orders were drawn.
         quick: a trial whose numbers are no result.
+        failed: what went wrong in the middle; what was complete stands.
         took_s: the run.
         created_us: when it ended, microseconds since the epoch.
     """
@@ -102,6 +103,7 @@ class Measurement:
     start: Start | None = None
     seed: int = 0
     quick: bool = False
+    failed: str | None = None
     took_s: float = 0.0
     created_us: int = 0
 
@@ -133,6 +135,7 @@ class Measurement:
             },
             "cells": [found.to_json() for found in self.found],
             "created_us": self.created_us,
+            "failed": self.failed,
             "format": FORMAT,
             "memory": [
                 {"bytes": one.bytes, "extra_bytes": one.extra_bytes, "ranks": one.ranks, "way": one.way.value}
@@ -174,6 +177,7 @@ class Measurement:
                 else Start(ranks=start["ranks"], raw_s=tuple(start["raw_s"]), sealed_s=tuple(start["sealed_s"])),
                 seed=int(value["seed"]),
                 quick=bool(value["quick"]),
+                failed=value["failed"],
                 took_s=float(value["took_s"]),
                 created_us=int(value["created_us"]),
             )

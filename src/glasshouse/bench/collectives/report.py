@@ -98,6 +98,8 @@ def _caveats(measurement: Measurement, ahead: Outlook | None) -> list[str]:
             f"Other programs kept up to {most:.1f} processors busy during {len(busy)} of {len(measurement.found)} "
             "cells: their times are too long, and their ratios less certain than the intervals say."
         )
+    if measurement.failed is not None:
+        found.append(f"It ended early: {plain(measurement.failed)}.")
     if measurement.not_measured:
         found.append(
             f"{len(measurement.not_measured)} planned cells were not measured; they stand below with the reason."

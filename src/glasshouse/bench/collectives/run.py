@@ -21,6 +21,7 @@ from glasshouse.bench.collectives.plan import Plan
 from glasshouse.bench.collectives.values import Cell, Counts, Found, Kind, Sample, Way
 from glasshouse.bench.collectives.world import World
 from glasshouse.bench.harness.machine import describe
+from glasshouse.errors import InternalError
 
 __all__ = ["Viewer", "measure"]
 
@@ -28,6 +29,8 @@ MOST_ROUNDS = 150
 # A sample shorter than this is mostly the skew of the barrier before it.
 SAMPLE_S = 0.004
 MOST_BATCH = 32
+# A cell that takes no longer is measured even where no time is left.
+ALWAYS_S = 2.0
 _ORDER_S = 600.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -66,6 +69,7 @@ class _Run:
     random: random.Random
     found: list[Found]
     skipped: list[NotMeasured]
+    failure: InternalError | None = None
 
 
 def measure(plan: Plan, viewer: Viewer, *, stopped: Callable[[], bool] = lambda: False) -> Measurement:
@@ -77,7 +81,7 @@ def measure(plan: Plan, viewer: Viewer, *, stopped: Callable[[], bool] = lambda:
         stopped: says whether to stop; what is complete is kept.
 
     Raises:
-        InternalError: a rank failed, or a way gave a wrong sum.
+        InternalError: a rank failed, or a way gave a wrong sum, before any cell was complete.
     """
     began = time.monotonic()
     run = _Run(
@@ -97,8 +101,7 @@ def measure(plan: Plan, viewer: Viewer, *, stopped: Callable[[], bool] = lambda:
         if plan.start_ranks:
             start = _start(run, plan.start_ranks)
     except KeyboardInterrupt:
-        done = {found.cell for found in run.found} | {one.cell for one in run.skipped}
-        run.skipped += [NotMeasured(cell=cell, why="stopped") for cell in plan.cells if cell not in done]
+        _leave_out(run, plan.cells, "stopped")
     return Measurement(
         system=dict(describe(None)),
         found=tuple(run.found),
@@ -107,6 +110,7 @@ def measure(plan: Plan, viewer: Viewer, *, stopped: Callable[[], bool] = lambda:
         start=start,
         seed=plan.seed,
         quick=plan.quick,
+        failed=None if run.failure is None else run.failure.message,
         took_s=round(time.monotonic() - began, 1),
         created_us=time.time_ns() // 1_000,
     )
@@ -116,15 +120,32 @@ def _in_world(run: _Run, ranks: int, cells: Sequence[Cell]) -> list[Memory]:
     """Start the ranks once, look at memory while nothing else was exchanged, then measure every cell."""
     run.viewer.world(ranks)
     ways = tuple(dict.fromkeys(way for cell in cells for way in cell.ways))
-    with World(ranks, ways, stopped=run.stopped) as world:
-        memory = _memory(run, world, [way for way in ways if way is not Way.ALONE])
-        for cell in cells:
-            if run.stopped():
-                raise KeyboardInterrupt
-            left = run.plan.share_s(cell, run.end - time.monotonic())
-            run.viewer.cell(cell, run.plan.cells.index(cell) + 1, len(run.plan.cells))
-            _measure_cell(run, world, cell, left)
+    memory: list[Memory] = []
+    try:
+        with World(ranks, ways, stopped=run.stopped) as world:
+            memory = _memory(run, world, [way for way in ways if way is not Way.ALONE])
+            for cell in cells:
+                if run.stopped():
+                    raise KeyboardInterrupt
+                left = run.plan.share_s(cell, run.end - time.monotonic())
+                run.viewer.cell(cell, run.plan.cells.index(cell) + 1, len(run.plan.cells))
+                _measure_cell(run, world, cell, left)
+    except InternalError as error:
+        # What other cells gave stands; without any of them the reason is all there is to tell.
+        if not run.found:
+            raise
+        run.failure = error
+        _leave_out(run, cells, f"{error.message}: {error.hint.splitlines()[-1] if error.hint else error.code}"[:200])
     return memory
+
+
+def _leave_out(run: _Run, cells: Sequence[Cell], why: str) -> None:
+    """Say of every cell that has no numbers yet why it will have none."""
+    done = {found.cell for found in run.found} | {one.cell for one in run.skipped}
+    for cell in cells:
+        if cell not in done:
+            run.skipped.append(NotMeasured(cell=cell, why=why))
+            run.viewer.skipped(run.skipped[-1])
 
 
 def _measure_cell(run: _Run, world: World, cell: Cell, share_s: float) -> None:
@@ -137,7 +158,7 @@ def _measure_cell(run: _Run, world: World, cell: Cell, share_s: float) -> None:
         batch = min(MOST_BATCH, max(1, math.ceil(SAMPLE_S / max(once[cell.ways[0]], 1e-6))))
     least = run.plan.least_rounds
     turn_s = sum(once.values()) * batch + 0.001
-    if turn_s * least > 3 * share_s and not run.plan.needed(cell):
+    if turn_s * least > max(3 * share_s, ALWAYS_S) and not run.plan.needed(cell):
         why = f"{least} rounds would take {turn_s * least:.0f} s"
         run.skipped.append(NotMeasured(cell=cell, why=why))
         run.viewer.skipped(run.skipped[-1])

@@ -32,6 +32,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 # A replayed iteration exchanges at most about so much; the rest of a large model repeats the same shapes.
 MOST_REPLAY_BYTES = 128 << 20
 LEARNING_RATE = 1e-3
+_LOOKED_AT = 512  # elements of each gradient
 
 
 class Subject(Protocol):
@@ -165,19 +166,14 @@ class Train:
         """
         wrapped = self._models[way]
         self.once(Way.ALONE, group, of=way, step=False)
-        parameter = next(iter(wrapped.parameters()))
-        if parameter.grad is None:
-            raise InternalError(Code.INTERNAL, "a model whose first parameter has no gradient")
-        mean = parameter.grad.to(torch.float64)
+        mean = _look(wrapped)
         # Summed by gloo, whatever is on trial; in float64 its rounding is none beside that of the exchange.
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
         self.once(way, group, of=way, step=False)
         if way is not Way.ALONE:
-            reached = parameter.grad.to(torch.float64)
-            most = float(mean.abs().max()) or 1.0
-            slack = 8 * torch.finfo(self._dtype).eps * most
-            _hold(way, bool(((reached - mean).abs() <= slack).all()))
+            slack = 8 * torch.finfo(self._dtype).eps * (float(mean.abs().max()) or 1.0)
+            _hold(way, bool(((_look(wrapped) - mean).abs() <= slack).all()))
         self.once(way, group)
 
     def reset(self) -> None:
@@ -191,6 +187,14 @@ class Train:
             functional.cross_entropy(outputs.flatten(0, -2).float(), self._targets.flatten()).backward()
         if step:
             self._optimisers[of or way].step()
+
+
+def _look(module: torch.nn.Module) -> Tensor:
+    """Return the beginnings of all gradients, so that every bucket is looked at."""
+    found = [one.grad.flatten()[:_LOOKED_AT].to(torch.float64) for one in module.parameters() if one.grad is not None]
+    if not found:
+        raise InternalError(Code.INTERNAL, "a model without gradients")
+    return torch.cat(found)
 
 
 def _hold(way: Way, right: bool) -> None:

@@ -33,7 +33,8 @@ _ROW = struct.Struct("<8q")
 _KEY_ROW_BYTES = 64
 _VERDICT_AT = 7
 _FEW_TERMS = 96
-_FEW, _MANY = (32, 1), (512, 16)  # lanes and warps of `finish`
+# Lanes and warps of `finish`; a lane a thread, as some read what they overwrite.
+_FEW, _MANY = (32, 1), (512, 16)
 _LEAST_PINNED_BYTES = 1 << 14
 
 
@@ -132,7 +133,7 @@ class Cipher:
             if self.device.type != "cuda":
                 return Verdicts(rows, places, None)
             # Not pooled: it is the caller's until the verdicts are thrown away. It holds addresses, and no key.
-            answers = torch.empty(rows.numel(), dtype=torch.int64, pin_memory=True)
+            answers = torch.empty(rows.numel(), dtype=torch.int64, device="cpu", pin_memory=True)
             answers.copy_(rows, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
@@ -224,7 +225,8 @@ class _Pinned:
             for index, buffer in enumerate(self._free):
                 if buffer.numel() >= size:
                     return self._free.pop(index)[:size]
-        return torch.zeros(max(size, _LEAST_PINNED_BYTES), dtype=torch.uint8, pin_memory=self._locked)[:size]
+        size_there = max(size, _LEAST_PINNED_BYTES)
+        return torch.zeros(size_there, dtype=torch.uint8, device="cpu", pin_memory=self._locked)[:size]
 
     def sent(self, host: Any) -> None:
         """Take back a buffer whose copy to the device has been enqueued."""
@@ -232,7 +234,7 @@ class _Pinned:
         if self._locked:
             event = torch.cuda.Event()
             event.record()
-        whole = torch.empty(0, dtype=torch.uint8).set_(host.untyped_storage())
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host.untyped_storage())
         with self._lock:
             self._busy.append((whole, event))
             if event is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from glasshouse.collectives.frames import (
     Kind,
     ReductionCode,
     digest,
+    set_route,
 )
 from glasshouse.collectives.keys import Lane
 from glasshouse.collectives.memory import Region, Span
@@ -24,14 +24,6 @@ from glasshouse.collectives.operations.party import Party
 from glasshouse.wire.aead import Suite
 
 __all__ = ["Agreed", "Exchange", "Operation"]
-
-_ROUTE = struct.Struct(">BHH")
-_ROUTE_AT = 7
-
-
-def set_route(header: bytearray, *, phase: int, source: int, destination: int) -> None:
-    """Make a packed header that of another phase and pair of ranks."""
-    _ROUTE.pack_into(header, _ROUTE_AT, phase, source, destination)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

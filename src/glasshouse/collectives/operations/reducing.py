@@ -31,6 +31,9 @@ def all_reduce(tensors: Sequence[Any], reduction: Reduction, algorithm: Algorith
     def plan(party: Party, sequence: int) -> Exchange:
         region = party.region(tensors)
         arithmetic = Arithmetic(reduction, dtype, party.size)
+        if reduction.factor is not None:
+            for tensor in tensors:
+                tensor.detach().copy_(reduction.premultiplied(tensor))
         chosen = all_reduce_algorithm(region.nbytes, party.size) if algorithm is None else algorithm
         agreed = Agreed(
             collective=Collective.ALL_REDUCE,
@@ -64,8 +67,11 @@ def reduce(tensor: Any, reduction: Reduction, root: int) -> Operation:
     """
 
     def plan(party: Party, sequence: int) -> Exchange:
-        region = party.region([tensor])
         arithmetic = Arithmetic(reduction, tensor.dtype, party.size)
+        own = reduction.premultiplied(tensor)
+        if party.rank == root and own is not tensor:
+            own = tensor.detach().copy_(own)
+        region = party.region([own])
         agreed = Agreed(
             collective=Collective.REDUCE,
             algorithm=Algorithm.DIRECT,
@@ -101,10 +107,10 @@ def reduce_scatter(inputs: Sequence[Any], output: Any, reduction: Reduction) -> 
 
     def plan(party: Party, sequence: int) -> Exchange:
         _one_each(inputs, party.size)
-        parts = [party.region([tensor]) for tensor in inputs]
+        arithmetic = Arithmetic(reduction, dtype, party.size)
+        parts = [party.region([reduction.premultiplied(tensor)]) for tensor in inputs]
         out = party.region([output])
         _same_size(parts[party.rank], out)
-        arithmetic = Arithmetic(reduction, dtype, party.size)
         agreed = Agreed(
             collective=Collective.REDUCE_SCATTER,
             algorithm=Algorithm.DIRECT,

@@ -30,7 +30,7 @@ class _Hop:
     __slots__ = ("_arithmetic", "_last", "_party", "_span", "_wait", "taken")
 
     def __init__(
-        self, party: Party, span: Span, arithmetic: Arithmetic, *, last: bool, wait: Callable[[], bool] | None
+        self, party: Party, span: Span, arithmetic: Arithmetic, *, last: bool, wait: Callable[[int], bool] | None
     ) -> None:
         self._party = party
         self._span = span
@@ -40,7 +40,7 @@ class _Hop:
         self.taken = 0
 
     def ready(self, source: int, chunk: int) -> bool:
-        return self._wait is None or self._wait()
+        return self._wait is None or self._wait(chunk)
 
     def take(self, source: int, chunk: int, opener: OpensFrames, frame: memoryview) -> None:
         low, high = self._span.bounds(chunk)
@@ -71,11 +71,11 @@ def plan_ring(exchange: Exchange, party: Party, region: Region, arithmetic: Arit
         # What this hop sends is what the hop before brought.
         gate = _gate(arrived, mine.count if serial else None)
         flow = exchange.send(following, mine, phase=hop % 256, gate=gate)
-        wait = _all_gone(flow) if serial else None
+        wait = _gone(flow) if serial else None
         if hop < size - 1:
             arrived = _Hop(party, theirs, arithmetic, last=hop == size - 2, wait=wait)
         else:
-            arrived = Copy(theirs, may=None if wait is None else _whatever(wait))
+            arrived = Copy(theirs, may=wait)
         exchange.receive(before, theirs, arrived, phase=hop % 256)
 
 
@@ -88,12 +88,9 @@ def _gate(arrived: _Hop | Copy | None, count: int | None) -> Callable[[int], boo
     return lambda chunk: arrived.taken > chunk
 
 
-def _all_gone(flow: Outflow) -> Callable[[], bool]:
-    return lambda: flow.gone >= flow.count
-
-
-def _whatever(wait: Callable[[], bool]) -> Callable[[int], bool]:
-    return lambda chunk: wait()
+def _gone(flow: Outflow) -> Callable[[int], bool]:
+    """Return whether as much has been sent as is to be taken; a shard that is one frame is sent whole before that."""
+    return lambda chunk: flow.gone > min(chunk, flow.count - 1)
 
 
 def _scale(region: Region, arithmetic: Arithmetic) -> None:

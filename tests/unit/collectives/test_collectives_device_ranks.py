@@ -1,4 +1,4 @@
-"""Ranks whose tensors are on a device, over real connections; the interpreter stands in for the devices."""
+"""Ranks whose tensors are on a device, over real connections; an emulator stands in for the devices."""
 
 from __future__ import annotations
 
@@ -9,17 +9,34 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from glasshouse.collectives import operations
 from glasshouse.collectives.device import Queue
 from glasshouse.collectives.engine import Engine, Options
 from glasshouse.collectives.frames import Algorithm
 from glasshouse.collectives.kernels.aead import Cipher, Message, Verdicts
+from glasshouse.collectives.kernels.inspection import compile_bulk, compile_finish
 from glasshouse.collectives.kernels.shape import Shape
 from glasshouse.collectives.reduce import Reduction, ReductionKind
+from simulators.emulated_gpu import emulated_gpu
 from simulators.engine_ranks import in_ranks, operate
 
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> Iterator[None]:
+    with emulated_gpu():
+        for seal in (True, False):  # seconds of compiling must not look like a rank that says nothing
+            compile_finish(seal=seal)
+            for unit in (16, 4, 1):
+                compile_bulk(seal=seal, unit=unit)
+        yield
+
+
 _ONE_AT_A_TIME = threading.Lock()
-"""Ranks are threads here, and the interpreter bears one."""
+"""Ranks are threads here, and each would compile the kernels."""
 
 
 class Device(Cipher):
@@ -28,7 +45,7 @@ class Device(Cipher):
     sealed: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
-        super().__init__("cpu", shape=Shape(lanes=8, warps=1, programs=1, least_steps=1))
+        super().__init__("cpu", shape=Shape(programs=1))
 
     def seal(self, messages: Sequence[Message]) -> None:
         self.sealed.append(len(messages))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+pytest.importorskip("triton")
+
 from glasshouse.collectives.kernels.aead import Cipher
-from glasshouse.collectives.kernels.shape import Shape
 from glasshouse.errors import Code, PackageError, UsageError
 from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset
@@ -21,7 +22,17 @@ from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
 from glasshouse.workloads import weights
 from glasshouse.workloads.weights import DeviceOpener
+from simulators.emulated_gpu import emulated_cipher, emulated_gpu
 from tools.fake_agent import memory_file, sealed_package
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> Iterator[None]:
+    with emulated_gpu():
+        yield
+
 
 CHUNK = 1024
 TENSORS = {
@@ -35,9 +46,9 @@ TENSORS = {
 FILES = {"base/model.safetensors": save(TENSORS), "data.txt": b"other"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cipher() -> Cipher:
-    return Cipher("cpu", shape=Shape(lanes=8, warps=1, programs=1, least_steps=1))
+    return emulated_cipher()
 
 
 @contextmanager

@@ -1,26 +1,38 @@
-"""Frames between a rank whose tensors are on a device and others; the interpreter stands in for the device."""
+"""Frames between a rank whose tensors are on a device and others; an emulator stands in for the device."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from glasshouse.collectives.device import DeviceRegion, Queue
 from glasshouse.collectives.frames import HEADER_BYTES, Element, Header, Kind
-from glasshouse.collectives.kernels.aead import Cipher
-from glasshouse.collectives.kernels.shape import Shape
 from glasshouse.collectives.keys import ALL, Lane, Membership, Schedule
 from glasshouse.collectives.memory import HostRegion, frame_bytes
 from glasshouse.collectives.sealing import Opener, Sealer, Traffic
 from glasshouse.errors import Code, CollectiveError, PlatformError
 from glasshouse.wire.aead import Suite
 
+pytest.importorskip("triton")
+
+from simulators.emulated_gpu import emulated_cipher, emulated_gpu
+
 CHACHA = Suite.CHACHA20_POLY1305
 
+pytestmark = pytest.mark.slow
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(autouse=True)
+def _gpu() -> Iterator[None]:
+    with emulated_gpu():
+        yield
+
+
+@pytest.fixture
 def queue() -> Queue:
-    return Queue("cpu", cipher=Cipher("cpu", shape=Shape(lanes=4, warps=1, programs=5, least_steps=1)))
+    return Queue("cpu", cipher=emulated_cipher())
 
 
 @pytest.fixture
@@ -123,6 +135,25 @@ def test_a_frame_of_another_size_is_not_opened(queue: Queue, streams: tuple[Seal
     with pytest.raises(CollectiveError):
         DeviceRegion([target], queue).open(0, 60, opener, frame)
     assert not target.any()
+
+
+def test_a_script_may_be_in_inference_mode_or_on_another_default_device(
+    queue: Queue, streams: tuple[Sealer, Opener]
+) -> None:
+    sealer, opener = streams
+    with torch.inference_mode():
+        source, target = torch.randn(20), torch.zeros(20)
+    for mode in (torch.inference_mode(), torch.device("meta"), torch.enable_grad()):
+        with mode, queue.within():
+            frame = blank_frame(80)
+            DeviceRegion([source[:3], source[3:]], queue).seal(0, 80, sealer, frame)
+            there = DeviceRegion([target[:5], target[5:]], queue)
+            there.open(0, 80, opener, frame)
+        assert torch.equal(target, source)
+        with queue.within():
+            there.zero()
+    with torch.inference_mode():
+        target.copy_(source)  # still what it was: a tensor of inference mode
 
 
 def test_elsewhere_or_with_gaps_is_refused(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,59 @@
+"""A GPU that is not there: ciphers launch what was compiled for one, in an emulator, on tensors in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from glasshouse.collectives.kernels import aead
+from glasshouse.collectives.kernels.aead import Cipher
+from glasshouse.collectives.kernels.inspection import compile_bulk, compile_finish
+from glasshouse.collectives.kernels.shape import Shape
+from simulators.ptx import EmulatedKernel
+
+__all__ = ["compiled_elsewhere", "emulated_cipher", "emulated_gpu"]
+
+
+@contextlib.contextmanager
+def compiled_elsewhere() -> Iterator[None]:
+    """Have the compiler keep what it makes in a folder of this process's own, and not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", _folder().name)
+        yield
+
+
+@contextlib.contextmanager
+def emulated_gpu() -> Iterator[SimpleNamespace]:
+    """Have ciphers of CPU tensors launch the compiled kernels; yields these, with what was launched."""
+
+    def bulk(given: dict[str, Any]) -> str:
+        made = compile_bulk(seal=given["SEAL"], unit=given["UNIT"], lanes=given["LANES"], warps=given["num_warps"])
+        return made.ptx
+
+    def finish(given: dict[str, Any]) -> str:
+        made = compile_finish(
+            seal=given["SEAL"], bulk_lanes=given["BULK_LANES"], lanes=given["LANES"], warps=given["num_warps"]
+        )
+        return made.ptx
+
+    kernels = SimpleNamespace(bulk=EmulatedKernel(bulk), finish=EmulatedKernel(finish))
+    with compiled_elsewhere(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aead, "passes", kernels)
+        patch.setattr(aead, "interpreted", lambda: True)
+        yield kernels
+
+
+def emulated_cipher() -> Cipher:
+    """Return a cipher whose programs are so short that little data fills several."""
+    return Cipher("cpu", shape=Shape(programs=100, least_steps=2))
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="triton-")
