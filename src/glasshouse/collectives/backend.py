@@ -22,6 +22,7 @@ from glasshouse.collectives.keys import Membership
 from glasshouse.collectives.mesh import Mesh
 from glasshouse.collectives.secret import group_secret
 from glasshouse.errors import Code, CollectiveError, UsageError
+from glasshouse.wire.aead import zero
 
 __all__ = ["create"]
 
@@ -54,7 +55,11 @@ def _join(store: Any, name: str, ranks: tuple[int, ...], rank: int, timeout_s: f
     membership = Membership(group=name, ranks=ranks, rank=rank, incarnation=_incarnation(name, ranks))
     # Names come again after destroy_process_group, for the same ranks or for others, and the store may still be there.
     own = PrefixStore(f"sealed/{membership.digest().hex()}/{membership.incarnation}/", store)
-    mesh = Mesh.connect(own, membership, group_secret(), timeout_s=timeout_s)
+    secret = group_secret()
+    try:
+        mesh = Mesh.connect(own, membership, secret, timeout_s=timeout_s)
+    finally:
+        zero(secret)
     engine = Engine(mesh, timeout_s=timeout_s)
 
     def split(members: list[int], child: str, child_timeout_s: float) -> SealedGroup:

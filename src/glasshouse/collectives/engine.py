@@ -247,6 +247,7 @@ class Engine:
             self._closed = True
             self._mesh.traffic.forget()
             self._progress.close()
+            self._party.wipe()
             self._party.close()
 
     def _begin(self, operation: Operation | Message) -> Work:
@@ -285,11 +286,22 @@ class Engine:
         return True
 
     def _let_go(self) -> None:
-        if self._closing:
-            self._close()
-        with self.baton:
-            self._driver = None
-            self.baton.notify_all()
+        """Drive no longer; what was said to whoever drives, while this thread was leaving, is done first."""
+        driving = True
+        while driving:
+            try:
+                if self._closing:
+                    self._close()
+                elif self._ending is not None and not self._over():
+                    self._fail(self._ending)
+                    self._call_back()
+            finally:
+                with self.baton:
+                    # Who says something from here on finds that nobody drives.
+                    driving = not self._over() and (self._closing or self._ending is not None)
+                    if not driving:
+                        self._driver = None
+                        self.baton.notify_all()
 
     def _start(self) -> None:
         """Have the background thread drive when nobody else does."""
@@ -417,6 +429,7 @@ class Engine:
         finally:
             self._mesh.traffic.forget()
             self._progress.end()
+            self._party.wipe()
             for work, completion in unfinished:
                 completion.error = CollectiveError(error.code, f"{work.described()}: {error.message}", hint=error.hint)
                 self._done(work, None)

@@ -271,30 +271,37 @@ class Buffers:
         limit: how many there are at most; `take` returns None when all are out.
     """
 
-    __slots__ = ("_free", "_left", "size")
+    __slots__ = ("_free", "_limit", "_made", "size")
 
     def __init__(self, size: int, limit: int) -> None:
         self.size = size
-        self._left = limit
+        self._limit = limit
         self._free: list[memoryview] = []
+        self._made: list[memoryview] = []
 
     @property
     def available(self) -> bool:
         """Whether `take` has one."""
-        return bool(self._free or self._left)
+        return bool(self._free or len(self._made) < self._limit)
 
     def take(self) -> memoryview | None:
         """Return a buffer that nobody else holds, or None."""
         if self._free:
             return self._free.pop()
-        if not self._left:
+        if len(self._made) >= self._limit:
             return None
-        self._left -= 1
-        return allocate(self.size)
+        made = allocate(self.size)
+        self._made.append(made)
+        return made
 
     def give_back(self, buffer: memoryview) -> None:
         """Take a buffer back; the one used last is the next one out, while it is in the caches."""
         self._free.append(buffer)
+
+    def wipe(self) -> None:
+        """Zero all of them, also those that are out."""
+        for made in self._made:
+            zero(made)
 
 
 def allocate(size: int) -> memoryview:

@@ -37,7 +37,7 @@ class Reserved(NamedTuple):
 class _Stream:
     """One traffic key, ratcheted as frames go by."""
 
-    __slots__ = ("__weakref__", "_bound", "_cipher", "_every", "_key", "_limit", "_lock", "suite")
+    __slots__ = ("__weakref__", "_bound", "_cipher", "_every", "_forgotten", "_key", "_limit", "_lock", "suite")
 
     def __init__(self, *, suite: Suite, key: bytearray, bound: bytes, rekey_after: int) -> None:
         if len(key) != KEY_BYTES or not 1 <= rekey_after <= REKEY_AFTER:
@@ -46,12 +46,18 @@ class _Stream:
         self._bound = bound
         self._every = self._limit = rekey_after
         self._lock = threading.Lock()
+        self._forgotten = False
         self._key = key
         self._cipher: AESGCM | ChaCha20Poly1305 | None = _cipher(suite, key)
         forget_in_children(self)
 
     def forget(self) -> None:
-        """Drop the key; nothing is sealed or opened any more."""
+        """Drop the key; nothing is sealed or opened any more.
+
+        Takes no lock: in a forked child it may be held by a thread that is not there. Whoever uses the key looks at
+        the flag afterwards, which is set before the key is zeroed.
+        """
+        self._forgotten = True
         self._cipher = None
         zero(self._key)
 
@@ -62,23 +68,30 @@ class _Stream:
         """Return the cipher for one frame."""
         if counter >= self._limit and self._cipher is not None:
             with self._lock:
-                while counter >= self._limit:
+                while counter >= self._limit and not self._forgotten:
                     following = bytearray(next_key(self._key, self.suite))
                     zero(self._key)
                     self._key, self._cipher = following, _cipher(self.suite, following)
                     self._limit += self._every
-        if (cipher := self._cipher) is None:
-            raise CollectiveError(
-                Code.COLLECTIVE_ABORTED,
-                "this group's keys are gone: it was closed, it failed, or this process was forked from a rank",
-            )
+                if self._forgotten:
+                    self.forget()  # what was derived from a key that was being zeroed
+        cipher = self._cipher
+        self._check()
+        if cipher is None:
+            raise _gone()
         return cipher
+
+    def _check(self) -> None:
+        if self._forgotten:
+            raise _gone()
 
     def _reserved(self, counter: int, header: Bytes) -> Reserved:
         if self.suite is not Suite.CHACHA20_POLY1305:
             raise ValueError("only keys of ChaCha20-Poly1305 are given to another cipher")
         self._at(counter)
-        return Reserved(bytes(self._key), counter.to_bytes(12, "big"), self._bound + header)
+        reserved = Reserved(bytes(self._key), counter.to_bytes(12, "big"), self._bound + header)
+        self._check()
+        return reserved
 
 
 class Sealer(_Stream):
@@ -251,6 +264,13 @@ class Traffic:
         for stream in (*self._sealers.values(), *self._openers.values()):
             stream.forget()
         self._schedule.forget()
+
+
+def _gone() -> CollectiveError:
+    return CollectiveError(
+        Code.COLLECTIVE_ABORTED,
+        "this group's keys are gone: it was closed, it failed, or this process was forked from a rank",
+    )
 
 
 def _cipher(suite: Suite, key: bytearray) -> AESGCM | ChaCha20Poly1305:

@@ -51,6 +51,8 @@ class _Keeper:
     def keep(self, secret: bytes | bytearray) -> None:
         if not isinstance(secret, bytes | bytearray) or len(secret) != SECRET_BYTES:
             raise CollectiveError(Code.GROUP_SECRET, f"a group secret is {SECRET_BYTES} bytes", hint=_HINT)
+        if not any(secret):
+            raise CollectiveError(Code.GROUP_SECRET, "a group secret of zeros alone is one that was wiped", hint=_HINT)
         self.secret = bytearray(secret)
 
 
@@ -81,8 +83,8 @@ def withdraw() -> None:
         _keeper.drop()
 
 
-def group_secret() -> memoryview:
-    """Return the secret, read-only; it is asked for when this process needs it first.
+def group_secret() -> bytearray:
+    """Return a copy of the secret, the caller's to zero; it is asked for when this process needs it first.
 
     Raises:
         CollectiveError: `group-secret-missing`, nobody gives it; the hint says what to do.
@@ -95,7 +97,7 @@ def group_secret() -> memoryview:
                 _keeper.keep(_from_agent(path, os.environ.pop(ranks.SECRET_TOKEN, "")))
             else:
                 raise CollectiveError(Code.GROUP_SECRET, _nobody(), hint=_HINT)
-        return memoryview(_keeper.secret).toreadonly()
+        return bytearray(_keeper.secret)
 
 
 def _nobody() -> str:

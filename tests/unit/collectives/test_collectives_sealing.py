@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from glasshouse.collectives.frames import ALL, MAX_PAYLOAD_BYTES, TAG_BYTES, Collective
-from glasshouse.collectives.keys import Lane
+from glasshouse.collectives import sealing
+from glasshouse.collectives.frames import ALL, MAX_PAYLOAD_BYTES, TAG_BYTES, Collective, Header, Kind
+from glasshouse.collectives.keys import Lane, next_key
 from glasshouse.collectives.sealing import REKEY_AFTER, Opener, Sealer, Traffic
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import Suite
@@ -284,3 +285,18 @@ def test_a_closed_group_has_no_keys() -> None:
     assert caught.value.code is Code.COLLECTIVE_ABORTED
     with pytest.raises(ValueError, match="forgotten"):
         here.sealer(Lane.P2P, 1)
+
+
+def test_a_key_that_is_forgotten_while_it_is_replaced_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sealer = Sealer(suite=Suite.CHACHA20_POLY1305, key=bytearray(range(32)), bound=bytes(32), rekey_after=1)
+    packed = Header(kind=Kind.DATA, source=0, destination=1, sequence=0, suite=Suite.CHACHA20_POLY1305).encode()
+    sealer.reserve(packed, 0)
+
+    def forgetful(key: bytes | bytearray, suite: Suite) -> bytes:
+        sealer.forget()
+        return next_key(key, suite)
+
+    monkeypatch.setattr(sealing, "next_key", forgetful)
+    for _ in range(2):
+        with pytest.raises(CollectiveError, match="keys are gone"):
+            sealer.reserve(packed, 0)

@@ -21,7 +21,7 @@ from glasshouse.collectives.memory import (
     flat,
     frame_bytes,
 )
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.aead import Suite, zero
 
 __all__ = ["Opens", "Party", "Pools", "Streams"]
 
@@ -140,6 +140,13 @@ class Party:
         if len(self._opened) < size:
             self._opened = allocate(max(size, self.chunk_bytes))
         return self._opened
+
+    def wipe(self) -> None:
+        """Zero the buffers that sums and others' contributions lay in."""
+        zero(self._opened)
+        for pools in self._pools.values():
+            pools.shared.wipe()
+            pools.scratch.wipe()
 
     def close(self) -> None:
         """Let go of what belongs to devices."""
