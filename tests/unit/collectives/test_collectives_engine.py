@@ -258,7 +258,7 @@ def test_after_a_failure_everything_raises_and_says_what_failed_first() -> None:
     def story(engine: Engine) -> Any:
         pending = []
         if engine.rank == 0:
-            some = [operations.all_reduce([torch.ones(5)], SUM) for _ in range(3)]
+            some = [operations.receive([torch.ones(5)], 1, tag) for tag in range(3)]
             pending = [engine.submit(operation, background=True) for operation in some]
             engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "somebody pulled the plug"))
         errors = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -45,6 +46,11 @@ class FakeWorker:
         self.pid = os.fork()
         if self.pid == 0:
             faulthandler.disable()
+            # A crash shall end it at once, whatever handlers libraries of the test process have set: a compiler's first
+            # writes down where every thread stands.
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.close(self._writer)
             theirs.close()
             code = os.read(self._reader, 1)
