@@ -43,6 +43,7 @@ class FakeWorker:
         self.pidfd = -1
         self.held = False
         self._reader, self._writer = os.pipe()
+        standing, ready = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             faulthandler.disable()
@@ -51,10 +52,14 @@ class FakeWorker:
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.write(ready, b"r")
             os.close(self._writer)
             theirs.close()
             code = os.read(self._reader, 1)
             os._exit(code[0] if code else 0)
+        os.close(ready)
+        assert os.read(standing, 1) == b"r"  # what is done to it now finds it as it shall be
+        os.close(standing)
 
     def confirm(self, _report: object) -> None:
         self.pidfd = os.pidfd_open(self.pid)
