@@ -27,9 +27,7 @@ def in_child(action: Callable[[], T], *, limit_s: float = 20.0, user: int | None
         warnings.simplefilter("ignore", DeprecationWarning)  # other tests may have left threads here
         pid = os.fork()
     if pid == 0:
-        os.close(reader)
-        os.setsid()  # so that what it leaves behind can be ended with it
-        _be_child(action, writer, user)
+        _be_child(action, reader, writer, user)
     os.close(writer)
     alarm = threading.Timer(limit_s, os.killpg, (pid, signal.SIGKILL))
     alarm.start()
@@ -56,8 +54,10 @@ class ChildDiedError(Exception):
         self.code = code
 
 
-def _be_child(action: Callable[[], T], writer: int, user: int | None) -> None:
+def _be_child(action: Callable[[], T], reader: int, writer: int, user: int | None) -> None:
     try:
+        os.setsid()  # so that what it leaves behind can be ended with it
+        os.close(reader)
         if user is not None:
             os.setgroups([])
             os.setgid(user)

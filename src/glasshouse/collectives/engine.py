@@ -171,8 +171,8 @@ class Engine:
             if background:
                 self._background += 1
                 self._start()
-        if self._asleep:
-            self._progress.ring()
+            if self._asleep:
+                self._progress.ring()
         return completion
 
     def drive(self, completion: Completion, timeout_s: float | None) -> None:
@@ -246,7 +246,8 @@ class Engine:
         finally:
             self._closed = True
             self._mesh.traffic.forget()
-            self._progress.close()
+            with self.baton:  # nobody rings now
+                self._progress.close()
             self._party.wipe()
             self._party.close()
 

@@ -8,6 +8,7 @@ Source: spec/sealed-collectives.md, sections 2 and 4.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import weakref
@@ -74,8 +75,9 @@ def forget_in_children(holder: Forgetful) -> None:
 
 
 def _forget() -> None:
-    for holder in list(_holders):
-        holder.forget()
+    with contextlib.ExitStack() as every:  # what goes wrong with one keeps no other from forgetting
+        for holder in list(_holders):
+            every.callback(holder.forget)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - every system with fork has it

@@ -138,7 +138,7 @@ class Progress:
 
     def ring(self) -> None:
         """End a `listen` of another thread."""
-        with suppress(OSError):
+        if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 
     def awaited(self, work: Work) -> list[int]:
@@ -176,16 +176,19 @@ class Progress:
         """Close the connections."""
         for link in self._links.values():
             link.close()
-        self._poll.close()
-        os.close(self._bell)
+        self._release()
 
     def abandon(self) -> None:
         """Let go of everything in a forked child: the connections are the parent's."""
         self._mesh.abandon()
-        with suppress(OSError):
-            self._poll.close()
-        with suppress(OSError):
-            os.close(self._bell)
+        self._release()
+
+    def _release(self) -> None:
+        """Close what this class opened, once: after that the numbers may be somebody else's."""
+        self._poll.close()
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
 
     def _send(self, course: _Course) -> bool:
         link = course.link

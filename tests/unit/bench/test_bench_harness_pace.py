@@ -135,10 +135,13 @@ def test_the_clock_of_another_process_can_be_read() -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        for _ in range(10_000_000):
-            pass
-        os.write(write, b"!")
-        signal.pause()
+        try:
+            for _ in range(10_000_000):
+                pass
+            os.write(write, b"!")
+            signal.pause()
+        finally:
+            os._exit(1)
     os.read(read, 1)
     spent = process_cpu_ns(child)
     assert spent is not None

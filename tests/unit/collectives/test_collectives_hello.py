@@ -21,6 +21,7 @@ from simulators.sealed_group import (
     seal,
     shake_hands,
 )
+from tools.forked import in_child
 
 HELLO = Hello(
     lane=Lane.P2P, source=1, destination=0, size=2, incarnation=1, group=members(2)[0].digest(), contribution=b"c" * 32
@@ -246,10 +247,10 @@ def test_a_short_secret_is_refused() -> None:
 
 def test_a_forked_child_cannot_meet_in_its_parents_name() -> None:
     here = meetings(2)[0]
-    if (child := os.fork()) == 0:
-        try:
+
+    def story() -> bool:
+        with pytest.raises(ValueError, match="forked"):
             here.hello(Lane.P2P, 1)
-        except ValueError:
-            os._exit(5 if not any(here._key) else 0)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        return not any(here._key)
+
+    assert in_child(story)

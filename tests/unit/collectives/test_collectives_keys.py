@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import pytest
 
 from glasshouse.collectives.keys import ALL, Lane, Membership, Schedule, hello_key, next_key
 from glasshouse.wire.aead import Suite
+from tools.forked import in_child
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 PARTS = [b"a" * 32, b"b" * 32, b"c" * 32]
@@ -162,11 +162,11 @@ def test_keys_are_not_copied() -> None:
 
 def test_a_forked_child_has_no_keys() -> None:
     schedule = Schedule(MEMBER, SECRET, PARTS)
-    if (child := os.fork()) == 0:
-        try:
+
+    def story() -> bool:
+        with pytest.raises(ValueError, match="forgotten"):
             schedule.traffic_key(AES, Lane.COLLECTIVE, 0, 1)
-        except ValueError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return not any(schedule._root) and not any(schedule._confirmation)
+
+    assert in_child(story)
     assert schedule.traffic_key(AES, Lane.COLLECTIVE, 0, 1), "the parent keeps its own"

@@ -17,6 +17,7 @@ from glasshouse.collectives.sealing import REKEY_AFTER, Opener, Sealer, Traffic
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import Suite
 from simulators.sealed_group import group, header, meetings, open_frame, seal, shake_hands
+from tools.forked import in_child
 
 PLAINTEXT = b"a gradient, thirty-two bytes long"
 SUITES = list(Suite)
@@ -263,15 +264,18 @@ def test_a_forked_child_can_neither_seal_nor_open() -> None:
     here, there = group(2)
     sealer, opener = here.sealer(Lane.COLLECTIVE, 1), there.opener(Lane.COLLECTIVE, 0)
     frame = seal(sealer, PLAINTEXT, header(0, 1))
-    if (child := os.fork()) == 0:
-        gone = 0
+
+    def story() -> list[Code]:
+        gone = []
         for attempt in (lambda: seal(sealer, b"child", header(0, 1)), lambda: opener.open_into(*frame, bytearray(33))):
-            try:
+            with pytest.raises(CollectiveError) as raised:
                 attempt()
-            except CollectiveError as error:
-                gone += error.code is Code.COLLECTIVE_ABORTED and not any(sealer._key)
-        os._exit(gone)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+            gone.append(raised.value.code)
+        assert not any(sealer._key)
+        assert not any(opener._key)
+        return gone
+
+    assert in_child(story) == [Code.COLLECTIVE_ABORTED] * 2
     assert open_frame(opener, frame) == PLAINTEXT
 
 

@@ -16,6 +16,7 @@ from glasshouse.collectives.secret import group_secret, provide, withdraw
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire import ranks
 from glasshouse.wire.frames import Decoder, data_header
+from tools.forked import in_child
 
 SECRET, TOKEN = b"the secret of a group, 32 bytes.", "ab" * 32
 
@@ -204,13 +205,7 @@ class _Credentials:
 
 def test_a_forked_child_has_no_secret_and_is_told_why() -> None:
     provide(SECRET)
-    if (child := os.fork()) == 0:
-        try:
-            group_secret()
-        except CollectiveError as error:
-            os._exit(3 if "forked" in error.message and error.code is Code.GROUP_SECRET else 0)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert in_child(lambda: refused("forked").code) is Code.GROUP_SECRET
     assert group_secret() == SECRET
 
 
@@ -226,15 +221,11 @@ def test_a_child_that_is_forked_while_the_secret_is_fetched_does_not_hang() -> N
     thread = threading.Thread(target=group_secret)
     thread.start()
     fetching.wait(5)
-    if (child := os.fork()) == 0:
-        try:
-            group_secret()
-        except CollectiveError:
-            os._exit(3)
-        os._exit(0)
-    go.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    try:
+        assert in_child(lambda: refused("forked").code) is Code.GROUP_SECRET
+    finally:
+        go.set()
+        thread.join()
 
 
 def test_what_was_withdrawn_is_gone() -> None:

@@ -218,6 +218,7 @@ def test_a_launcher_that_is_held_up_does_not_hold_up_the_end() -> None:
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
+            os._exit(0)
         return pid
 
     def story() -> tuple[int, list[int], bool]:

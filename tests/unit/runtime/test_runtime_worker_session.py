@@ -44,11 +44,14 @@ class FakeWorker:
         self._reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            faulthandler.disable()
-            os.close(self._writer)
-            theirs.close()
-            code = os.read(self._reader, 1)
-            os._exit(code[0] if code else 0)
+            code = b"\xff"
+            try:
+                faulthandler.disable()
+                os.close(self._writer)
+                theirs.close()
+                code = os.read(self._reader, 1)
+            finally:
+                os._exit(code[0] if code else 0)
 
     def confirm(self, _report: object) -> None:
         self.pidfd = os.pidfd_open(self.pid)
@@ -259,8 +262,7 @@ def test_an_end_without_a_word_has_failed(talk: Talk) -> None:
 
 def test_a_crash_has_failed(talk: Talk) -> None:
     talk.until(Stage.RUNNING)
-    # Not SIGSEGV: libraries that the test process has loaded may have set a handler for that one.
-    os.kill(talk.worker.pid, signal.SIGVTALRM)
+    os.kill(talk.worker.pid, signal.SIGSEGV)
     assert ended(talk) is Code.WORKER_FAILED
 
 
