@@ -14,6 +14,7 @@ from typing import Any
 from glasshouse.collectives.alerts import REASONS, Alert
 from glasshouse.collectives.frames import (
     ALL,
+    MAX_PAYLOAD_BYTES,
     TAG_BYTES,
     Algorithm,
     Collective,
@@ -26,6 +27,8 @@ from glasshouse.collectives.frames import (
 )
 from glasshouse.collectives.hello import Hello, Meeting
 from glasshouse.collectives.keys import Lane, Membership, Schedule, hello_key, next_key
+from glasshouse.collectives.memory import frame_bytes
+from glasshouse.collectives.near import INLINE, PAGE_BYTES, unit_of
 from glasshouse.collectives.sealing import REKEY_AFTER, Traffic
 from glasshouse.errors import Code
 from glasshouse.wire import ranks
@@ -189,6 +192,29 @@ def confirmations() -> Iterator[Vector]:
     yield judged("confirmation-of-the-other-lane", "from the other connection", other_lane, TAMPERED)
     saw_old = schedule(1, (PARTS[0], PARTS[1], OLD_PARTS[2])).confirmation(Lane.P2P, 1, 0)
     yield judged("confirmation-over-an-old-hello", "rank 1 was shown an old hello of rank 2", saw_old, TAMPERED)
+
+
+def units() -> Iterator[Vector]:
+    """What a rank makes of a unit between ranks of one machine."""
+    arena = 40 * PAGE_BYTES
+    frame = frame_bytes(MAX_PAYLOAD_BYTES)
+
+    def judged(name: str, description: str, place: int, size: int, code: Code | None, has: int = arena) -> Vector:
+        expect: dict[str, Any] = {"code": code}
+        if code is None:
+            expect |= {"place": None if place == INLINE else place * PAGE_BYTES, "size": size}
+        given = {"arena_bytes": has, "unit": unit_of(place, size).hex()}
+        return case(name, "unit", description, given, **expect)
+
+    yield judged("unit-placed", "8272 bytes on page 7", 7, frame_bytes(8192), None)
+    yield judged("unit-placed-at-the-end", "the last bytes of the arena", 38, 2 * PAGE_BYTES, None)
+    yield judged("unit-inline", "an alert's frame follows", INLINE, frame_bytes(512), None)
+    yield judged("unit-inline-longest", "the longest frame follows", INLINE, frame, None, has=0)
+    yield judged("unit-placed-behind-the-end", "one byte more than the arena has", 38, 2 * PAGE_BYTES + 1, TAMPERED)
+    yield judged("unit-placed-far-behind-the-end", "the last place that can be said", INLINE - 1, 80, TAMPERED)
+    yield judged("unit-placed-without-an-arena", "the sender has given none", 0, frame_bytes(8192), TAMPERED, has=0)
+    yield judged("unit-too-short", "no frame is that short", INLINE, frame_bytes(0) - 1, TAMPERED)
+    yield judged("unit-too-long", "no frame is that long", INLINE, frame + 1, TAMPERED)
 
 
 def head(kind: Kind = Kind.DATA, destination: int = 0, source: int = 1, **fields: Any) -> Header:
@@ -371,7 +397,7 @@ def handovers() -> Iterator[Vector]:
 
 def build() -> dict[str, bytes]:
     """Return every vector by its file's name."""
-    makers = (schedules, hellos, confirmations, good_frames, bad_frames, alerts, handovers)
+    makers = (schedules, hellos, confirmations, units, good_frames, bad_frames, alerts, handovers)
     found = {}
     for name, value in (vector for maker in makers for vector in maker()):
         if f"{name}.json" in found:

@@ -104,6 +104,7 @@ class Middle(Direct):
         attack: what is done to the n-th data frame on its way to the first: what to send on in its place.
     """
 
+    near = False
     of: tuple[int, int]
     attack: Callable[[int, bytes], Sequence[bytes]]
     _seen: int = 0

@@ -16,6 +16,7 @@ from glasshouse.collectives.alerts import REASONS, Alert
 from glasshouse.collectives.frames import HEADER_BYTES, Header, Kind, payload_bytes
 from glasshouse.collectives.hello import Greeting, Meeting
 from glasshouse.collectives.keys import ALL, Lane, Membership, Schedule, hello_key, next_key
+from glasshouse.collectives.near import INLINE, PAGE_BYTES, parse_unit
 from glasshouse.collectives.sealing import Traffic
 from glasshouse.errors import Code, CollectiveError, GlasshouseError
 from glasshouse.wire import ranks
@@ -131,9 +132,15 @@ def hand_over(given: dict[str, Any]) -> dict[str, Any]:
     return {"asked": asked.hex(), "code": None, "secret": secret.hex()}
 
 
+def unit(given: dict[str, Any]) -> dict[str, Any]:
+    place, size = parse_unit(bytes.fromhex(given["unit"]), given["arena_bytes"], 1)
+    return {"code": None, "place": None if place == INLINE else place * PAGE_BYTES, "size": size}
+
+
 KINDS = {
     "alert": alert,
     "confirmation": confirmation,
+    "unit": unit,
     "frames": opened_frames,
     "hand-over": hand_over,
     "hello": hello,

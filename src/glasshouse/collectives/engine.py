@@ -128,6 +128,7 @@ class Engine:
             streams=mesh.traffic if streams is None else streams,
             chunk_bytes=chosen.chunk_bytes,
             queues=chosen.queues,
+            arena=mesh.arena,
         )
         self._progress = Progress(mesh, self._party, self._done)
         self._inbox: deque[Work] = deque()

@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from glasshouse.collectives.frames import HEADER_BYTES, payload_bytes
 from glasshouse.collectives.keys import Lane
@@ -35,6 +36,7 @@ class Link:
     """
 
     __slots__ = (
+        "_gone",
         "_in",
         "_out",
         "_pending",
@@ -47,6 +49,7 @@ class Link:
         "lane",
         "peer",
         "readable",
+        "received",
         "wanted",
         "writable",
     )
@@ -56,13 +59,16 @@ class Link:
         self._socket = connection
         self._in = memoryview(bytearray(_LEAST_BUFFER_BYTES))
         self._out = memoryview(bytearray(_LEAST_BUFFER_BYTES))
-        self._pending: memoryview | None = None
+        self._pending: list[memoryview] = []
+        self._gone: Callable[[], None] | None = None
         self.fileno = connection.fileno()
         self.peer = peer
         self.lane = lane
         self.readable = True
         """Whether a read may find something: cleared by a read that does not, set by the poll."""
         self.writable = True
+        self.received = 0
+        """Bytes that have come on it so far."""
         self.have = 0
         """Bytes of the current frame that have arrived."""
         self.wanted = 0
@@ -77,22 +83,23 @@ class Link:
     @property
     def sending(self) -> bool:
         """Whether a frame is on its way out."""
-        return self._pending is not None
+        return bool(self._pending)
 
     @property
     def frame(self) -> memoryview:
         """The frame that has arrived, or its beginning."""
         return self._in[: self.have]
 
-    def out_buffer(self, size: int) -> memoryview:
-        """Return memory to seal a frame of `size` bytes in; only while nothing is being sent."""
+    def out_buffer(self, size: int) -> memoryview | None:
+        """Return memory to seal a frame of `size` bytes in, None if not yet; only while nothing is being sent."""
         if len(self._out) < size:
             self._out = allocate(size)
         return self._out
 
-    def begin(self, frame: memoryview) -> None:
-        """Make `frame` the next to send."""
-        self._pending = frame
+    def begin(self, frame: memoryview, gone: Callable[[], None] | None = None) -> None:
+        """Make `frame` the next to send, and have `gone` called when its memory is free again."""
+        self._pending = [frame]
+        self._gone = gone
 
     def push(self) -> bool:
         """Send what the connection accepts; return whether the frame has gone out whole.
@@ -100,21 +107,23 @@ class Link:
         Raises:
             Closed: the other end is gone.
         """
-        rest = self._pending
-        if rest is None:
+        pending = self._pending
+        if not pending:
             return False
         try:
-            sent = self._socket.send(rest)
+            sent = self._socket.send(pending[0]) if len(pending) == 1 else self._socket.sendmsg(pending)
         except BlockingIOError:
             self.writable = False
             return False
         except OSError:
             raise Closed from None
-        if sent == len(rest):
-            self._pending = None
-            return True
-        self._pending = rest[sent:]
-        return False
+        while pending and sent >= len(pending[0]):
+            sent -= len(pending.pop(0))
+        if pending:
+            pending[0] = pending[0][sent:]
+            return False
+        self._went()
+        return True
 
     def pull(self, wanted: int) -> bool:
         """Read on, up to a frame of `wanted` bytes or what its header says; return whether it is whole.
@@ -126,16 +135,8 @@ class Link:
         if not self.wanted:
             self.wanted = wanted
         if len(self._in) < self.wanted:
-            self._grow()
-        try:
-            read = self._socket.recv_into(self._in[self.have : self.wanted])
-        except BlockingIOError:
-            self.readable = False
-            return False
-        except OSError:
-            raise Closed from None
-        if not read:
-            raise Closed
+            self._grow(self.wanted)
+        read = self._read(self._in[self.have : self.wanted])
         before, self.have = self.have, self.have + read
         if before < HEADER_BYTES <= self.have:
             # A frame that is not the expected one has its own length; nothing is ever read beyond the shortest.
@@ -167,13 +168,41 @@ class Link:
         if not self.closed:
             self.closed = True
             self.finish()
-            self._socket.close()
+            self._release()
 
     def abandon(self) -> None:
         """Let go of the connection in a forked child: the parent goes on with it."""
         self.closed = True
+        self._release()
+
+    def _release(self) -> None:
+        """Close what is open, once."""
         with contextlib.suppress(OSError):
             self._socket.close()
+
+    def _went(self) -> None:
+        """Take note that the frame has gone out whole."""
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            gone()
+
+    def _read(self, into: memoryview) -> int:
+        """Read what is there; return how much, 0 if nothing.
+
+        Raises:
+            Closed: the other end is gone.
+        """
+        try:
+            read = self._socket.recv_into(into)
+        except BlockingIOError:
+            self.readable = False
+            return 0
+        except OSError:
+            raise Closed from None
+        if not read:
+            raise Closed
+        self.received += read
+        return read
 
     def _announced(self) -> int:
         try:
@@ -181,7 +210,7 @@ class Link:
         except CollectiveError as error:
             raise CollectiveError(error.code, f"from rank {self.peer} came {error.message}") from None
 
-    def _grow(self) -> None:
-        larger = allocate(self.wanted)
+    def _grow(self, size: int) -> None:
+        larger = allocate(size)
         larger[: self.have] = self._in[: self.have]
         self._in = larger

@@ -269,13 +269,15 @@ class Buffers:
     Args:
         size: bytes of each.
         limit: how many there are at most; `take` returns None when all are out.
+        make: where each comes from.
     """
 
-    __slots__ = ("_free", "_limit", "_made", "size")
+    __slots__ = ("_free", "_limit", "_made", "_make", "size")
 
-    def __init__(self, size: int, limit: int) -> None:
+    def __init__(self, size: int, limit: int, make: Callable[[int], memoryview] | None = None) -> None:
         self.size = size
         self._limit = limit
+        self._make = make or allocate
         self._free: list[memoryview] = []
         self._made: list[memoryview] = []
 
@@ -290,7 +292,7 @@ class Buffers:
             return self._free.pop()
         if len(self._made) >= self._limit:
             return None
-        made = allocate(self.size)
+        made = self._make(self.size)
         self._made.append(made)
         return made
 

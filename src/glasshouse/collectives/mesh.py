@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import selectors
 import socket
 import time
@@ -22,6 +24,7 @@ from glasshouse.collectives.bounded import within
 from glasshouse.collectives.hello import Greeting, Meeting
 from glasshouse.collectives.keys import Lane, Membership
 from glasshouse.collectives.link import Link
+from glasshouse.collectives.near import Arena, NearLink, Offer, Shared, arena_for
 from glasshouse.collectives.sealing import Traffic
 from glasshouse.errors import Code, CollectiveError, FormatError
 
@@ -42,8 +45,16 @@ _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
 
 
+_NEAR_NAME = re.compile(r"[0-9a-f]{32}")
+
+
 class Dialler(Protocol):
-    """How connections reach other ranks where they do not simply go through the network."""
+    """How connections reach other ranks where they do not simply go through the network.
+
+    `near` says whether ranks of this machine may meet without it, and go on through shared memory.
+    """
+
+    near: bool
 
     def address(self, host: str, port: int) -> tuple[str, int]:
         """Return what to leave in the store for a listener at `host` and `port` of this machine."""
@@ -57,7 +68,14 @@ class Dialler(Protocol):
 
 
 class Direct:
-    """Through the network."""
+    """Through the network; or not, where a rank is on this machine.
+
+    Args:
+        near: False for the network in any case.
+    """
+
+    def __init__(self, *, near: bool = True) -> None:
+        self.near = near
 
     def address(self, host: str, port: int) -> tuple[str, int]:
         return host, port
@@ -83,14 +101,21 @@ class Mesh:
         traffic: its keys.
         collective: one link a peer, for the collectives.
         p2p: one link a peer, for messages and last words.
+        arena: what peers on this machine read frames from.
     """
 
-    __slots__ = ("collective", "membership", "p2p", "traffic")
+    __slots__ = ("arena", "collective", "membership", "p2p", "traffic")
 
     def __init__(
-        self, membership: Membership, traffic: Traffic, collective: Sequence[Link], p2p: Sequence[Link]
+        self,
+        membership: Membership,
+        traffic: Traffic,
+        collective: Sequence[Link],
+        p2p: Sequence[Link],
+        arena: Arena | None = None,
     ) -> None:
         self.membership = membership
+        self.arena = arena
         self.traffic = traffic
         # Each rank begins with the one after it, so that not all send to the same rank first.
         size, rank = membership.size, membership.rank
@@ -175,7 +200,7 @@ class _Gathering:
         self._meeting = meeting
         self._until = until
         self._selector = selectors.DefaultSelector()
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._talks: list[_Talk] = []
         self._kept = False
         self._left: tuple[CollectiveError, float] | None = None
@@ -188,8 +213,8 @@ class _Gathering:
             with contextlib.suppress(ValueError, CollectiveError):
                 self._meeting.schedule().forget()
         self._meeting.forget()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if not self._kept:
             for talk in self._talks:
                 talk.connection.close()
@@ -199,7 +224,7 @@ class _Gathering:
         host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "0")
         info = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
-        self._listener = listener
+        self._listeners.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _enlarge(listener)
         try:
@@ -207,22 +232,38 @@ class _Gathering:
         except OSError:
             # An address that others reach this rank by need not be one of this machine's own.
             listener.bind(("::" if info[0] == socket.AF_INET6 else "0.0.0.0", info[4][1]))  # noqa: S104
-        listener.listen(1024)
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, None)
         host, bound = self._dialler.address(host, listener.getsockname()[1])
+        said = f"{host} {bound}{self._listen_near()}"
+        for each in self._listeners:
+            each.listen(1024)
+            each.setblocking(False)
+            self._selector.register(each, selectors.EVENT_READ, each)
         try:
             # No call to a store has a limit of its own that holds when the store falls silent.
-            within(self._remaining(), lambda: self._store.set(self._key(self._membership.rank), f"{host} {bound}"))
+            within(self._remaining(), lambda: self._store.set(self._key(self._membership.rank), said))
         except (RuntimeError, TimeoutError):
             raise CollectiveError(Code.COLLECTIVE_TIMEOUT, "the store takes no address of this rank in time") from None
+
+    def _listen_near(self) -> str:
+        """Open the listener for ranks of this machine; return what to add to the address."""
+        if not self._dialler.near:
+            return ""
+        name = secrets.token_hex(16)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(_near(name))
+        except OSError:
+            listener.close()  # a sandbox that allows no such names
+            return ""
+        self._listeners.append(listener)
+        return f" {name}"
 
     def call(self) -> None:
         """Connect to every rank below this one, twice."""
         for peer in range(self._membership.rank):
-            host, port = self._address_of(peer)
+            address = self._address_of(peer)
             for lane in Lane:
-                connection = self._connect(peer, host, port)
+                connection = self._connect(peer, address)
                 self._add(_Talk(connection, Greeting(self._meeting, lane=lane, peer=peer), time.monotonic()))
 
     def meet(self) -> None:
@@ -241,23 +282,54 @@ class _Gathering:
                 if (left := until - time.monotonic()) <= 0:
                     raise error
             for key, events in self._selector.select(min(left, 1.0)):
-                if key.data is None:
-                    self._accept()
-                else:
+                if isinstance(key.data, _Talk):
                     self._serve(key.data, events)
+                else:
+                    self._accept(key.data)
             self._drop_the_slow()
 
     def mesh(self) -> Mesh:
         """Return what came of it."""
-        self._kept = True
         links: dict[Lane, list[Link]] = {lane: [] for lane in Lane}
+        arena, shared = self._share()
+        self._kept = True
         for talk in self._talks:
             lane, peer = talk.greeting.lane, talk.greeting.peer
             if not talk.greeting.done or lane is None or peer is None:
                 talk.connection.close()
+            elif talk in shared:
+                links[lane].append(NearLink(talk.connection, peer, lane, shared[talk]))
             else:
                 links[lane].append(Link(talk.connection, peer, lane))
-        return Mesh(self._membership, Traffic(self._meeting.schedule()), links[Lane.COLLECTIVE], links[Lane.P2P])
+        traffic = Traffic(self._meeting.schedule())
+        return Mesh(self._membership, traffic, links[Lane.COLLECTIVE], links[Lane.P2P], arena)
+
+    def _share(self) -> tuple[Arena | None, dict[_Talk, Shared]]:
+        """Give the ranks of this machine the memory that they read frames from, and take theirs.
+
+        Raises:
+            CollectiveError: `rank-lost`, one of them is gone; `collective-timeout`, it has sent nothing.
+        """
+        near = [talk for talk in self._talks if talk.greeting.done and talk.connection.family == socket.AF_UNIX]
+        if not near:
+            return None, {}
+        arena = arena_for(len({talk.greeting.peer for talk in near}))
+        with contextlib.ExitStack() as undone:
+            if arena is not None:
+                undone.callback(arena.shut)
+            shared = {}
+            try:
+                offers = []
+                for talk in near:
+                    offers.append((talk, undone.enter_context(contextlib.closing(Offer(talk.connection, arena)))))
+                for talk, offer in offers:
+                    shared[talk] = offer.answer(self._remaining())
+                return arena, shared
+            except (OSError, ValueError) as error:
+                for each in shared.values():
+                    each.close()
+                peer = talk.greeting.peer or 0
+                raise self._timeout([peer]) if isinstance(error, TimeoutError) else self._lost(peer) from None
 
     def _remaining(self) -> float:
         """Return the seconds until it is time to give up."""
@@ -266,8 +338,8 @@ class _Gathering:
     def _key(self, rank: int) -> str:
         return f"glasshouse/{self._membership.incarnation:x}/{rank}"
 
-    def _address_of(self, peer: int) -> tuple[str, int]:
-        """Return where a rank listens; wait until it says so."""
+    def _address_of(self, peer: int) -> tuple[str, int, str]:
+        """Return where a rank listens, and by what name on its machine, if it does; wait until it says so."""
         key = self._key(peer)
         try:
             within(self._remaining(), lambda: self._store.wait([key], timedelta(seconds=max(self._remaining(), 0.001))))
@@ -277,18 +349,22 @@ class _Gathering:
         try:
             if len(said) > _MAX_ADDRESS_BYTES:
                 raise ValueError
-            host, port = said.decode("ascii").split(" ")
-            if not 1 <= int(port) <= _MAX_PORT:
+            host, port, *names = said.decode("ascii").split(" ")
+            name = names.pop(0) if names else ""
+            if not 1 <= int(port) <= _MAX_PORT or names or (name and not _NEAR_NAME.fullmatch(name)):
                 raise ValueError
-            return host, int(port)
+            return host, int(port), name
         except ValueError:
             raise CollectiveError(
                 Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
             ) from None
 
-    def _connect(self, peer: int, host: str, port: int) -> socket.socket:
+    def _connect(self, peer: int, address: tuple[str, int, str]) -> socket.socket:
         """Connect to a listener; one that is not there yet, or no more, is tried again until the time is up."""
         while True:
+            host, port, name = address
+            if name and self._dialler.near and (connection := _dial_near(name)) is not None:
+                return connection
             left = self._until - time.monotonic()
             if left <= 0:
                 raise self._timeout([peer])
@@ -301,18 +377,17 @@ class _Gathering:
             except OSError:
                 # Not there yet; or what the store says is what an earlier run left, and will be replaced.
                 time.sleep(min(_RETRY_S, left))
-                host, port = self._address_of(peer)
+                address = self._address_of(peer)
 
     def _add(self, talk: _Talk) -> None:
-        talk.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if talk.connection.family != socket.AF_UNIX:
+            talk.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._talks.append(talk)
         self._selector.register(talk.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, talk)
 
-    def _accept(self) -> None:
-        if self._listener is None:
-            return
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         unknown = [talk for talk in self._talks if not talk.greeting.met and talk.greeting.peer is None]
@@ -406,10 +481,12 @@ class _Gathering:
         peer = talk.greeting.peer
         self._drop(talk)
         if peer is not None and self._left is None:
-            who = self._membership.called(peer)
-            error = CollectiveError(Code.RANK_LOST, f"{who} left while the ranks of the group were meeting")
             # Its other connection may say why.
-            self._left = error, time.monotonic() + _HEAR_OUT_S
+            self._left = self._lost(peer), time.monotonic() + _HEAR_OUT_S
+
+    def _lost(self, peer: int) -> CollectiveError:
+        who = self._membership.called(peer)
+        return CollectiveError(Code.RANK_LOST, f"{who} left while the ranks of the group were meeting")
 
     def _drop_the_slow(self) -> None:
         now = time.monotonic()
@@ -435,6 +512,23 @@ class _Gathering:
 def _enlarge(connection: socket.socket) -> None:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+
+
+def _near(name: str) -> bytes:
+    """Return the abstract address of a rank's listener: known to its network namespace, and to no file system."""
+    return b"\0glasshouse/" + name.encode("ascii")
+
+
+def _dial_near(name: str) -> socket.socket | None:
+    """Return a connection with a rank that listens by that name on this machine, None if there is none."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)  # one whose queue is full would keep us waiting
+        connection.connect(_near(name))
+    except OSError:
+        connection.close()
+        return None
+    return connection
 
 
 def _address(store: Any) -> str:

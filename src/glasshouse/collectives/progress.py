@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 from glasshouse.collectives.alerts import Alert
@@ -22,6 +23,7 @@ from glasshouse.collectives.frames import HEADER_BYTES, Header, Kind
 from glasshouse.collectives.link import Closed, Link
 from glasshouse.collectives.memory import frame_bytes
 from glasshouse.collectives.mesh import Mesh
+from glasshouse.collectives.near import NearLink
 from glasshouse.collectives.operations.exchange import Exchange
 from glasshouse.collectives.operations.flows import Inflow, Outflow, Run
 from glasshouse.collectives.operations.party import Party
@@ -78,9 +80,13 @@ class Progress:
         self._mailbox = Mailbox(party, done)
         self._poll = select.epoll()
         self._links: dict[int, Link] = {}
+        self._near: dict[int, NearLink] = {}
         for link in (*mesh.collective, *mesh.p2p):
             self._links[link.fileno] = link
             self._poll.register(link.fileno, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+            if isinstance(link, NearLink):
+                self._near[link.bell] = link
+                self._poll.register(link.bell, select.EPOLLIN)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.EPOLLIN)
 
@@ -129,6 +135,9 @@ class Progress:
             if fileno == self._bell:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
+                continue
+            if (near := self._near.get(fileno)) is not None:
+                near.returned()
                 continue
             link = self._links[fileno]
             if event & ~select.EPOLLOUT:
@@ -206,14 +215,13 @@ class Progress:
                     frame = flow.frame(chunk, link.out_buffer)
             if frame is None:
                 return False
-            link.begin(frame)
+            link.begin(frame, partial(flow.sent, chunk))
         try:
             whole = link.push()
         except Closed:
             self._lost(link)
         if not whole:
             return link.writable
-        flow.sent(chunk)
         course.went += 1
         if chunk + 1 == high:
             course.went = 0
@@ -358,7 +366,7 @@ class Progress:
             if left <= 0 or all(post.ended for post in self._post):
                 break
             self.listen(min(left, _HEAR_OUT_S / 10))
-        if link.farewell:
+        if any(each.farewell for each in self._links.values() if each.peer == link.peer):
             raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group")
         raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} is gone: its connection ended")
 

@@ -151,6 +151,8 @@ class OtherMachines:
         machine: which this is.
     """
 
+    near = True
+
     def __init__(self, channel: RankChannel, machine: int) -> None:
         self._channel, self._machine = channel, machine
 

@@ -122,7 +122,7 @@ class Counts:
     Args:
         all_reduces: per rank.
         seal_calls, open_calls, seal_bytes, open_bytes: of the AEAD.
-        received_bytes: from the connections, headers and tags included, by the kernel's count.
+        received_bytes: from the connections, headers and tags included, as the connections count them.
         seal_s, open_s, add_s: within these calls.
         system_s: in the kernel: sending, receiving, polling.
         other_s: on a processor otherwise: control, and in a training iteration its computation.

@@ -54,14 +54,15 @@ class Outflow:
         self.gone = 0
         """How many frames have gone out whole."""
 
-    def frame(self, chunk: int, buffer: Callable[[int], memoryview]) -> memoryview | None:
+    def frame(self, chunk: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         """Return the next chunk's sealed frame, made in what `buffer` gives for its size, or None if not yet."""
         if self._gate is not None and not self._gate(chunk):
             return None
-        return self._seal(chunk, buffer(frame_bytes(self._span.size(chunk))))
+        own = buffer(frame_bytes(self._span.size(chunk)))
+        return None if own is None else self._seal(chunk, own)
 
     def sent(self, chunk: int) -> None:
-        """Be told that a frame has gone out whole."""
+        """Be told that a frame has gone out whole, and its memory is free."""
         self.gone = chunk + 1
 
     def _seal(self, chunk: int, buffer: memoryview) -> memoryview:
@@ -100,7 +101,7 @@ class SharedOutflow(Outflow):
         self._peers = peers
         self._frames: dict[int, tuple[memoryview, memoryview, list[int]]] = {}
 
-    def frame(self, chunk: int, buffer: Callable[[int], memoryview]) -> memoryview | None:
+    def frame(self, chunk: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         if (known := self._frames.get(chunk)) is not None:
             return known[1]
         if (self._gate is not None and not self._gate(chunk)) or (own := self._buffers.take()) is None:

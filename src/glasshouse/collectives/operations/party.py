@@ -21,12 +21,12 @@ from glasshouse.collectives.memory import (
     flat,
     frame_bytes,
 )
+from glasshouse.collectives.near import SHARED_SLOTS, Arena
 from glasshouse.wire.aead import Suite, zero
 
 __all__ = ["Opens", "Party", "Pools", "Streams"]
 
 _SHARD_ALIGNED = 64
-_SHARED_BUFFERS = 8
 _SCRATCH_BUFFERS = 4
 
 
@@ -53,9 +53,11 @@ class Pools:
 
     __slots__ = ("chunk_bytes", "scratch", "shared")
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, chunk_bytes: int, arena: Arena | None = None) -> None:
         self.chunk_bytes = chunk_bytes
-        self.shared = Buffers(frame_bytes(chunk_bytes), _SHARED_BUFFERS)
+        size = frame_bytes(chunk_bytes)
+        make = None if arena is None or size > arena.slot_bytes else arena.shared
+        self.shared = Buffers(size, SHARED_SLOTS, make)
         self.scratch = Buffers(4 * chunk_bytes, _SCRATCH_BUFFERS)
 
 
@@ -68,18 +70,27 @@ class Party:
         streams: the keys.
         chunk_bytes: the largest chunk of tensors in host memory.
         queues: for tests: what works on tensors of a device type, instead of one made for the device.
+        arena: what ranks of this machine read frames from.
     """
 
-    __slots__ = ("_opened", "_pools", "_queues", "chunk_bytes", "peers", "rank", "size", "streams")
+    __slots__ = ("_arena", "_opened", "_pools", "_queues", "chunk_bytes", "peers", "rank", "size", "streams")
 
     def __init__(
-        self, *, rank: int, size: int, streams: Streams, chunk_bytes: int, queues: Mapping[str, Any] | None = None
+        self,
+        *,
+        rank: int,
+        size: int,
+        streams: Streams,
+        chunk_bytes: int,
+        queues: Mapping[str, Any] | None = None,
+        arena: Arena | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.peers = tuple(peer for peer in range(size) if peer != rank)
         self.streams = streams
         self.chunk_bytes = chunk_bytes
+        self._arena = arena
         self._opened = memoryview(bytearray())
         self._pools: dict[int, Pools] = {}
         self._queues: dict[Any, Any] = dict(queues or {})
@@ -132,7 +143,8 @@ class Party:
         """Return the buffers for a region's chunks."""
         largest = self._largest(region)
         if (known := self._pools.get(largest)) is None:
-            known = self._pools[largest] = Pools(largest)
+            # Tensors in host memory have the least chunk, so their pool alone draws from the arena.
+            known = self._pools[largest] = Pools(largest, None if region.queue is not None else self._arena)
         return known
 
     def opened(self, size: int) -> memoryview:
@@ -142,10 +154,9 @@ class Party:
         return self._opened
 
     def wipe(self) -> None:
-        """Zero the buffers that sums and others' contributions lay in."""
+        """Zero the buffers that sums and others' contributions lay in; frames are sealed, and may be read yet."""
         zero(self._opened)
         for pools in self._pools.values():
-            pools.shared.wipe()
             pools.scratch.wipe()
 
     def close(self) -> None:

@@ -178,11 +178,13 @@ class Mailbox:
         """Return whether there is a frame for a peer."""
         return bool(self._control[peer] or self._outgoing[peer])
 
-    def frame(self, peer: int, buffer: Callable[[int], memoryview]) -> memoryview | None:
+    def frame(self, peer: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         """Return the next sealed frame for a peer, made in what `buffer` gives for its size, or None."""
         sealer = self._party.streams.sealer(Lane.P2P, peer)
         if self._control[peer]:
-            frame = buffer(frame_bytes(0))[: frame_bytes(0)]
+            if (own := buffer(frame_bytes(0))) is None:
+                return None
+            frame = own[: frame_bytes(0)]
             header, self._ending[peer] = self._control[peer].popleft()
             header.pack_into(frame)
             sealer.seal_into(frame[:HEADER_BYTES], b"", frame[HEADER_BYTES:])
@@ -193,7 +195,9 @@ class Mailbox:
         region = transfer.span.region
         sealer = self._party.streams.sealer(Lane.P2P, peer, region.suite)
         low, high = transfer.span.bounds(transfer.chunk)
-        frame = buffer(frame_bytes(high - low))[: frame_bytes(high - low)]
+        if (own := buffer(frame_bytes(high - low))) is None:
+            return None
+        frame = own[: frame_bytes(high - low)]
         frame[:HEADER_BYTES] = transfer.header
         set_chunk(frame, elements=transfer.message.elements, chunk=transfer.chunk)
         with _within(region.queue):

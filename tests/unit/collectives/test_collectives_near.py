@@ -1,0 +1,464 @@
+"""Ranks of one machine: frames through memory that the sender shares, and what somebody can do who gets at it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import mmap
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from glasshouse.collectives import mesh, near, operations
+from glasshouse.collectives.engine import Engine, Options
+from glasshouse.collectives.frames import Algorithm
+from glasshouse.collectives.keys import Lane
+from glasshouse.collectives.memory import frame_bytes
+from glasshouse.collectives.mesh import Direct
+from glasshouse.collectives.near import INLINE, Arena, NearLink, Offer, Shared, Window, unit_of
+from glasshouse.collectives.operations import party
+from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.errors import Code, CollectiveError
+from simulators.engine_ranks import Ended, connect, ended, in_ranks, operate, world
+
+SUM = Reduction(kind=ReductionKind.SUM)
+ELEMENTS = 1_500_000
+FAR = Direct(near=False)
+
+
+def summed(engine: Engine, algorithm: Algorithm | None = None) -> float:
+    tensor = torch.full((ELEMENTS,), engine.rank + 1.0)
+    operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+    assert (tensor == tensor[0]).all()
+    return float(tensor[0])
+
+
+def links_of(engine: Engine) -> list[Any]:
+    return [*engine._progress._links.values()]
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[NearLink, NearLink]]:
+    """The two ends of one connection, with nobody who drives them."""
+    with contextlib.ExitStack() as closed:
+        ends = socket.socketpair()
+        arenas = [Arena(1) for _ in ends]
+        offers = [Offer(end, arena) for end, arena in zip(ends, arenas, strict=True)]
+        links = [
+            NearLink(end, 1 - index, Lane.COLLECTIVE, offer.answer(1.0))
+            for index, (end, offer) in enumerate(zip(ends, offers, strict=True))
+        ]
+        for arena, link in zip(arenas, links, strict=True):
+            arena.shut()
+            closed.callback(link.close)
+        yield links[0], links[1]
+
+
+def sent(link: NearLink, size: int, fill: int = 7) -> memoryview:
+    """Send a frame of `size` bytes that announces its own size, and return where it lies."""
+    buffer = link.out_buffer(size)
+    assert buffer is not None
+    frame = buffer[:size]
+    frame[:] = bytes([fill]) * size
+    frame[12:16] = (size - frame_bytes(0)).to_bytes(4, "big")
+    link.begin(frame)
+    assert link.push()
+    return frame
+
+
+# the way that frames take
+
+
+def test_large_frames_go_by_their_place_and_small_ones_on_the_connection() -> None:
+    carried: list[int] = []
+
+    class Counting(NearLink):
+        def push(self) -> bool:
+            carried.append(sum(map(len, self._pending)))
+            return super().push()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mesh, "NearLink", Counting)
+        assert in_ranks(2, summed) == [3.0, 3.0]
+    assert max(carried) < near.LEAST_PLACED_BYTES
+    assert carried.count(near.UNIT_BYTES) > 8
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING, Algorithm.SERIAL])
+@pytest.mark.parametrize("size", [2, 5])
+def test_every_algorithm_comes_to_its_sum_with_one_slot_to_send_from(
+    algorithm: Algorithm, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near, "LINK_SLOTS", {Lane.COLLECTIVE: 1, Lane.P2P: 1})
+    for module in (near, party):
+        monkeypatch.setattr(module, "SHARED_SLOTS", 1)
+    for chunk in (64 << 10, 2 << 20):  # the larger ones find no slot that is large enough
+        options = Options(chunk_bytes=chunk)
+        expected = size * (size + 1) / 2
+        assert in_ranks(size, lambda engine: summed(engine, algorithm), options=options) == [expected] * size
+
+
+def test_messages_longer_than_all_slots_arrive_in_order() -> None:
+    def story(engine: Engine) -> list[float]:
+        tensors = [torch.full((ELEMENTS,), float(number * (1 - engine.rank))) for number in range(3)]
+        way = operations.receive if engine.rank else operations.send
+        done = [engine.submit(way([tensor], 1 - engine.rank), background=True) for tensor in tensors]
+        for each in done:
+            each.wait()
+        return [float(tensor.min()) for tensor in tensors]
+
+    assert in_ranks(2, story) == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_ranks_near_and_far_are_one_group() -> None:
+    store = dist.HashStore()
+
+    def live(rank: int) -> Any:
+        engine = Engine(connect(store, rank, 4, dialler=FAR if rank == 2 else None), timeout_s=20)
+        try:
+            kinds = {link.peer: isinstance(link, NearLink) for link in links_of(engine)}
+            return kinds, summed(engine)
+        finally:
+            engine.close()
+
+    ends = ended(4, live)
+    for rank, end in enumerate(ends):
+        assert end.error is None
+        assert end.value == ({peer: 2 not in (peer, rank) for peer in range(4) if peer != rank}, 10.0)
+
+
+def test_where_nothing_can_be_shared_frames_go_on_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "arena_for", lambda _peers: None)
+    assert in_ranks(3, summed) == [6.0] * 3
+
+
+def test_one_end_may_have_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    arenas = [None, near.arena_for(1)]
+    monkeypatch.setattr(mesh, "arena_for", lambda _peers: arenas.pop())
+    assert in_ranks(2, summed) == [3.0] * 2
+    assert not arenas
+
+
+def test_a_system_without_such_memory_shares_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near, "_SEALS", 1 << 30)
+    before = descriptors()
+    assert near.arena_for(1) is None
+    assert descriptors() == before
+
+
+def test_where_no_name_is_allowed_ranks_meet_through_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "_near", lambda name: "/proc/no-such-place/" + name)
+    kinds = in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)})
+    assert kinds == [{"Link"}] * 2
+
+
+def test_nothing_stays_open_and_nothing_is_closed_twice() -> None:
+    before = descriptors()
+    engines = in_ranks(3, lambda engine: engine)  # kept: each still has the memory that others may read
+    for engine in engines:
+        for link in links_of(engine):
+            assert (link.bell, link._theirs) == (-1, -1)
+            link.abandon()
+    assert descriptors() == before + 3
+    del engines, engine, link
+    assert descriptors() == before
+
+
+def test_the_memory_holds_no_plaintext() -> None:
+    marked = b"PLAIN TEXT BLOCK"
+
+    def story(engine: Engine) -> bytes:
+        tensor = torch.frombuffer(bytearray(marked * 100_000), dtype=torch.uint8)
+        operate(engine, operations.all_reduce([tensor], Reduction(kind=ReductionKind.MAX)))
+        arena = engine._mesh.arena
+        assert arena is not None
+        return bytes(arena._map)
+
+    for memory in in_ranks(2, story):
+        assert len(memory) - memory.count(0) > 1_000_000, "frames lay there"
+        assert marked not in memory
+
+
+# what a peer gives
+
+
+def test_memory_that_is_shared_can_be_neither_shrunk_nor_written_by_its_readers() -> None:
+    arena = Arena(1)
+    there = Window(arena.fileno)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fileno, 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(arena.fileno, mmap.PAGESIZE)
+    with pytest.raises(PermissionError):
+        os.write(arena.fileno, b"x")
+    with pytest.raises(TypeError):
+        there._map[0] = 1  # type: ignore[index]
+    arena.slot()[:1] = b"y"
+    seen = memoryview(bytearray(1))
+    there.copy_into(seen, 0)
+    assert bytes(seen) == b"y"
+    arena.shut()
+    arena.shut()
+
+
+def given(seals: int, size: int = mmap.PAGESIZE) -> int:
+    fileno = os.memfd_create("other", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fileno, size)
+    fcntl.fcntl(fileno, fcntl.F_ADD_SEALS, seals)
+    return fileno
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: given(0),
+        lambda: given(near._SEALS & ~fcntl.F_SEAL_SHRINK),
+        lambda: given(near._SEALS, size=0),
+        lambda: given(near._SEALS, size=near._MAX_ARENA_BYTES + mmap.PAGESIZE),
+        lambda: os.open("/proc/self/exe", os.O_RDONLY),
+        lambda: os.pipe()[0],
+    ],
+)
+def test_other_memory_is_not_read(make: Callable[[], int]) -> None:
+    fileno = make()
+    with pytest.raises((ValueError, OSError)):
+        Window(fileno)
+    os.close(fileno)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x00", b"\x01", b"\x02", b"x"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(said: bytes, count: int) -> None:
+    before = descriptors()
+    here, there = socket.socketpair()
+    bell, junk = os.eventfd(0), os.open("/dev/zero", os.O_RDWR)
+    offer = Offer(here, None)
+    if said:
+        socket.send_fds(there, [said], [bell, junk, junk][:count])
+    there.shutdown(socket.SHUT_WR)
+    if (said, count) == (b"\x01", 1):
+        offer.answer(1.0).close()
+    else:
+        with pytest.raises((ValueError, OSError)):
+            offer.answer(1.0)
+    offer.close()
+    offer.close()
+    for descriptor in (bell, junk):
+        os.close(descriptor)
+    here.close()
+    there.close()
+    assert descriptors() == before
+
+
+def test_a_peer_that_offers_nothing_is_waited_for_no_longer_than_there_is_time() -> None:
+    here, there = socket.socketpair()
+    offer = Offer(here, None)
+    with pytest.raises(TimeoutError):
+        offer.answer(0.05)
+    offer.close()
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize(("error", "code"), [(TimeoutError, Code.COLLECTIVE_TIMEOUT), (ValueError, Code.RANK_LOST)])
+def test_a_meeting_fails_where_a_peer_offers_nothing(
+    error: type[Exception], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(_self: Offer, _timeout_s: float) -> Shared:
+        raise error
+
+    monkeypatch.setattr(Offer, "answer", answer)
+    before = descriptors()
+    codes = {end.error.code for end in world(2, summed) if isinstance(end.error, CollectiveError)}
+    assert code in codes
+    assert codes <= {code, Code.RANK_LOST}, "one of the two may have seen the other leave"
+    assert descriptors() == before
+
+
+def test_a_bell_that_would_block_is_the_end_of_a_connection_and_no_wait(pair: tuple[NearLink, NearLink]) -> None:
+    here, there = pair
+    full = os.eventfd(0, os.EFD_NONBLOCK)
+    os.eventfd_write(full, 2**64 - 2)
+    os.dup2(full, there._theirs)
+    os.close(full)
+    sent(here, near.LEAST_PLACED_BYTES)
+    with pytest.raises(near.Closed):
+        there.pull(0)
+
+
+# somebody between the two
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        unit_of(INLINE, frame_bytes(0) - 1),
+        unit_of(INLINE, 1 << 31),
+        unit_of(1 << 20, near.LEAST_PLACED_BYTES),
+        unit_of(0, near.LEAST_PLACED_BYTES + 1),
+    ],
+)
+def test_a_unit_that_no_rank_sends_is_tampering(unit: bytes, pair: tuple[NearLink, NearLink]) -> None:
+    here, there = pair
+    sent(here, near.LEAST_PLACED_BYTES)
+    here._socket.send(unit)
+    assert there.pull(0)
+    there.taken()
+    with pytest.raises(CollectiveError) as caught:
+        there.pull(0)
+    assert caught.value.code is Code.COLLECTIVE_TAMPERED
+
+
+def test_a_frame_on_the_connection_that_says_another_size_than_its_unit_is_tampering(
+    pair: tuple[NearLink, NearLink],
+) -> None:
+    here, there = pair
+    here._socket.send(unit_of(INLINE, 200) + bytes(200))
+    with pytest.raises(CollectiveError) as caught:
+        there.pull(0)
+    assert caught.value.code is Code.COLLECTIVE_TAMPERED
+
+
+def test_memory_is_used_again_when_it_was_copied_and_not_before(pair: tuple[NearLink, NearLink]) -> None:
+    here, there = pair
+    size = near.LEAST_PLACED_BYTES
+    frames = [sent(here, size, fill) for fill in range(near.LINK_SLOTS[Lane.COLLECTIVE])]
+    assert here.out_buffer(size) is None
+    assert there.pull(0)
+    frames[0][:] = bytes(size)
+    assert bytes(there.frame[16:]) == bytes(size - 16), "copied before it was given back"
+    there.taken()
+    assert here.out_buffer(size) is None, "nobody has looked at the bell yet"
+    here.returned()
+    assert here.out_buffer(size) is not None
+    assert here.out_buffer(size) is None
+
+
+def test_a_bell_that_is_rung_too_often_is_tampering(pair: tuple[NearLink, NearLink]) -> None:
+    here, there = pair
+    sent(here, near.LEAST_PLACED_BYTES)
+    os.eventfd_write(there._theirs, 2)
+    with pytest.raises(CollectiveError) as caught:
+        here.returned()
+    assert caught.value.code is Code.COLLECTIVE_TAMPERED
+
+
+Write = Callable[[memoryview], None]
+
+
+def flip(frame: memoryview) -> None:
+    frame[100] ^= 1
+
+
+def flip_header(frame: memoryview) -> None:
+    frame[41] ^= 1
+
+
+def flip_counter(frame: memoryview) -> None:
+    frame[23] ^= 1
+
+
+def shorten(frame: memoryview) -> None:
+    frame[12:16] = (int.from_bytes(frame[12:16], "big") - 16).to_bytes(4, "big")
+
+
+def blank(frame: memoryview) -> None:
+    frame[:] = bytes(len(frame))
+
+
+@pytest.mark.parametrize("write", [flip, flip_header, flip_counter, shorten, blank])
+@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])
+def test_who_writes_to_the_memory_ends_the_job_and_nothing_is_left(algorithm: Algorithm, write: Write) -> None:
+    ends = attacked(lambda frames, frame: write(frame) if len(frames) == 5 else None, algorithm)
+    for end in ends:
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.COLLECTIVE_TAMPERED
+
+
+def test_who_puts_an_older_frame_in_the_place_of_a_new_one_is_found() -> None:
+    def put(frames: list[bytes], frame: memoryview) -> None:
+        if len(frames) == 5:
+            frame[:] = next(old for old in frames[:-1] if len(old) == len(frame))
+
+    for end in attacked(put, Algorithm.DIRECT):
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.COLLECTIVE_TAMPERED
+
+
+def attacked(change: Callable[[list[bytes], memoryview], None], algorithm: Algorithm) -> list[Ended]:
+    """Let `change` at each frame that rank 0 reads out of rank 1's memory; return how both ended, outputs zeroed."""
+    frames: list[bytes] = []
+
+    class Written(Window):
+        __slots__ = ()
+
+        def copy_into(self, out: memoryview, place: int) -> None:
+            super().copy_into(out, place)
+            frames.append(bytes(out))
+            change(frames, out)
+
+    tensors = [torch.full((ELEMENTS,), 1.0) for _ in range(2)]
+
+    def story(engine: Engine) -> None:
+        if engine.rank == 0:
+            for link in links_of(engine):
+                link._window.__class__ = Written
+        operate(engine, operations.all_reduce([tensors[engine.rank]], SUM, algorithm))
+
+    ends = world(2, story)
+    assert len(frames) >= 5
+    assert not torch.cat(tensors).any()
+    return ends
+
+
+def test_a_stranger_at_the_name_of_a_rank_is_told_from_one() -> None:
+    name = "0" * 32
+    store = dist.HashStore()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(mesh._near(name))
+        listener.listen()
+        store.set("glasshouse/0/0", f"127.0.0.1 9 {name}")
+
+        def story(rank: int) -> None:
+            if rank:
+                connect(store, 1, 2)
+                return
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(bytes(128))
+                connection.recv(1024)
+
+        error = ended(2, story)[1].error
+    assert isinstance(error, CollectiveError)
+    assert error.code is Code.COLLECTIVE_TAMPERED
+
+
+def test_a_name_at_which_nobody_listens_or_takes_nobody_in_leads_to_the_network() -> None:
+    """What an earlier run left in the store; a listener whose queue is full."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(mesh._near("1" * 32))
+        listener.listen(0)
+        assert mesh._dial_near("0" * 32) is None
+        with contextlib.ExitStack() as waiting:
+            while (connection := mesh._dial_near("1" * 32)) is not None:
+                waiting.enter_context(connection)
+
+
+def test_names_are_in_no_file_system(tmp_path: Path) -> None:
+    before = sorted(Path("/tmp").iterdir())
+    kinds = in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)})
+    assert kinds == [{"NearLink"}] * 2
+    assert sorted(Path("/tmp").iterdir()) == before
+    assert not list(tmp_path.iterdir())
