@@ -81,7 +81,7 @@ def _bars(found: dict[str, Measurement]) -> str:
 
 
 def _exchanges(found: dict[str, Measurement]) -> str:
-    return _cells(found, Kind.ALL_REDUCE, (Way.SEALED, Way.DIRECT, Way.RING, Way.SERIAL, Way.PLAIN))
+    return _cells(found, Kind.ALL_REDUCE, (Way.SEALED, Way.NETWORK, Way.DIRECT, Way.RING, Way.SERIAL, Way.PLAIN))
 
 
 def _training(found: dict[str, Measurement]) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import glasshouse
-from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.machines import check_group
 from glasshouse.providers.local import LocalProvider
-from tools.runtime_world import AgentProcess, Broken, World, ended, script_world, verified
+from tools.runtime_world import AgentProcess, Broken, World, ended, verified
 
 pytestmark = pytest.mark.slow
 QUICK = "print('trained')"
@@ -25,20 +23,9 @@ sys.exit(main(sys.argv[1:], sys.stdin.buffer))
 """
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[[], World]]:
-    with ExitStack() as worlds:
-        yield lambda: worlds.enter_context(
-            script_world(tmp_path, QUICK, {}, broken=Broken(budget=4, egress=("group",)), broker=broker)
-        )
+def world(script_worlds: Callable[..., World]) -> Callable[[], World]:
+    return lambda: script_worlds(QUICK, {}, broken=Broken(budget=4, egress=("group",)))
 
 
 def among(machines: int) -> tuple[str, ...]:

@@ -51,14 +51,6 @@ SLICE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:

@@ -10,18 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import issue_token
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey
 from tools.machine import needs_landlock, needs_namespaces
-from tools.runtime_world import CANARY, AgentProcess, Broken, World, ended, script_world, verified
+from tools.runtime_world import CANARY, AgentProcess, Broken, World, ended, verified
 
 pytestmark = [needs_namespaces, needs_landlock]
 
@@ -99,24 +97,12 @@ class Network:
             one.close()
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[..., World]]:
-    with ExitStack() as worlds:
+def world(script_worlds: Callable[..., World]) -> Callable[..., World]:
+    def make(script: str = TRAIN, *, egress: tuple[str, ...] = ("group",)) -> World:
+        return script_worlds(script, {"patients.csv": CANARY}, broken=Broken(budget=4, egress=egress))
 
-        def make(script: str = TRAIN, *, egress: tuple[str, ...] = ("group",)) -> World:
-            files = {"patients.csv": CANARY}
-            broken = Broken(budget=4, egress=egress)
-            return worlds.enter_context(script_world(tmp_path, script, files, broken=broken, broker=broker))
-
-        yield make
+    return make
 
 
 @pytest.fixture

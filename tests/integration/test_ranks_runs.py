@@ -8,18 +8,16 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.wire.states import State
 from tools.machine import needs_landlock, needs_namespaces, needs_tracing
-from tools.runtime_world import CANARY, AgentProcess, World, ended, script_world
+from tools.runtime_world import CANARY, AgentProcess, World, ended
 from tools.sandboxed import is_gone
 from tools.scanner import family, scan
 from tools.tracer import Tracer
@@ -58,6 +56,7 @@ assert not torch.equal(before, model.module[0].weight)
 digest = hashlib.sha256(b"".join(part.detach().numpy().tobytes() for part in model.parameters())).hexdigest()
 every = [None] * world
 dist.all_gather_object(every, digest)
+assert "memfd:glasshouse-frames" in pathlib.Path("/proc/self/maps").read_text(), "frames go over the loopback"
 pathlib.Path("outputs").mkdir(exist_ok=True)
 pathlib.Path(f"outputs/digest-{rank}.txt").write_text(digest + str(len(set(every))))
 print(f"rank {rank} of {world} ends", flush=True)
@@ -78,23 +77,12 @@ for _ in range(1200):
 """
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[..., World]]:
-    with ExitStack() as worlds:
+def world(script_worlds: Callable[..., World]) -> Callable[..., World]:
+    def make(script: str = TRAIN, **options: Any) -> World:
+        return script_worlds(script, {"patients.csv": PATIENTS}, **options)
 
-        def make(script: str = TRAIN, **options: Any) -> World:
-            made = script_world(tmp_path, script, {"patients.csv": PATIENTS}, broker=broker, **options)
-            return worlds.enter_context(made)
-
-        yield make
+    return make
 
 
 def evidence(agent: AgentProcess) -> dict[str, Any]:

@@ -21,14 +21,6 @@ QUICK = "print('done')\n"
 SECONDS = "import time\nfor _ in range({}):\n    time.sleep(0.05)\n"
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
 def through(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[..., tuple[World, Proxy]]]:
     """Return a world whose runtime reaches its broker only through somebody."""

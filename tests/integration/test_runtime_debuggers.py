@@ -53,14 +53,6 @@ class Tracer:
         self._process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
 def agent(tmp_path: Path, broker: BrokerProcess) -> Iterator[AgentProcess]:
     with script_world(tmp_path, TRAIN, broker=broker) as world:

@@ -6,14 +6,12 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
@@ -37,23 +35,12 @@ for _ in range(600):
 PATIENTS = CANARY + os.urandom(3 << 20) + CANARY
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder = tmp_path_factory.mktemp("broker")
-    folder.chmod(0o700)
-    with BrokerProcess(folder) as broker:
-        yield broker
-
-
 @pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> Iterator[Callable[..., World]]:
-    with ExitStack() as worlds:
+def world(script_worlds: Callable[..., World]) -> Callable[..., World]:
+    def make(script: str = TRAIN, **options: Any) -> World:
+        return script_worlds(script, {"patients.csv": PATIENTS}, **options)
 
-        def make(script: str = TRAIN, **options: Any) -> World:
-            made = script_world(tmp_path, script, {"patients.csv": PATIENTS}, broker=broker, **options)
-            return worlds.enter_context(made)
-
-        yield make
+    return make
 
 
 def test_a_run_ends_with_sealed_results_and_a_receipt_that_holds(world: Callable[..., World]) -> None:

@@ -23,7 +23,7 @@ PRICES = {
         wire_s_per_byte=9e-10,
         add_s_per_byte=2e-10,
     ),
-    Way.SEALED: Prices(operation_s=150e-6, step_s=50e-6, message_s=20e-6, crypto_s_per_byte=0.06e-9, **RATES),
+    Way.NETWORK: Prices(operation_s=150e-6, step_s=50e-6, message_s=20e-6, crypto_s_per_byte=0.06e-9, **RATES),
     Way.SERIAL: Prices(operation_s=150e-6, step_s=300e-6, message_s=40e-6, crypto_s_per_byte=0.06e-9, **RATES),
     Way.RING: Prices(operation_s=150e-6, step_s=90e-6, message_s=22e-6, crypto_s_per_byte=0.06e-9, **RATES),
     Way.DIRECT: Prices(operation_s=160e-6, step_s=50e-6, message_s=20e-6, crypto_s_per_byte=0.06e-9, **RATES),

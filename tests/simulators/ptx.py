@@ -2,7 +2,8 @@
 
 The interpreter runs what we wrote; this runs what the compiler made of it. All threads of a program go step by step,
 side by side; every access to memory is held against the buffers that the kernel was given. What it does not know, it
-refuses. Source: PTX ISA 8.7.
+refuses: our kernels do not compile to it today, and the day they do, a test must fail rather than guess.
+Source: PTX ISA 8.7.
 """
 
 from __future__ import annotations
@@ -192,6 +193,7 @@ class _Threads:
                         break
                 elif one.name.startswith("bra"):
                     if active.any() != active.all():
+                        # A jump that only some threads take: our loops and branches ask about what all of them share.
                         raise NotImplementedError("threads that part ways")
                     if active.all():
                         at = self._program.labels[one.operands[0]]
@@ -246,6 +248,7 @@ class _Threads:
         elif kind == "shfl":
             mask = int(one.operands[2], 0)
             if modifiers[:2] != ["sync", "bfly"]:
+                # shfl.up, .down, .idx: our sums over a warp compile to butterflies alone.
                 raise NotImplementedError(one.name)
             source = np.arange(self._program.threads) ^ mask
             self._set(one.operands[0].split("|")[0], self._get(one.operands[1], 32)[source], active)
@@ -292,6 +295,7 @@ class _Threads:
             }[kind](a, b)  # fmt: skip
         if kind in ("mul", "mad", "madc"):
             return self._multiplied(one, kind, modifiers, a, b, bits, signed=signed)
+        # Any other computation, such as div, popc or atom: our kernels add, multiply, shift and combine integers.
         raise NotImplementedError(one.name)
 
     def _multiplied(
@@ -321,6 +325,7 @@ class _Threads:
         elif (kind, modifiers[0]) == ("madc", "hi"):
             total = (whole >> np.uint64(32)) + c + self._carry
         else:
+            # A high half by itself, or a carry between others: our products are .wide, .lo, or mad.lo.cc with madc.hi.
             raise NotImplementedError(one.name)
         return total.astype(np.uint32)
 
@@ -328,6 +333,7 @@ class _Threads:
         both = (b.astype(np.uint64) << np.uint64(32)) | a
         chosen = self._get(selector, 32)
         if (chosen & np.uint32(0x8888)).any():
+            # A selector that fills a byte with another's sign: our kernels move bytes as they are.
             raise NotImplementedError("prmt that repeats signs")
         result = np.zeros(len(a), np.uint64)
         for place in range(4):

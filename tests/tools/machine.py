@@ -38,7 +38,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 needs_namespaces = pytest.mark.skipif(not _namespaces(), reason="this machine gives no namespaces")
 needs_landlock = pytest.mark.skipif(REAL.landlock_abi() < 1, reason="this kernel has no Landlock")
 needs_secret_memory = pytest.mark.skipif(not _secret_memory(), reason="this kernel has no memfd_secret")
-needs_filters = pytest.mark.skipif(not seccomp.supports(REAL.machine), reason="no filter for this architecture")
+needs_filters = pytest.mark.skipif(not seccomp.supports(REAL.machine), reason="no seccomp filter for this architecture")
 needs_tracing = pytest.mark.skipif(
     not REAL.capable(CAP_SYS_PTRACE), reason="attaching to a process that is not dumpable needs CAP_SYS_PTRACE"
 )

@@ -9,13 +9,13 @@ from glasshouse.collectives.frames import Algorithm
 
 __all__ = ["CHUNK_BYTES", "DEVICE_CHUNK_BYTES", "LAG", "all_reduce_algorithm", "chunk_bytes"]
 
-CHUNK_BYTES = 512 << 10
-"""The largest chunk: ciphertext, plaintext and partial sum of one lie in a core's cache together."""
+CHUNK_BYTES = 1 << 20
+"""The largest chunk: ciphertext and plaintext of one lie in a core's cache together."""
 
 DEVICE_CHUNK_BYTES = 4 << 20
 """The largest chunk of tensors on a device: a launch and its way there and back cost as much as half a MiB."""
 
-LAG = 4
+LAG = 2
 """How many chunks of contributions go ahead of the first chunk of the result."""
 
 _LEAST_CHUNK_BYTES = 256 << 10

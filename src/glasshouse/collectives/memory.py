@@ -272,12 +272,14 @@ class Buffers:
         make: where each comes from.
     """
 
-    __slots__ = ("_free", "_limit", "_made", "_make", "size")
+    __slots__ = ("_free", "_limit", "_made", "_make", "short", "size")
 
     def __init__(self, size: int, limit: int, make: Callable[[int], memoryview] | None = None) -> None:
         self.size = size
         self._limit = limit
         self._make = make or allocate
+        self.short = False
+        """Whether there was none when one was wanted last."""
         self._free: list[memoryview] = []
         self._made: list[memoryview] = []
 
@@ -289,8 +291,10 @@ class Buffers:
     def take(self) -> memoryview | None:
         """Return a buffer that nobody else holds, or None."""
         if self._free:
+            self.short = False
             return self._free.pop()
-        if len(self._made) >= self._limit:
+        self.short = len(self._made) >= self._limit
+        if self.short:
             return None
         made = self._make(self.size)
         self._made.append(made)

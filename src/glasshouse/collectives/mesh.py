@@ -14,6 +14,7 @@ import re
 import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,7 +25,7 @@ from glasshouse.collectives.bounded import within
 from glasshouse.collectives.hello import Greeting, Meeting
 from glasshouse.collectives.keys import Lane, Membership
 from glasshouse.collectives.link import Link
-from glasshouse.collectives.near import Arena, NearLink, Offer, Shared, arena_for
+from glasshouse.collectives.near import Arena, NearLink, Neighbour, Offer, arena_for
 from glasshouse.collectives.sealing import Traffic
 from glasshouse.errors import Code, CollectiveError, FormatError
 
@@ -45,6 +46,7 @@ _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
 
 
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 _NEAR_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -160,7 +162,9 @@ class Mesh:
             return gathering.mesh()
 
     def abandon(self) -> None:
-        """Let go of connections and keys in a forked child."""
+        """Let go of connections and shared memory in a forked child."""
+        if self.arena is not None:
+            self.arena.abandon()
         for link in (*self.collective, *self.p2p):
             link.abandon()
 
@@ -168,11 +172,13 @@ class Mesh:
 class _Talk:
     """One connection on its way through the handshake."""
 
-    __slots__ = ("confirmed", "connection", "got", "greeting", "since", "to_send", "waiting")
+    __slots__ = ("confirmed", "connection", "got", "greeting", "near", "since", "to_send", "waiting")
 
-    def __init__(self, connection: socket.socket, greeting: Greeting, now: float) -> None:
+    def __init__(self, connection: socket.socket, greeting: Greeting, now: float, *, near: bool) -> None:
         connection.setblocking(False)
         self.connection = connection
+        self.near = near
+        """Whether the two met without the network."""
         self.greeting = greeting
         self.since = now
         self.got = bytearray()
@@ -249,12 +255,13 @@ class _Gathering:
         if not self._dialler.near:
             return ""
         name = secrets.token_hex(16)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(_near(name))
-        except OSError:
-            listener.close()  # a sandbox that allows no such names
-            return ""
+        with contextlib.ExitStack() as undone:
+            try:
+                listener = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                listener.bind(_near(name))
+            except OSError:
+                return ""  # a sandbox that allows no such sockets or names
+            undone.pop_all()
         self._listeners.append(listener)
         return f" {name}"
 
@@ -263,8 +270,9 @@ class _Gathering:
         for peer in range(self._membership.rank):
             address = self._address_of(peer)
             for lane in Lane:
-                connection = self._connect(peer, address)
-                self._add(_Talk(connection, Greeting(self._meeting, lane=lane, peer=peer), time.monotonic()))
+                connection, near = self._connect(peer, address)
+                greeting = Greeting(self._meeting, lane=lane, peer=peer)
+                self._add(_Talk(connection, greeting, time.monotonic(), near=near))
 
     def meet(self) -> None:
         """Go through the handshake on all connections."""
@@ -290,46 +298,54 @@ class _Gathering:
 
     def mesh(self) -> Mesh:
         """Return what came of it."""
-        links: dict[Lane, list[Link]] = {lane: [] for lane in Lane}
-        arena, shared = self._share()
-        self._kept = True
-        for talk in self._talks:
-            lane, peer = talk.greeting.lane, talk.greeting.peer
-            if not talk.greeting.done or lane is None or peer is None:
-                talk.connection.close()
-            elif talk in shared:
-                links[lane].append(NearLink(talk.connection, peer, lane, shared[talk]))
-            else:
-                links[lane].append(Link(talk.connection, peer, lane))
-        traffic = Traffic(self._meeting.schedule())
-        return Mesh(self._membership, traffic, links[Lane.COLLECTIVE], links[Lane.P2P], arena)
+        with contextlib.ExitStack() as undone:
+            arena, neighbours = self._share(undone)
+            links: dict[Lane, list[Link]] = {lane: [] for lane in Lane}
+            for talk in self._talks:
+                lane, peer = talk.greeting.lane, talk.greeting.peer
+                if not talk.greeting.done or lane is None or peer is None:
+                    talk.connection.close()
+                elif peer in neighbours:
+                    links[lane].append(NearLink(talk.connection, lane, neighbours[peer]))
+                else:
+                    links[lane].append(Link(talk.connection, peer, lane))
+            traffic = Traffic(self._meeting.schedule())
+            mesh = Mesh(self._membership, traffic, links[Lane.COLLECTIVE], links[Lane.P2P], arena)
+            undone.pop_all()
+            self._kept = True
+            return mesh
 
-    def _share(self) -> tuple[Arena | None, dict[_Talk, Shared]]:
+    def _share(self, undone: contextlib.ExitStack) -> tuple[Arena | None, dict[int, Neighbour]]:
         """Give the ranks of this machine the memory that they read frames from, and take theirs.
+
+        Args:
+            undone: closes what they gave, unless the mesh comes about.
 
         Raises:
             CollectiveError: `rank-lost`, one of them is gone; `collective-timeout`, it has sent nothing.
         """
-        near = [talk for talk in self._talks if talk.greeting.done and talk.connection.family == socket.AF_UNIX]
-        if not near:
+        met = {(talk.greeting.peer, talk.greeting.lane): talk for talk in self._talks if talk.near}
+        peers = [peer for peer in self._membership.peers if all((peer, lane) in met for lane in Lane)]
+        if not peers:
             return None, {}
-        arena = arena_for(len({talk.greeting.peer for talk in near}))
-        with contextlib.ExitStack() as undone:
+        neighbours: dict[int, Neighbour] = {}
+        arena = arena_for(len(peers))
+        with contextlib.ExitStack() as asked:
             if arena is not None:
-                undone.callback(arena.shut)
-            shared = {}
+                asked.callback(arena.shut)
+            peer = peers[0]
             try:
                 offers = []
-                for talk in near:
-                    offers.append((talk, undone.enter_context(contextlib.closing(Offer(talk.connection, arena)))))
-                for talk, offer in offers:
-                    shared[talk] = offer.answer(self._remaining())
-                return arena, shared
-            except (OSError, ValueError) as error:
-                for each in shared.values():
-                    each.close()
-                peer = talk.greeting.peer or 0
-                raise self._timeout([peer]) if isinstance(error, TimeoutError) else self._lost(peer) from None
+                for peer in peers:
+                    connection, connected = met[peer, Lane.COLLECTIVE].connection, peer < self._membership.rank
+                    offers.append(asked.enter_context(Offer(connection, peer, arena, self._until, connected=connected)))
+                for peer, offer in zip(peers, offers, strict=True):
+                    neighbours[peer] = undone.enter_context(contextlib.closing(offer.answer()))
+            except TimeoutError:
+                raise self._timeout([peer]) from None
+            except (OSError, ValueError):
+                raise self._lost(peer) from None
+        return arena, neighbours
 
     def _remaining(self) -> float:
         """Return the seconds until it is time to give up."""
@@ -359,17 +375,20 @@ class _Gathering:
                 Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
             ) from None
 
-    def _connect(self, peer: int, address: tuple[str, int, str]) -> socket.socket:
-        """Connect to a listener; one that is not there yet, or no more, is tried again until the time is up."""
+    def _connect(self, peer: int, address: tuple[str, int, str]) -> tuple[socket.socket, bool]:
+        """Connect to a listener, and say whether without the network.
+
+        One that is not there yet, or no more, is tried again until the time is up.
+        """
         while True:
             host, port, name = address
             if name and self._dialler.near and (connection := _dial_near(name)) is not None:
-                return connection
+                return connection, True
             left = self._until - time.monotonic()
             if left <= 0:
                 raise self._timeout([peer])
             try:
-                return self._dialler.dial(host, port, left)
+                return self._dialler.dial(host, port, left), False
             except UnicodeError:
                 raise CollectiveError(
                     Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
@@ -380,8 +399,11 @@ class _Gathering:
                 address = self._address_of(peer)
 
     def _add(self, talk: _Talk) -> None:
-        if talk.connection.family != socket.AF_UNIX:
+        if not talk.near:
             talk.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # At once: who says nothing for some seconds is a stranger, and others may keep this rank waiting.
+        with contextlib.suppress(OSError):
+            del talk.to_send[: talk.connection.send(talk.to_send)]
         self._talks.append(talk)
         self._selector.register(talk.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, talk)
 
@@ -390,11 +412,15 @@ class _Gathering:
             connection, _ = listener.accept()
         except OSError:
             return
+        near = listener.family == socket.AF_UNIX
+        if near and not _of_this_user(connection):
+            connection.close()
+            return
         unknown = [talk for talk in self._talks if not talk.greeting.met and talk.greeting.peer is None]
         if len(unknown) >= len(Lane) * len(self._membership.peers) + _STRANGERS:
             # The one that has said nothing for the longest: a rank says who it is at once.
             self._drop(unknown[0])
-        self._add(_Talk(connection, Greeting(self._meeting), time.monotonic()))
+        self._add(_Talk(connection, Greeting(self._meeting), time.monotonic(), near=near))
 
     def _serve(self, talk: _Talk, events: int) -> None:
         if talk not in self._talks:
@@ -521,14 +547,20 @@ def _near(name: str) -> bytes:
 
 def _dial_near(name: str) -> socket.socket | None:
     """Return a connection with a rank that listens by that name on this machine, None if there is none."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with contextlib.ExitStack() as undone, contextlib.suppress(OSError):  # another machine, or an earlier run's name
+        connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.setblocking(False)  # one whose queue is full would keep us waiting
         connection.connect(_near(name))
-    except OSError:
-        connection.close()
-        return None
-    return connection
+        if _of_this_user(connection):
+            undone.pop_all()
+            return connection
+    return None
+
+
+def _of_this_user(connection: socket.socket) -> bool:
+    """Return whether a process of the own user or of root is at the other end: any other may be anything."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(raw)[1] in (os.geteuid(), 0)
 
 
 def _address(store: Any) -> str:

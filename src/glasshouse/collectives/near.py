@@ -2,30 +2,33 @@
 
 Laws: a receiver copies a frame before it looks at it, so what is opened lies in memory that nobody else writes; a
 sender gives memory out again only when every receiver has said that it copied; the memory holds nothing but sealed
-frames, and nobody but its owner can write to it or make it smaller.
+frames, and nobody but its owner can write to it. Nothing that came from the other end can make a call wait.
 Source: spec/sealed-collectives.md, section 3.3.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from types import TracebackType
 
 from glasshouse.collectives.choose import CHUNK_BYTES
 from glasshouse.collectives.frames import MAX_PAYLOAD_BYTES
 from glasshouse.collectives.keys import Lane
-from glasshouse.collectives.link import Closed, Link
+from glasshouse.collectives.link import Link
 from glasshouse.collectives.memory import frame_bytes
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Arena", "NearLink", "Offer", "Shared", "Window", "arena_for", "parse_unit", "unit_of"]
+__all__ = ["Arena", "NearLink", "Neighbour", "Offer", "Window", "arena_for", "parse_unit", "unit_of"]
 
 PAGE_BYTES = 4096
 """The unit in which places are counted."""
@@ -38,11 +41,14 @@ LEAST_PLACED_BYTES = frame_bytes(8 << 10)
 SHARED_SLOTS = 8
 LINK_SLOTS = {Lane.COLLECTIVE: 4, Lane.P2P: 2}
 """Frames of one connection that its peer has not copied yet."""
+MAX_ARENA_BYTES = 1 << 36
 
 _SLOT_BYTES = -(-frame_bytes(CHUNK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-_MAX_ARENA_BYTES = 1 << 36
 _SEAL_FUTURE_WRITE = 0x10  # fcntl.h; not in the standard library's fcntl
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
+_PROT_READ = 1
+_RETRY_S = 0.01
+_LONG_S = 3600.0
 
 
 class Arena:
@@ -65,7 +71,7 @@ class Arena:
             os.ftruncate(self.fileno, size)
             self._map = memoryview(mmap.mmap(self.fileno, size))
             fcntl.fcntl(self.fileno, fcntl.F_ADD_SEALS, _SEALS)
-        except (OSError, ValueError):
+        except BaseException:
             self.shut()
             raise
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -76,6 +82,10 @@ class Arena:
         fileno, self.fileno = self.fileno, -1
         if fileno >= 0:
             os.close(fileno)
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, which must not be able to write where its parent's ciphers do."""
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(self._base), ctypes.c_size_t(len(self._map)), _PROT_READ)
 
     def slot(self) -> memoryview:
         """Return memory for one frame that was not returned before."""
@@ -100,7 +110,7 @@ def arena_for(peers: int) -> Arena | None:
     """Return memory for connections with so many ranks of this machine, None where the system has none."""
     try:
         return Arena(peers)
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
@@ -117,9 +127,12 @@ class Window:
     __slots__ = ("_map", "_mapped", "nbytes")
 
     def __init__(self, fileno: int) -> None:
+        # Only memory has seals: before that is known, any call could wait for whoever keeps the file. And memory that
+        # shrinks under a mapping ends the process that reads there.
+        if fcntl.fcntl(fileno, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise ValueError("not the memory of an arena")
         self.nbytes = os.fstat(fileno).st_size
-        # A file that shrinks under a mapping ends the process that reads there.
-        if not 0 < self.nbytes <= _MAX_ARENA_BYTES or fcntl.fcntl(fileno, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if not 0 < self.nbytes <= MAX_ARENA_BYTES:
             raise ValueError("not the memory of an arena")
         self._mapped = mmap.mmap(fileno, self.nbytes, prot=mmap.PROT_READ)
         self._map = memoryview(self._mapped)
@@ -135,21 +148,55 @@ class Window:
         self._mapped.close()
 
 
-class Shared(NamedTuple):
-    """What two ranks of one machine have given each other; no arena or window where a system could give none.
+class Neighbour:
+    """What this rank and a peer on its machine have given each other.
 
-    The peer rings `bell` for each frame that it copied, this rank `theirs`.
+    Args:
+        peer: the other rank.
+        arena: the own memory, None where the system has none.
+        window: the peer's, likewise.
+        bell: connected with the peer; each says on it when it has copied a frame.
     """
 
-    arena: Arena | None
-    window: Window | None
-    bell: int
-    theirs: int
+    __slots__ = ("_bell", "_links", "arena", "fileno", "peer", "window")
+
+    def __init__(self, peer: int, arena: Arena | None, window: Window | None, bell: socket.socket) -> None:
+        self.peer = peer
+        self.arena = arena
+        self.window = window
+        self._bell = bell
+        self._links: dict[int, NearLink] = {}
+        self.fileno = bell.fileno()
+
+    def joined(self, link: NearLink) -> None:
+        """Be told of a link with the peer."""
+        self._links[link.lane] = link
+
+    def ring(self, lane: Lane) -> None:
+        """Say that a frame of a lane has been copied: nothing is lost to this rank if nobody hears it."""
+        with suppress(OSError):
+            self._bell.send(bytes([lane]), socket.MSG_DONTWAIT)
+
+    def listen(self) -> bool:
+        """Take back the memory of the frames that the peer says it has copied; return whether there were any.
+
+        Raises:
+            CollectiveError: `collective-tampered`, it was not sent so many.
+        """
+        any_ = False
+        with suppress(OSError):  # nothing more; or the peer is gone, which its connections tell
+            while lanes := self._bell.recv(256, socket.MSG_DONTWAIT):
+                any_ = True
+                for lane in lanes:
+                    link = self._links.get(lane)
+                    if link is None or not link.lends:
+                        raise _tampered(self.peer)
+                    link.returned()
+        return any_
 
     def close(self) -> None:
-        """Let go of it, where no link became of it."""
-        os.close(self.bell)
-        os.close(self.theirs)
+        """Let go of bell and window; closing twice is allowed."""
+        self._bell.close()
         if self.window is not None:
             self.window.close()
 
@@ -159,91 +206,144 @@ class Offer:
 
     Args:
         connection: a Unix stream socket past the handshake, of which nothing else is read in between.
+        peer: the rank at the other end.
         arena: the own memory.
+        until: how long to wait (monotonic, s).
 
     Raises:
+        CollectiveError: this process has no more descriptors.
         OSError: the peer is gone.
     """
 
-    __slots__ = ("_arena", "_bell", "_connection")
+    __slots__ = ("_arena", "_bell", "_connection", "_peer", "_until")
 
-    def __init__(self, connection: socket.socket, arena: Arena | None) -> None:
+    def __init__(
+        self, connection: socket.socket, peer: int, arena: Arena | None, until: float, *, connected: bool
+    ) -> None:
         connection.setblocking(False)
         self._connection = connection
+        self._peer = peer
         self._arena = arena
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        given = [self._bell] if arena is None else [self._bell, arena.fileno]
+        self._until = until
+        self._bell: socket.socket | None = None
+        theirs: socket.socket | None = None
         try:
-            socket.send_fds(connection, [bytes([len(given)])], given)
-        except BaseException:
+            if connected:
+                self._bell, theirs = socket.socketpair()
+            given = [] if theirs is None else [theirs.fileno()]
+            self._send([*given, *([] if arena is None else [arena.fileno])])
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise _no_descriptors() from None
             raise
+        finally:
+            if theirs is not None:
+                theirs.close()
 
-    def answer(self, timeout_s: float) -> Shared:
-        """Return what the two have given each other; the bells are the caller's then.
+    def answer(self) -> Neighbour:
+        """Return what the two have given each other.
 
         Raises:
             TimeoutError: the peer has sent nothing in time.
-            OSError, ValueError: it is gone, or has sent what no rank sends.
+            CollectiveError: this process has no more descriptors.
+            OSError, ValueError: the peer is gone, or has sent what no rank sends.
         """
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        if not poll.poll(max(0.0, timeout_s) * 1000):
+        if not poll.poll(min(max(0.0, self._until - time.monotonic()), _LONG_S) * 1000):
             raise TimeoutError
-        said, taken, _, _ = socket.recv_fds(self._connection, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        said, taken, flags, _ = socket.recv_fds(self._connection, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        window: Window | None = None
         try:
-            if said != bytes([len(taken)]) or not taken:
+            if flags & socket.MSG_CTRUNC:
+                raise _no_descriptors()
+            given = self._bell is None
+            if said != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
                 raise ValueError("not what a rank sends")
-            window = Window(taken[1]) if len(taken) > 1 else None
-            os.set_blocking(taken[0], False)
-            bell, self._bell = self._bell, -1
-            return Shared(self._arena, window, bell, taken.pop(0))
+            bell = self._bell or socket.socket(fileno=taken[0])
+            if given:
+                del taken[0]
+            self._bell = bell
+            if taken:
+                window = Window(taken[0])
+            self._bell = None
+            return Neighbour(self._peer, self._arena, window, bell)
         finally:
             for descriptor in taken:
                 os.close(descriptor)
 
     def close(self) -> None:
         """Let go of what was not answered."""
-        bell, self._bell = self._bell, -1
-        if bell >= 0:
-            os.close(bell)
+        if self._bell is not None:
+            self._bell.close()
+
+    def __enter__(self) -> Offer:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, given: list[int]) -> None:
+        while True:
+            try:
+                socket.send_fds(self._connection, [bytes([len(given)])], given)
+                return
+            except OSError as error:
+                # A user may have only so many descriptors under way; the others' are being taken.
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() > self._until:
+                    raise
+                time.sleep(_RETRY_S)
 
 
 class NearLink(Link):
     """A connection with a rank of this machine.
 
     Args:
-        connection: a connected Unix stream socket past the handshake; the link owns it and both bells.
-        peer: the rank at the other end.
+        connection: a connected Unix stream socket past the handshake; the link owns it.
         lane: what the connection is for.
-        shared: what the two have given each other.
+        neighbour: what the two have given each other.
     """
 
-    __slots__ = ("_arena", "_free", "_got", "_lent", "_placed", "_slot", "_theirs", "_unit", "_window", "bell")
+    __slots__ = ("_free", "_got", "_lent", "_placed", "_slot", "_unit", "neighbour", "short")
 
-    def __init__(self, connection: socket.socket, peer: int, lane: Lane, shared: Shared) -> None:
-        super().__init__(connection, peer, lane)
-        self._arena, self._window, self.bell, self._theirs = shared
-        self._free = [] if self._arena is None else [self._arena.slot() for _ in range(LINK_SLOTS[lane])]
+    def __init__(self, connection: socket.socket, lane: Lane, neighbour: Neighbour) -> None:
+        super().__init__(connection, neighbour.peer, lane)
+        self.neighbour = neighbour
+        neighbour.joined(self)
+        arena = neighbour.arena
+        self._free = [] if arena is None else [arena.slot() for _ in range(LINK_SLOTS[lane])]
+        self.short = False
+        """Whether there was no slot when one was wanted last."""
         self._slot: memoryview | None = None
         """What the frame on its way was sealed in, if that is a slot of this link."""
         self._placed = False
         """Whether of the frame on its way only the place goes out."""
-        self._lent: deque[tuple[memoryview | None, Callable[[], None] | None]] = deque()
-        """For each frame whose place went out and that the peer has not copied: its slot, and who else waits."""
+        self._lent: deque[Callable[[], None]] = deque()
+        """For each frame whose place went out and that the peer has not copied: who takes its memory back."""
         self._unit = memoryview(bytearray(UNIT_BYTES))
         self._got = 0
 
+    @property
+    def lends(self) -> bool:
+        """Whether the peer has been sent frames that it has not copied."""
+        return bool(self._lent)
+
     def out_buffer(self, size: int) -> memoryview | None:
-        if self._arena is None or not LEAST_PLACED_BYTES <= size <= self._arena.slot_bytes:
+        arena = self.neighbour.arena
+        if arena is None or not LEAST_PLACED_BYTES <= size <= arena.slot_bytes:
             return super().out_buffer(size)
         if not self._free:
+            self.neighbour.listen()
+        self.short = not self._free
+        if self.short:
             return None
         self._slot = self._free.pop()
         return self._slot
 
     def begin(self, frame: memoryview, gone: Callable[[], None] | None = None) -> None:
-        place = self._arena.place(frame) if self._arena is not None and len(frame) >= LEAST_PLACED_BYTES else None
+        arena = self.neighbour.arena
+        place = arena.place(frame) if arena is not None and len(frame) >= LEAST_PLACED_BYTES else None
         unit = memoryview(unit_of(INLINE if place is None else place, len(frame)))
         self._placed = place is not None
         self._pending = [unit] if self._placed else [unit, frame]
@@ -252,52 +352,38 @@ class NearLink(Link):
     def pull(self, wanted: int) -> bool:
         if self.wanted:
             return super().pull(wanted)
-        read = self._read(self._unit[self._got :])
-        self._got += read
+        self._got += self._read(self._unit[self._got :])
         if self._got < UNIT_BYTES:
             return False
         self._got = 0
-        place, size = parse_unit(self._unit, 0 if self._window is None else self._window.nbytes, self.peer)
+        window = self.neighbour.window
+        place, size = parse_unit(self._unit, 0 if window is None else window.nbytes, self.peer)
         if len(self._in) < size:
             self._grow(size)
         self.wanted = size
-        if place == INLINE or self._window is None:
+        if place == INLINE or window is None:
             return super().pull(wanted)
-        self._window.copy_into(self._in[:size], place)
-        try:
-            os.eventfd_write(self._theirs, 1)
-        except OSError:
-            raise Closed from None
+        window.copy_into(self._in[:size], place)
+        self.neighbour.ring(self.lane)
         self.have = size
         self.received += size
         self._announced()
         return True
 
     def returned(self) -> None:
-        """Take back the memory of frames that the peer has copied.
-
-        Raises:
-            CollectiveError: `collective-tampered`, it has copied more than it was sent.
-        """
-        try:
-            copied = os.eventfd_read(self.bell)
-        except BlockingIOError:
-            return
-        if copied > len(self._lent):
-            raise _tampered(self.peer)
-        for _ in range(copied):
-            slot, gone = self._lent.popleft()
-            if slot is not None:
-                self._free.append(slot)
-            if gone is not None:
-                gone()
+        """Take back the memory of the oldest frame that is lent: the peer has copied it."""
+        self._lent.popleft()()
 
     def _went(self) -> None:
+        slot, self._slot = self._slot, None
         if not self._placed:
             super()._went()
-            return
-        self._lent.append((self._slot, self._gone))
-        self._slot = self._gone = None
+        elif slot is not None:
+            self._lent.append(lambda: self._free.append(slot))
+            super()._went()
+        else:
+            self._lent.append(self._gone or _nobody)
+            self._gone = None
 
     def _announced(self) -> int:
         size = super()._announced()
@@ -307,11 +393,11 @@ class NearLink(Link):
 
     def _release(self) -> None:
         super()._release()
-        if self._window is not None:
-            self._window.close()
-        bells, self.bell, self._theirs = {self.bell, self._theirs} - {-1}, -1, -1
-        for bell in bells:
-            os.close(bell)
+        self.neighbour.close()
+
+
+def _nobody() -> None:
+    """Nobody waits for the memory."""
 
 
 def unit_of(place: int, size: int) -> bytes:
@@ -340,4 +426,12 @@ def parse_unit(unit: memoryview | bytes, arena_bytes: int, peer: int) -> tuple[i
 def _tampered(peer: int) -> CollectiveError:
     return CollectiveError(
         Code.COLLECTIVE_TAMPERED, f"on the connection with rank {peer} came what no rank of this machine sends"
+    )
+
+
+def _no_descriptors() -> CollectiveError:
+    return CollectiveError(
+        Code.COLLECTIVE_ABORTED,
+        "this process may open no more files, which connections are",
+        hint="raise the limit (ulimit -n); a group takes four for each other rank of its machine",
     )

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import NoReturn, TypeAlias
 
 from glasshouse.collectives.alerts import Alert
@@ -23,7 +22,7 @@ from glasshouse.collectives.frames import HEADER_BYTES, Header, Kind
 from glasshouse.collectives.link import Closed, Link
 from glasshouse.collectives.memory import frame_bytes
 from glasshouse.collectives.mesh import Mesh
-from glasshouse.collectives.near import NearLink
+from glasshouse.collectives.near import NearLink, Neighbour
 from glasshouse.collectives.operations.exchange import Exchange
 from glasshouse.collectives.operations.flows import Inflow, Outflow, Run
 from glasshouse.collectives.operations.party import Party
@@ -34,6 +33,8 @@ __all__ = ["Progress", "ToldError", "Work"]
 
 _LAST_WORDS_S = 1.0
 """How long a failing rank tries to tell the others why."""
+_LONG_S = 3600.0
+"""As long as one call waits at most: those of the system take no longer times."""
 _HEAR_OUT_S = 0.5
 """How long a rank whose peer is gone looks for the reason that the peer or another rank may have sent."""
 
@@ -75,18 +76,20 @@ class Progress:
     def __init__(self, mesh: Mesh, party: Party, done: Callable[[Work, int | None], None]) -> None:
         self._mesh = mesh
         self._done = done
+        self._party = party
         self._courses = [_Course(link) for link in mesh.collective]
         self._post = list(mesh.p2p)
         self._mailbox = Mailbox(party, done)
         self._poll = select.epoll()
         self._links: dict[int, Link] = {}
-        self._near: dict[int, NearLink] = {}
+        self._near: list[NearLink] = []
+        self._neighbours: dict[int, Neighbour] = {}
         for link in (*mesh.collective, *mesh.p2p):
             self._links[link.fileno] = link
             self._poll.register(link.fileno, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
             if isinstance(link, NearLink):
-                self._near[link.bell] = link
-                self._poll.register(link.bell, select.EPOLLIN)
+                self._near.append(link)
+                self._neighbours[link.neighbour.fileno] = link.neighbour
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.EPOLLIN)
 
@@ -131,13 +134,32 @@ class Progress:
 
     def listen(self, timeout_s: float | None) -> None:
         """Wait for something to happen on a connection, or for the bell."""
-        for fileno, event in self._poll.poll(timeout_s):
+        if self._neighbours and (self._party.short or any(link.short for link in self._near)):
+            self._listen_for_memory(timeout_s)
+            return
+        self._wait(timeout_s)
+
+    def _listen_for_memory(self, timeout_s: float | None) -> None:
+        """Do so, and wait for memory that ranks of this machine give back too: what they say wakes nobody else."""
+        heard = [neighbour.listen() for neighbour in self._neighbours.values()]
+        if any(heard):
+            return
+        for fileno in self._neighbours:
+            self._poll.register(fileno, select.EPOLLIN | select.EPOLLET)
+        try:
+            self._wait(timeout_s)
+        finally:
+            for fileno in self._neighbours:
+                self._poll.unregister(fileno)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        for fileno, event in self._poll.poll(None if timeout_s is None else min(timeout_s, _LONG_S)):
             if fileno == self._bell:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
                 continue
-            if (near := self._near.get(fileno)) is not None:
-                near.returned()
+            if (neighbour := self._neighbours.get(fileno)) is not None:
+                neighbour.listen()
                 continue
             link = self._links[fileno]
             if event & ~select.EPOLLOUT:
@@ -215,10 +237,14 @@ class Progress:
                     frame = flow.frame(chunk, link.out_buffer)
             if frame is None:
                 return False
-            link.begin(frame, partial(flow.sent, chunk))
+            link.begin(frame, flow.release(chunk))
         try:
             whole = link.push()
         except Closed:
+            # What the peer sent before it went may say why.
+            link.readable = True
+            while course.incoming and self._receive(course):
+                pass
             self._lost(link)
         if not whole:
             return link.writable

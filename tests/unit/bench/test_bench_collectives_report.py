@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from glasshouse.bench.collectives.figures import pictures
 from glasshouse.bench.collectives.forecast import Cluster
 from glasshouse.bench.collectives.measurement import Measurement
 from glasshouse.bench.collectives.outlook import Outlook, outlook
+from glasshouse.bench.collectives.plan import full
 from glasshouse.bench.collectives.report import build, write
 from glasshouse.bench.collectives.values import Kind, Way
 from glasshouse.bench.report.figures.picture import Missing, Picture
+from glasshouse.bench.report.theme import Sheet
 from simulators.collectives_measured import found, measurement
 
 CLUSTER = Cluster(link_bytes_per_s=12.5e9)
+SECONDS = {Way.RAW: 0.1, Way.SEALED: 0.12, Way.SERIAL: 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,24 @@ def test_every_picture_carries_its_numbers(ahead: Outlook) -> None:
         assert isinstance(picture, Picture)
         assert picture.rows
         assert all(len(row) == len(picture.headers) for row in picture.rows), picture.name
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16",)], ids=" ".join)
+def test_a_line_goes_from_the_smallest_size_to_the_largest_and_is_of_one_type(dtypes: tuple[str, ...]) -> None:
+    cells = full(time_s=1.0, seed=1, parts=("all-reduce",), dtypes=dtypes).cells  # in the order of a measurement
+    picture = pictures(Measurement(system={}, found=tuple(found(cell, SECONDS) for cell in cells)), None)[0]
+    assert isinstance(picture, Picture)
+    sheet = Sheet(narrow=False, height_px=picture.drawing.height_px)
+    picture.drawing.draw(sheet)
+    for ranks, axes in zip((2, 4), sheet.whole.axes, strict=True):
+        # The intervals have no marks, and what only stands in the legend has no points.
+        lines = [line for line in axes.get_lines() if line.get_marker() != "None" and np.size(line.get_xdata())]
+        sizes = {dtype: sorted(c.bytes or 0 for c in cells if (c.ranks, c.dtype) == (ranks, dtype)) for dtype in dtypes}
+        assert [np.asarray(line.get_xdata()).tolist() for line in lines] == list(sizes.values()) * (len(SECONDS) - 1)
+        assert len({line.get_linestyle() for line in lines}) == len(dtypes)
+    [legend] = sheet.whole.legends
+    assert {text.get_text() for text in legend.get_texts()} == {*SECONDS, *dtypes} - {Way.RAW}
+    assert len(picture.rows) == len(cells) * len(SECONDS)
 
 
 def test_a_busy_machine_and_a_trial_are_said_to_be_so() -> None:

@@ -440,6 +440,24 @@ def _interrupted() -> bool:
     raise KeyboardInterrupt
 
 
+def test_a_rank_that_did_something_else_and_left_is_told_from_one_that_is_lost() -> None:
+    gone = threading.Event()
+
+    def story(engine: Engine) -> None:
+        if engine.rank:
+            operate(engine, operations.broadcast([torch.ones(50)], 1))  # complete for the root when it is sent
+            engine.close()
+            gone.set()
+        else:
+            gone.wait(20)
+            operate(engine, operations.all_reduce([torch.ones(50)], SUM))
+
+    error = world(2, story)[0].error
+    assert isinstance(error, CollectiveError)
+    assert error.code is Code.COLLECTIVE_MISMATCH
+    assert "rank 1 is at broadcast" in error.message
+
+
 def test_a_forked_child_can_neither_send_nor_disturb_its_parent() -> None:
     def story(engine: Engine) -> Any:
         summed(engine)

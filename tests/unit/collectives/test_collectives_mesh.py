@@ -110,6 +110,19 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
         assert [end.value for end in ended(2, story)] == [[1], [0]]
 
 
+def test_a_rank_that_others_keep_waiting_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 has connected to rank 0 and waits for the address of rank 1, which comes late."""
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.2)
+    for dialler in (None, mesh.Direct(near=False)):
+        store = dist.HashStore()
+
+        def story(rank: int, store: Any = store, dialler: Any = dialler) -> Any:
+            time.sleep(2.0 if rank == 1 else 0)
+            return met(store, rank, 3, dialler=dialler)
+
+        assert [end.value for end in ended(3, story)] == [[1, 2], [2, 0], [0, 1]]
+
+
 def test_strangers_who_hold_every_place_that_there_is_keep_no_rank_out() -> None:
     store = dist.HashStore()
     with contextlib.ExitStack() as strangers:

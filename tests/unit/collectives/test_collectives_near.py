@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import mmap
 import os
+import resource
+import signal
 import socket
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +28,13 @@ from glasshouse.collectives.frames import Algorithm
 from glasshouse.collectives.keys import Lane
 from glasshouse.collectives.memory import frame_bytes
 from glasshouse.collectives.mesh import Direct
-from glasshouse.collectives.near import INLINE, Arena, NearLink, Offer, Shared, Window, unit_of
+from glasshouse.collectives.near import INLINE, Arena, NearLink, Neighbour, Offer, Window, unit_of
 from glasshouse.collectives.operations import party
 from glasshouse.collectives.reduce import Reduction, ReductionKind
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, connect, ended, in_ranks, operate, world
+from tools.forked import ChildDiedError, in_child
+from tools.machine import needs_root
 
 SUM = Reduction(kind=ReductionKind.SUM)
 ELEMENTS = 1_500_000
@@ -55,15 +63,16 @@ def pair() -> Iterator[tuple[NearLink, NearLink]]:
     with contextlib.ExitStack() as closed:
         ends = socket.socketpair()
         arenas = [Arena(1) for _ in ends]
-        offers = [Offer(end, arena) for end, arena in zip(ends, arenas, strict=True)]
-        links = [
-            NearLink(end, 1 - index, Lane.COLLECTIVE, offer.answer(1.0))
-            for index, (end, offer) in enumerate(zip(ends, offers, strict=True))
-        ]
+        offers = [offer(end, arena, connected=end is ends[1]) for end, arena in zip(ends, arenas, strict=True)]
+        links = [NearLink(end, Lane.COLLECTIVE, one.answer()) for end, one in zip(ends, offers, strict=True)]
         for arena, link in zip(arenas, links, strict=True):
             arena.shut()
             closed.callback(link.close)
         yield links[0], links[1]
+
+
+def offer(end: socket.socket, arena: Arena | None, *, connected: bool = False, within_s: float = 1.0) -> Offer:
+    return Offer(end, 1, arena, time.monotonic() + within_s, connected=connected)
 
 
 def sent(link: NearLink, size: int, fill: int = 7) -> memoryview:
@@ -169,7 +178,7 @@ def test_nothing_stays_open_and_nothing_is_closed_twice() -> None:
     engines = in_ranks(3, lambda engine: engine)  # kept: each still has the memory that others may read
     for engine in engines:
         for link in links_of(engine):
-            assert (link.bell, link._theirs) == (-1, -1)
+            assert link.neighbour._bell.fileno() == -1
             link.abandon()
     assert descriptors() == before + 3
     del engines, engine, link
@@ -197,20 +206,39 @@ def test_the_memory_holds_no_plaintext() -> None:
 def test_memory_that_is_shared_can_be_neither_shrunk_nor_written_by_its_readers() -> None:
     arena = Arena(1)
     there = Window(arena.fileno)
-    with pytest.raises(PermissionError):
-        os.ftruncate(arena.fileno, 0)
-    with pytest.raises(PermissionError):
-        mmap.mmap(arena.fileno, mmap.PAGESIZE)
-    with pytest.raises(PermissionError):
-        os.write(arena.fileno, b"x")
-    with pytest.raises(TypeError):
-        there._map[0] = 1  # type: ignore[index]
+    for attempt in (
+        lambda: os.ftruncate(arena.fileno, 0),
+        lambda: mmap.mmap(arena.fileno, mmap.PAGESIZE),
+        lambda: os.write(arena.fileno, b"x"),
+    ):
+        with pytest.raises(PermissionError):
+            attempt()
     arena.slot()[:1] = b"y"
     seen = memoryview(bytearray(1))
     there.copy_into(seen, 0)
     assert bytes(seen) == b"y"
-    arena.shut()
-    arena.shut()
+    with pytest.raises(TypeError):
+        there._map[0] = 1
+    for each in (arena.shut, there.close) * 2:
+        each()
+
+
+def test_a_forked_child_cannot_write_where_its_parents_cipher_does() -> None:
+    def story(engine: Engine) -> int:
+        summed(engine)
+        arena = engine._mesh.arena
+        assert arena is not None
+
+        def write() -> None:
+            arena._map[0] = 1
+
+        try:
+            in_child(write)
+        except ChildDiedError as died:
+            return died.code
+        return 0
+
+    assert in_ranks(2, story) == [-signal.SIGSEGV] * 2
 
 
 def given(seals: int, size: int = mmap.PAGESIZE) -> int:
@@ -226,9 +254,9 @@ def given(seals: int, size: int = mmap.PAGESIZE) -> int:
         lambda: given(0),
         lambda: given(near._SEALS & ~fcntl.F_SEAL_SHRINK),
         lambda: given(near._SEALS, size=0),
-        lambda: given(near._SEALS, size=near._MAX_ARENA_BYTES + mmap.PAGESIZE),
+        lambda: given(near._SEALS, size=near.MAX_ARENA_BYTES + mmap.PAGESIZE),
         lambda: os.open("/proc/self/exe", os.O_RDONLY),
-        lambda: os.pipe()[0],
+        lambda: os.eventfd(0),
     ],
 )
 def test_other_memory_is_not_read(make: Callable[[], int]) -> None:
@@ -240,62 +268,94 @@ def test_other_memory_is_not_read(make: Callable[[], int]) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"\x00", b"\x01", b"\x02", b"x"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(said: bytes, count: int) -> None:
+@pytest.mark.parametrize("connected", [False, True])
+def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(connected: bool, said: bytes, count: int) -> None:
     before = descriptors()
-    here, there = socket.socketpair()
-    bell, junk = os.eventfd(0), os.open("/dev/zero", os.O_RDWR)
-    offer = Offer(here, None)
-    if said:
-        socket.send_fds(there, [said], [bell, junk, junk][:count])
-    there.shutdown(socket.SHUT_WR)
-    if (said, count) == (b"\x01", 1):
-        offer.answer(1.0).close()
-    else:
-        with pytest.raises((ValueError, OSError)):
-            offer.answer(1.0)
-    offer.close()
-    offer.close()
-    for descriptor in (bell, junk):
-        os.close(descriptor)
-    here.close()
-    there.close()
+    with contextlib.ExitStack() as closed:
+        here, there = (closed.enter_context(end) for end in socket.socketpair())
+        bell = closed.enter_context(socket.socket(socket.AF_UNIX))
+        junk = closed.enter_context(Path("/dev/zero").open("rb"))
+        one = closed.enter_context(offer(here, None, connected=connected))
+        if said:
+            given = [junk.fileno()] * 3 if connected else [bell.fileno(), junk.fileno(), junk.fileno()]
+            socket.send_fds(there, [said], given[:count])
+        there.shutdown(socket.SHUT_WR)
+        if (said, count) == ((b"\x00", 0) if connected else (b"\x01", 1)):
+            one.answer().close()
+        else:
+            with pytest.raises((ValueError, OSError, CollectiveError)):
+                one.answer()
     assert descriptors() == before
 
 
 def test_a_peer_that_offers_nothing_is_waited_for_no_longer_than_there_is_time() -> None:
     here, there = socket.socketpair()
-    offer = Offer(here, None)
-    with pytest.raises(TimeoutError):
-        offer.answer(0.05)
-    offer.close()
-    here.close()
-    there.close()
+    with here, there, offer(here, None, within_s=0.05) as one, pytest.raises(TimeoutError):
+        one.answer()
+
+
+def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
+    def story() -> list[str]:
+        said = []
+        here, there = socket.socketpair()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with offer(here, None, connected=False) as one:
+            pair = socket.socketpair()
+            socket.send_fds(there, [b"\x01"], [pair[0].fileno()])
+            last = os.open("/dev/null", os.O_RDONLY)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+            for attempt in (one.answer, lambda: offer(here, None, connected=True)):
+                with pytest.raises(CollectiveError) as caught:
+                    attempt()
+                said.append(f"{caught.value.code.value} {caught.value.hint}")
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return said
+
+    for line in in_child(story):
+        assert line.startswith("collective-aborted raise the limit (ulimit -n)")
 
 
 @pytest.mark.parametrize(("error", "code"), [(TimeoutError, Code.COLLECTIVE_TIMEOUT), (ValueError, Code.RANK_LOST)])
 def test_a_meeting_fails_where_a_peer_offers_nothing(
     error: type[Exception], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(_self: Offer, _timeout_s: float) -> Shared:
-        raise error
+    answered = []
 
+    def answer(self: Offer) -> Neighbour:
+        if threading.get_ident() in answered:
+            raise error  # the second one; the first is closed
+        answered.append(threading.get_ident())
+        return real(self)
+
+    real = Offer.answer
     monkeypatch.setattr(Offer, "answer", answer)
     before = descriptors()
-    codes = {end.error.code for end in world(2, summed) if isinstance(end.error, CollectiveError)}
+    codes = {end.error.code for end in world(3, summed) if isinstance(end.error, CollectiveError)}
+    assert answered
     assert code in codes
     assert codes <= {code, Code.RANK_LOST}, "one of the two may have seen the other leave"
     assert descriptors() == before
 
 
-def test_a_bell_that_would_block_is_the_end_of_a_connection_and_no_wait(pair: tuple[NearLink, NearLink]) -> None:
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_bell_that_nobody_hears_makes_nobody_wait(deaf: bool, pair: tuple[NearLink, NearLink]) -> None:
+    """The other end may be anybody's, and may have made its sending and ours wait as far as it can."""
     here, there = pair
-    full = os.eventfd(0, os.EFD_NONBLOCK)
-    os.eventfd_write(full, 2**64 - 2)
-    os.dup2(full, there._theirs)
-    os.close(full)
+    bells = here.neighbour._bell, there.neighbour._bell
+    for bell in bells:
+        os.set_blocking(bell.fileno(), True)
+    bells[0].shutdown(socket.SHUT_RDWR) if deaf else fill(bells[1])
     sent(here, near.LEAST_PLACED_BYTES)
-    with pytest.raises(near.Closed):
-        there.pull(0)
+    assert there.pull(0), "what was sent before still counts"
+    if deaf:
+        here.neighbour.listen()
+        assert here.lends
+
+
+def fill(bell: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            bell.send(b"\x01" * 4096, socket.MSG_DONTWAIT)
 
 
 # somebody between the two
@@ -334,25 +394,37 @@ def test_a_frame_on_the_connection_that_says_another_size_than_its_unit_is_tampe
 def test_memory_is_used_again_when_it_was_copied_and_not_before(pair: tuple[NearLink, NearLink]) -> None:
     here, there = pair
     size = near.LEAST_PLACED_BYTES
-    frames = [sent(here, size, fill) for fill in range(near.LINK_SLOTS[Lane.COLLECTIVE])]
+    frames = [sent(here, size, 9) for _ in range(near.LINK_SLOTS[Lane.COLLECTIVE])]
     assert here.out_buffer(size) is None
+    assert here.short
     assert there.pull(0)
     frames[0][:] = bytes(size)
-    assert bytes(there.frame[16:]) == bytes(size - 16), "copied before it was given back"
+    assert bytes(there.frame[16:]) == bytes([9]) * (size - 16), "copied before it was given back"
     there.taken()
-    assert here.out_buffer(size) is None, "nobody has looked at the bell yet"
-    here.returned()
     assert here.out_buffer(size) is not None
     assert here.out_buffer(size) is None
 
 
-def test_a_bell_that_is_rung_too_often_is_tampering(pair: tuple[NearLink, NearLink]) -> None:
+@pytest.mark.parametrize("said", [b"\x01\x01", b"\x02", b"\x00", b"\xff"])
+def test_a_bell_that_is_rung_for_what_was_not_sent_is_tampering(said: bytes, pair: tuple[NearLink, NearLink]) -> None:
     here, there = pair
     sent(here, near.LEAST_PLACED_BYTES)
-    os.eventfd_write(there._theirs, 2)
+    there.neighbour._bell.send(said)
     with pytest.raises(CollectiveError) as caught:
-        here.returned()
+        here.neighbour.listen()
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
+
+
+def test_what_was_sent_from_is_let_go_of_though_nobody_copied_it() -> None:
+    def story(engine: Engine) -> bool:
+        tensor = torch.ones(ELEMENTS)
+        operate(engine, operations.all_reduce([tensor], SUM))
+        gone = weakref.ref(tensor)
+        del tensor
+        gc.collect()
+        return gone() is None
+
+    assert in_ranks(3, story) == [True] * 3
 
 
 Write = Callable[[memoryview], None]
@@ -379,9 +451,9 @@ def blank(frame: memoryview) -> None:
 
 
 @pytest.mark.parametrize("write", [flip, flip_header, flip_counter, shorten, blank])
-@pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])
+@pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.RING])
 def test_who_writes_to_the_memory_ends_the_job_and_nothing_is_left(algorithm: Algorithm, write: Write) -> None:
-    ends = attacked(lambda frames, frame: write(frame) if len(frames) == 5 else None, algorithm)
+    ends = attacked(lambda frames, frame: write(frame) if len(frames) == 2 else None, algorithm)
     for end in ends:
         assert isinstance(end.error, CollectiveError)
         assert end.error.code is Code.COLLECTIVE_TAMPERED
@@ -389,8 +461,8 @@ def test_who_writes_to_the_memory_ends_the_job_and_nothing_is_left(algorithm: Al
 
 def test_who_puts_an_older_frame_in_the_place_of_a_new_one_is_found() -> None:
     def put(frames: list[bytes], frame: memoryview) -> None:
-        if len(frames) == 5:
-            frame[:] = next(old for old in frames[:-1] if len(old) == len(frame))
+        if len(frames) == 2:
+            frame[:] = frames[0]
 
     for end in attacked(put, Algorithm.DIRECT):
         assert isinstance(end.error, CollectiveError)
@@ -414,11 +486,11 @@ def attacked(change: Callable[[list[bytes], memoryview], None], algorithm: Algor
     def story(engine: Engine) -> None:
         if engine.rank == 0:
             for link in links_of(engine):
-                link._window.__class__ = Written
+                link.neighbour.window.__class__ = Written
         operate(engine, operations.all_reduce([tensors[engine.rank]], SUM, algorithm))
 
     ends = world(2, story)
-    assert len(frames) >= 5
+    assert len(frames) >= 2
     assert not torch.cat(tensors).any()
     return ends
 
@@ -447,18 +519,64 @@ def test_a_stranger_at_the_name_of_a_rank_is_told_from_one() -> None:
 
 def test_a_name_at_which_nobody_listens_or_takes_nobody_in_leads_to_the_network() -> None:
     """What an earlier run left in the store; a listener whose queue is full."""
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
         listener.bind(mesh._near("1" * 32))
         listener.listen(0)
-        assert mesh._dial_near("0" * 32) is None
-        with contextlib.ExitStack() as waiting:
-            while (connection := mesh._dial_near("1" * 32)) is not None:
-                waiting.enter_context(connection)
+        while (connection := mesh._dial_near("1" * 32)) is not None:
+            waiting.enter_context(connection)
+        for name in ("0" * 32, "1" * 32):
+            store = Renaming(name)
+            ends = ended(2, lambda rank, store=store: kinds(connect(store, rank, 2)))  # type: ignore[misc]
+            assert [end.value for end in ends] == [{"Link"}] * 2
 
 
-def test_names_are_in_no_file_system(tmp_path: Path) -> None:
-    before = sorted(Path("/tmp").iterdir())
-    kinds = in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)})
-    assert kinds == [{"NearLink"}] * 2
-    assert sorted(Path("/tmp").iterdir()) == before
-    assert not list(tmp_path.iterdir())
+class Renaming(dist.HashStore):
+    """A store that says another name for every rank."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def get(self, key: str) -> bytes:
+        host, port, _ = super().get(key).decode().split()
+        return f"{host} {port} {self._name}".encode()
+
+
+def kinds(one: mesh.Mesh) -> set[str]:
+    links = [*one.collective, *one.p2p]
+    for link in links:
+        link.close()
+    return {type(link).__name__ for link in links}
+
+
+def test_a_process_of_another_user_is_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "_of_this_user", lambda _connection: False)
+    assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"Link"}] * 2
+
+
+@needs_root
+def test_who_is_at_the_other_end_is_asked_of_the_kernel() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(mesh._near("2" * 32))
+        listener.listen()
+
+        def other() -> None:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(mesh._near("2" * 32))
+
+        for user, ours in ((None, True), (65534, False)):
+            in_child(other, user=user)
+            with listener.accept()[0] as accepted:
+                assert mesh._of_this_user(accepted) is ours
+
+
+def test_where_the_system_has_no_such_sockets_ranks_meet_through_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+
+    def without(family: int = -1, *more: Any, **given: Any) -> socket.socket:
+        if family == socket.AF_UNIX:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *more, **given)
+
+    monkeypatch.setattr(mesh.socket, "socket", without)
+    assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"Link"}] * 2

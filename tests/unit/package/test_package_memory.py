@@ -61,12 +61,12 @@ def extra_memory(mode: str, folder: Path, content: bytes) -> int:
     return int(json.loads(done.stdout))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this kernel has no /proc/self/clear_refs")
 def test_reading_takes_a_few_mebibytes_whatever_the_size(tmp_path: Path) -> None:
     assert extra_memory("bytes", tmp_path, bytes(SIZE)) < 8 << 20
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this kernel has no /proc/self/clear_refs")
 def test_weights_reach_their_tensors_without_a_second_copy(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     save = pytest.importorskip("safetensors.torch").save

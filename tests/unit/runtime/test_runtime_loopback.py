@@ -199,7 +199,7 @@ def second_interfaces() -> bool:
 
 @needs_root
 @needs_namespaces
-@pytest.mark.skipif(not second_interfaces(), reason="no second interface can be made here")
+@pytest.mark.skipif(not second_interfaces(), reason="no second network interface (veth, by iproute2) can be made here")
 def test_an_interface_besides_the_loopback_is_found_and_so_is_its_route() -> None:
     ran = run("pass", kernel=Connected(), loopback=True)
     assert ran.report.observed["egress-closed"] is CheckResult.FAILED

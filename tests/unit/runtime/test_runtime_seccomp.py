@@ -277,14 +277,14 @@ def test_without_no_new_privs_an_ordinary_user_cannot_install_it() -> None:
     assert in_child(story) == "EACCES"
 
 
-@pytest.mark.skipif(REAL.machine != "x86_64", reason="x32 belongs to x86-64")
+@pytest.mark.skipif(REAL.machine != "x86_64", reason="this machine is no x86-64, so that it has no x32 calls")
 def test_calling_by_the_x32_abi_is_death() -> None:
     with pytest.raises(ChildDiedError) as caught:
         filtered(lambda: REAL.call_number("getpid by x32", 0x40000000 | 39))
     assert caught.value.code == -signal.SIGSYS
 
 
-@pytest.mark.skipif(REAL.machine != "x86_64", reason="int 0x80 belongs to x86")
+@pytest.mark.skipif(REAL.machine != "x86_64", reason="this machine is no x86-64, so that it has no int 0x80")
 def test_calling_by_the_32_bit_abi_is_death() -> None:
     # mov eax, 20 (getpid there); int 0x80; ret
     code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"

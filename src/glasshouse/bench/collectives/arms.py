@@ -151,7 +151,7 @@ class Arms:
     def _make(self, way: Way, *, counted: bool) -> _Arm:
         self._made += 1
         name = f"{way.value} {self._made}"
-        # Algorithms and the cost of AEAD are compared over what gloo has; what a user gets here has the memory too.
+        # What gloo does on one machine it does over TCP, and so do all ways but the one that a user gets here.
         mesh = self._mesh(name, near=way is Way.SEALED)
         tally = Tally() if counted else None
         streams: Any = Plain() if way is Way.PLAIN else mesh.traffic

@@ -24,10 +24,11 @@ from glasshouse.errors import Code, UsageError
 
 __all__ = ["Fit", "HeldOut", "Point", "Prices", "fit", "one_host_s"]
 
-MODELLED = (Way.RAW, Way.SEALED, Way.SERIAL, Way.RING, Way.DIRECT, Way.PLAIN)
+# What `sealed` does on one machine, without the network, says nothing of many machines.
+MODELLED = (Way.RAW, Way.NETWORK, Way.SERIAL, Way.RING, Way.DIRECT, Way.PLAIN)
 # Two sizes and two numbers of ranks are the least from which latency and bytes can be told apart.
 LEAST_SIZES = 2
-_SEALED = (Way.SEALED, Way.SERIAL, Way.RING, Way.DIRECT, Way.PLAIN)
+_SEALED = (Way.NETWORK, Way.SERIAL, Way.RING, Way.DIRECT, Way.PLAIN)
 _OWN = 3  # operation, step, message
 _SHARED = 3  # bytes on the wire, added, through the AEAD
 

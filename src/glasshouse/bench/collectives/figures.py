@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, product
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
@@ -21,6 +22,8 @@ __all__ = ["pictures"]
 PHASES = ("seal_s", "open_s", "add_s", "system_s", "other_s", "wait_s")
 PHASE_WORDS = ("seal", "open", "add", "kernel: send, receive", "control", "not on a processor")
 PHASE_COLOURS = ("protected", "published", "margin-edge", "raw", "null", "rule")
+# Lines, and how marks are filled: the leading type first.
+_STYLES = (("-", "full"), ("--", "none"), (":", "none"), ("-.", "none"))
 _ROW_PX = 30
 _PLOT_PX = 360
 _NARROW_PX = 300
@@ -41,11 +44,15 @@ def pictures(measurement: Measurement, ahead: Outlook | None) -> tuple[Picture |
 
 
 def _sizes(measurement: Measurement) -> Picture | Missing:
-    """Return all-reduce times by size, as multiples of raw gloo."""
+    """Return all-reduce times by size, as multiples of raw gloo: a line for each way and type."""
     title = "All-reduce by size: times raw gloo"
-    cells = [found for found in measurement.of(Kind.ALL_REDUCE) if found.cell.dtype == "float32"]
-    if not cells:
+    measured = measurement.of(Kind.ALL_REDUCE)
+    if not measured:
         return Missing(name="sizes", title=title, why="Not measured: no all-reduces in this measurement.")
+    # They were measured with the judged sizes first; a line goes from the smallest to the largest.
+    cells = sorted(measured, key=lambda found: (found.cell.ranks, found.cell.bytes or 0))
+    dtypes = list(dict.fromkeys(found.cell.dtype for found in measured))
+    styles = list(zip(dtypes, cycle(_STYLES)))
     ranks = sorted({found.cell.ranks for found in cells})
     ways = [way for way in Way if any(way in found.samples for found in cells) and way is not Way.RAW]
 
@@ -55,16 +62,17 @@ def _sizes(measurement: Measurement) -> Picture | Missing:
         ).flatten()
         for axes, count in zip(grids, ranks, strict=True):
             mine = [found for found in cells if found.cell.ranks == count]
-            for way in ways:
-                drawn = [(found.cell.bytes or 0, found.ratio(way)) for found in mine if way in found.samples]
-                sizes = [size for size, _ in drawn]
+            for way, (dtype, (line, fill)) in product(ways, styles):
+                those = [found for found in mine if found.cell.dtype == dtype and way in found.samples]
+                drawn = [(found.cell.bytes or 0, found.ratio(way)) for found in those]
                 axes.plot(
-                    sizes,
+                    [size for size, _ in drawn],
                     [ratio.value for _, ratio in drawn],
                     MARKS[way],
                     color=LIGHT[COLOURS[way]],
-                    linestyle="-",
-                    label=way.value,
+                    linestyle=line,
+                    fillstyle=fill,
+                    label=way.value if dtype == dtypes[0] else None,
                 )
                 for size, ratio in drawn:
                     axes.plot([size] * 2, [ratio.low, ratio.high], color=LIGHT[COLOURS[way]], linewidth=1)
@@ -73,7 +81,9 @@ def _sizes(measurement: Measurement) -> Picture | Missing:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_words(round(value))))
             axes.xaxis.set_minor_locator(NullLocator())
             _ratio_axis(axes)
-        sheet.legend(grids[0])
+        for dtype, (line, fill) in styles:
+            grids[0].plot([], [], "o", color=LIGHT["ink"], linestyle=line, fillstyle=fill, label=dtype)
+        sheet.legend(grids[0], columns=len(ways) + len(dtypes))
 
     rows = tuple(
         (cell_words(found.cell), way.value, time_words(found.seconds(way)), *_ratio_cells(found, way))
@@ -88,7 +98,7 @@ def _sizes(measurement: Measurement) -> Picture | Missing:
             "in plaintext. `plain` does what `sealed` does without AEAD: the distance between them is the "
             "price of encryption and authentication."
         ),
-        alt="All-reduce times by size as multiples of gloo, by number of ranks and way.",
+        alt="All-reduce times by size as multiples of gloo, by number of ranks, way and type.",
         headers=("All-reduce", "Way", "Median", "Times raw", "95 % interval"),
         rows=rows,
         drawing=Drawing(draw=draw, height_px=_PLOT_PX, narrow_px=_NARROW_PX * len(ranks)),

@@ -19,13 +19,23 @@ __all__ = ["COLOURS", "MARKS", "checked", "forecasts", "held_out"]
 COLOURS = {
     Way.RAW: "raw",
     Way.SEALED: "margin-edge",
+    Way.NETWORK: "protected-ink",
     Way.SERIAL: "excluded",
     Way.RING: "published",
     Way.DIRECT: "protected",
     Way.PLAIN: "null",
     Way.ALONE: "rule",
 }
-MARKS = {Way.RAW: "o", Way.SEALED: "P", Way.SERIAL: "v", Way.RING: "D", Way.DIRECT: "s", Way.PLAIN: "x", Way.ALONE: "."}
+MARKS = {
+    Way.RAW: "o",
+    Way.SEALED: "P",
+    Way.NETWORK: "^",
+    Way.SERIAL: "v",
+    Way.RING: "D",
+    Way.DIRECT: "s",
+    Way.PLAIN: "x",
+    Way.ALONE: ".",
+}
 _PLOT_PX = 360
 _NARROW_PX = 300
 _PLAIN = FuncFormatter(lambda value, _: f"{value:g}")

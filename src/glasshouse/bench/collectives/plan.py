@@ -24,7 +24,7 @@ REPLAYS = ("resnet-50", "vit-b16", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl
 PARTS = ("all-reduce", "train", "replay", "start")
 TRAIN_WAYS = (Way.RAW, Way.SEALED, Way.SERIAL, Way.RING, Way.DIRECT, Way.ALONE)
 REPLAY_WAYS = (Way.RAW, Way.SERIAL, Way.RING, Way.DIRECT)
-EXCHANGE_WAYS = (Way.RAW, Way.SEALED, Way.SERIAL, Way.RING, Way.DIRECT, Way.PLAIN)
+EXCHANGE_WAYS = (Way.RAW, Way.SEALED, Way.NETWORK, Way.SERIAL, Way.RING, Way.DIRECT, Way.PLAIN)
 START_RANKS = 8
 MEMORY_BYTES = (25 * MIB, 100 * MIB)
 # The larger and the judged cells take more of the time: their samples are long and their verdict counts.

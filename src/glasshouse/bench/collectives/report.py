@@ -90,7 +90,10 @@ def _header(measurement: Measurement, ahead: Outlook | None) -> Markup:
 
 
 def _caveats(measurement: Measurement, ahead: Outlook | None) -> list[str]:
-    found = ["One host: the ranks share its processors and talk over its loopback, sealed and in plaintext alike."]
+    found = [
+        "One host: the ranks share its processors and talk over its loopback, sealed and in plaintext alike; "
+        "`sealed` alone also through shared memory, as it does between ranks of one machine."
+    ]
     busy = [one for one in measurement.found if (one.foreign_cpu or 0) > FOREIGN]
     if busy:
         most = max(one.foreign_cpu or 0 for one in busy)

@@ -23,16 +23,17 @@ class Way(StrEnum):
     """How gradients are exchanged."""
 
     RAW = "raw"  # gloo, in plaintext: what everything is compared with
-    SEALED = "sealed"  # what `init_process_group("sealed")` does: the algorithm chosen by size and ranks
+    SEALED = "sealed"  # what `init_process_group("sealed")` does: between ranks of one machine through shared memory
+    NETWORK = "network"  # the same between ranks that are not on one machine: over TCP, as gloo and all that follow
     SERIAL = "serial"  # encrypt, send, receive, decrypt, one after the other: the paper's pattern
     RING = "ring"
     DIRECT = "direct"  # in two phases, whatever the size
-    PLAIN = "plain"  # what is chosen, without AEAD: constructible here only
+    PLAIN = "plain"  # `network` without AEAD: constructible here only
     ALONE = "alone"  # no exchange at all: the computation of an iteration
 
 
 # Those among which the best is looked for.
-SEALED_WAYS = (Way.SEALED, Way.SERIAL, Way.RING, Way.DIRECT)
+SEALED_WAYS = (Way.SEALED, Way.NETWORK, Way.SERIAL, Way.RING, Way.DIRECT)
 
 
 class Kind(StrEnum):

@@ -9,11 +9,12 @@ __all__ = ["WAYS", "cap_words", "cell_words", "size_words", "time_words", "times
 
 WAYS = {
     Way.RAW: "raw gloo, in plaintext",
-    Way.SEALED: "sealed, as the backend chooses",
+    Way.SEALED: "sealed, as on one machine",
+    Way.NETWORK: "sealed, through the network",
     Way.SERIAL: "serial, the paper's pattern",
     Way.RING: "ring, pipelined",
     Way.DIRECT: "direct, in two phases",
-    Way.PLAIN: "the same without AEAD, here only",
+    Way.PLAIN: "network without AEAD, here only",
     Way.ALONE: "no communication",
 }
 

@@ -44,7 +44,7 @@ def work(way: Way, *, bytes_: int, ranks: int) -> Work:
     """Return the work of one rank.
 
     Args:
-        way: an algorithm; `Way.SEALED` and `Way.PLAIN` are what the backend chooses by size and ranks.
+        way: an algorithm; `Way.SEALED`, `Way.NETWORK` and `Way.PLAIN` are what the backend chooses by size and ranks.
         bytes_: of the tensor.
         ranks: of the group, at least 2.
 
@@ -93,7 +93,7 @@ def work(way: Way, *, bytes_: int, ranks: int) -> Work:
 
 def one_shot(way: Way, *, bytes_: int, ranks: int) -> bool:
     """Return whether everybody sends all to everybody, in one phase."""
-    return way in (Way.SEALED, Way.PLAIN) and all_reduce_algorithm(bytes_, ranks) is Algorithm.ONE_SHOT
+    return way in (Way.SEALED, Way.NETWORK, Way.PLAIN) and all_reduce_algorithm(bytes_, ranks) is Algorithm.ONE_SHOT
 
 
 def _chunks(span: float) -> int:

@@ -61,9 +61,13 @@ class Outflow:
         own = buffer(frame_bytes(self._span.size(chunk)))
         return None if own is None else self._seal(chunk, own)
 
-    def sent(self, chunk: int) -> None:
-        """Be told that a frame has gone out whole, and its memory is free."""
-        self.gone = chunk + 1
+    def release(self, chunk: int) -> Callable[[], None]:
+        """Return what to call when a frame has gone out whole, and its memory is free."""
+
+        def gone() -> None:
+            self.gone = chunk + 1
+
+        return gone
 
     def _seal(self, chunk: int, buffer: memoryview) -> memoryview:
         low, high = self._span.bounds(chunk)
@@ -73,6 +77,26 @@ class Outflow:
         self._span.region.seal(low, high, self._sealer, frame)
         self.sealed = chunk + 1
         return frame
+
+
+class _Shared:
+    """A frame on its way to every peer. Knows nothing of what it was sealed from, which it may outlive."""
+
+    __slots__ = ("_buffer", "_buffers", "_left", "begun", "frame")
+
+    def __init__(self, buffers: Buffers, buffer: memoryview, frame: memoryview, peers: int) -> None:
+        self._buffers = buffers
+        self._buffer = buffer
+        self._left = peers
+        self.frame = frame
+        self.begun = 0
+        """How many peers' connections have begun with it."""
+
+    def gone(self) -> None:
+        """Be told that one more connection is done with it."""
+        self._left -= 1
+        if not self._left:
+            self._buffers.give_back(self._buffer)
 
 
 class SharedOutflow(Outflow):
@@ -99,23 +123,23 @@ class SharedOutflow(Outflow):
         super().__init__(span, header, elements, sealer, gate)
         self._buffers = buffers
         self._peers = peers
-        self._frames: dict[int, tuple[memoryview, memoryview, list[int]]] = {}
+        self._frames: dict[int, _Shared] = {}
 
     def frame(self, chunk: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         if (known := self._frames.get(chunk)) is not None:
-            return known[1]
+            return known.frame
         if (self._gate is not None and not self._gate(chunk)) or (own := self._buffers.take()) is None:
             return None
         frame = self._seal(chunk, own)
-        self._frames[chunk] = own, frame, [self._peers]
+        self._frames[chunk] = _Shared(self._buffers, own, frame, self._peers)
         return frame
 
-    def sent(self, chunk: int) -> None:
-        buffer, _, left = self._frames[chunk]
-        left[0] -= 1
-        if not left[0]:
+    def release(self, chunk: int) -> Callable[[], None]:
+        shared = self._frames[chunk]
+        shared.begun += 1
+        if shared.begun == self._peers:
             del self._frames[chunk]
-            self._buffers.give_back(buffer)
+        return shared.gone
 
 
 class Inflow:

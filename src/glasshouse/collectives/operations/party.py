@@ -147,6 +147,11 @@ class Party:
             known = self._pools[largest] = Pools(largest, None if region.queue is not None else self._arena)
         return known
 
+    @property
+    def short(self) -> bool:
+        """Whether a frame for every peer waits for memory to be sealed in."""
+        return any(pools.shared.short for pools in self._pools.values())
+
     def opened(self, size: int) -> memoryview:
         """Return memory for a contribution between being opened and being combined, before anything else happens."""
         if len(self._opened) < size:
