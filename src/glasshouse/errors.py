@@ -189,6 +189,8 @@ class GlasshouseError(Exception):
         self.code = code
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # where nobody of ours prints it, a traceback does
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]"

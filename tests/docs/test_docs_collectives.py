@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -54,6 +57,21 @@ def test_a_kept_measurement_names_no_host_user_or_path(path: Path) -> None:
 def test_the_page_is_what_the_kept_results_say(tables: ModuleType) -> None:
     assert tables.render(PAGE, tables.kept()) == PAGE
     assert all(path.name in PAGE for path in KEPT)
+
+
+def test_ranks_that_one_starts_oneself_run_as_the_page_says(tmp_path: Path) -> None:
+    section = PAGE[PAGE.index("## Without `glasshouse run`") : PAGE.index("## How it is made")]
+    commands, script = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)
+    ends = "dist.barrier()\nprint('rank', dist.get_rank(), dist.get_backend())\ndist.destroy_process_group()\n"
+    (tmp_path / "train.py").write_text(script + ends)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["/bin/sh", "-ec", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 sealed", "rank 1 sealed"]
+    secret = tmp_path / "group.secret"
+    assert (secret.stat().st_mode & 0o777, secret.stat().st_size) == (0o600, 32)
 
 
 def test_a_number_that_was_edited_is_found(tables: ModuleType) -> None:

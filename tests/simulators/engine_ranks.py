@@ -11,11 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from glasshouse.collectives.dial import Direct
 from glasshouse.collectives.engine import Engine, Options
 from glasshouse.collectives.frames import HEADER_BYTES, TAG_BYTES, Kind, counted
 from glasshouse.collectives.hello import CONFIRM_BYTES, HELLO_BYTES
 from glasshouse.collectives.keys import Lane, Membership
-from glasshouse.collectives.mesh import Direct, Mesh
+from glasshouse.collectives.mesh import Mesh
 
 __all__ = ["SECRET", "Ended", "Middle", "connect", "ended", "in_ranks", "operate", "world"]
 

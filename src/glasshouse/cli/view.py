@@ -277,7 +277,13 @@ _WHY = {
     "duration-exceeded": "the longest duration of the policy was reached",
     "hardening-missing": "this machine lacks checks that the policy's profile demands",
     "rank-refused": "another machine of its group was refused or is missing",
-    "rank-lost": "another machine of its group is missing",
+    "rank-lost": "one of its ranks is gone; which: glasshouse logs",
+    "collective-mismatch": "its ranks did different things at one place; which: glasshouse logs",
+    "collective-tampered": "what went from rank to rank was changed on the way",
+    "collective-timeout": "a rank waited too long for another; which: glasshouse logs",
+    "collective-unsealed": "the script asked for communication that is not sealed; its words: glasshouse logs",
+    "group-mismatch": "its ranks do not agree on their group; their words: glasshouse logs",
+    "output-refused": "an output was refused; which: glasshouse logs",
     "script-failed": "the script failed; its words: glasshouse logs",
 }
 

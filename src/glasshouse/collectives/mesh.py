@@ -14,14 +14,14 @@ import re
 import secrets
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from glasshouse.collectives import route
 from glasshouse.collectives.bounded import within
+from glasshouse.collectives.dial import Dialler, Direct, dial_near, enlarge, near_address, of_this_user, own_address
 from glasshouse.collectives.hello import Greeting, Meeting
 from glasshouse.collectives.keys import Lane, Membership
 from glasshouse.collectives.link import Link
@@ -29,7 +29,7 @@ from glasshouse.collectives.near import Arena, NearLink, Neighbour, Offer, arena
 from glasshouse.collectives.sealing import Traffic
 from glasshouse.errors import Code, CollectiveError, FormatError
 
-__all__ = ["ADDRESS_VARIABLE", "Dialler", "Direct", "Mesh"]
+__all__ = ["ADDRESS_VARIABLE", "Mesh"]
 
 ADDRESS_VARIABLE = "GLASSHOUSE_SEALED_ADDRESS"
 """host or host:port at which the other ranks reach this one, where that is not the address on the way to the store."""
@@ -40,59 +40,9 @@ _STRANGERS = 32
 """Connections that have not said so yet, beside those of the ranks that are due."""
 _RETRY_S = 0.05
 _HEAR_OUT_S = 0.3
-_SOCKET_BUFFER_BYTES = 1 << 20
-"""Enough for several chunks; more would lie in memory that the caches have forgotten when it is read."""
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
-
-
-_CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 _NEAR_NAME = re.compile(r"[0-9a-f]{32}")
-
-
-class Dialler(Protocol):
-    """How connections reach other ranks where they do not simply go through the network.
-
-    `near` says whether ranks of this machine may meet without it, and go on through shared memory.
-    """
-
-    near: bool
-
-    def address(self, host: str, port: int) -> tuple[str, int]:
-        """Return what to leave in the store for a listener at `host` and `port` of this machine."""
-
-    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """Return a connection with the listener that is known by `host` and `port` in the store.
-
-        Raises:
-            OSError: there is none yet; it is tried again until the time is up.
-        """
-
-
-class Direct:
-    """Through the network; or not, where a rank is on this machine.
-
-    Args:
-        near: False for the network in any case.
-    """
-
-    def __init__(self, *, near: bool = True) -> None:
-        self.near = near
-
-    def address(self, host: str, port: int) -> tuple[str, int]:
-        return host, port
-
-    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        connection = socket.socket(info[0], socket.SOCK_STREAM)
-        try:
-            _enlarge(connection)
-            connection.settimeout(timeout_s)
-            connection.connect(info[4])
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
 
 class Mesh:
@@ -156,7 +106,7 @@ class Mesh:
         with contextlib.closing(
             _Gathering(store, membership, meeting, dialler or route.chosen() or Direct(), time.monotonic() + timeout_s)
         ) as gathering:
-            gathering.listen(address or os.environ.get(ADDRESS_VARIABLE) or _address(store))
+            gathering.listen(address or os.environ.get(ADDRESS_VARIABLE) or own_address(store))
             gathering.call()
             gathering.meet()
             return gathering.mesh()
@@ -232,7 +182,7 @@ class _Gathering:
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         self._listeners.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _enlarge(listener)
+        enlarge(listener)
         try:
             listener.bind(info[4])
         except OSError:
@@ -258,7 +208,7 @@ class _Gathering:
         with contextlib.ExitStack() as undone:
             try:
                 listener = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                listener.bind(_near(name))
+                listener.bind(near_address(name))
             except OSError:
                 return ""  # a sandbox that allows no such sockets or names
             undone.pop_all()
@@ -382,7 +332,7 @@ class _Gathering:
         """
         while True:
             host, port, name = address
-            if name and self._dialler.near and (connection := _dial_near(name)) is not None:
+            if name and self._dialler.near and (connection := dial_near(name)) is not None:
                 return connection, True
             left = self._until - time.monotonic()
             if left <= 0:
@@ -413,7 +363,7 @@ class _Gathering:
         except OSError:
             return
         near = listener.family == socket.AF_UNIX
-        if near and not _of_this_user(connection):
+        if near and not of_this_user(connection):
             connection.close()
             return
         unknown = [talk for talk in self._talks if not talk.greeting.met and talk.greeting.peer is None]
@@ -533,48 +483,3 @@ class _Gathering:
         return CollectiveError(
             Code.COLLECTIVE_TIMEOUT, f"{who} did not come to the meeting of group {self._membership.group!r} in time"
         )
-
-
-def _enlarge(connection: socket.socket) -> None:
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
-
-
-def _near(name: str) -> bytes:
-    """Return the abstract address of a rank's listener: known to its network namespace, and to no file system."""
-    return b"\0glasshouse/" + name.encode("ascii")
-
-
-def _dial_near(name: str) -> socket.socket | None:
-    """Return a connection with a rank that listens by that name on this machine, None if there is none."""
-    with contextlib.ExitStack() as undone, contextlib.suppress(OSError):  # another machine, or an earlier run's name
-        connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        connection.setblocking(False)  # one whose queue is full would keep us waiting
-        connection.connect(_near(name))
-        if _of_this_user(connection):
-            undone.pop_all()
-            return connection
-    return None
-
-
-def _of_this_user(connection: socket.socket) -> bool:
-    """Return whether a process of the own user or of root is at the other end: any other may be anything."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(raw)[1] in (os.geteuid(), 0)
-
-
-def _address(store: Any) -> str:
-    """Return this machine's address on the way to the store's host; the loopback's where there is no such way."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    host = getattr(store, "host", None)
-    port = getattr(store, "port", None)
-    if not host:
-        return "127.0.0.1"
-    try:
-        info = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(info[4])
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"

@@ -38,8 +38,8 @@ INLINE = 0xFFFFFFFF
 """The place of a frame that follows on the connection."""
 LEAST_PLACED_BYTES = frame_bytes(8 << 10)
 """Below that a frame costs less on the connection."""
-SHARED_SLOTS = 8
-LINK_SLOTS = {Lane.COLLECTIVE: 4, Lane.P2P: 2}
+SHARED_SLOTS = 4
+LINK_SLOTS = {Lane.COLLECTIVE: 2, Lane.P2P: 2}
 """Frames of one connection that its peer has not copied yet."""
 MAX_ARENA_BYTES = 1 << 36
 
@@ -158,7 +158,7 @@ class Neighbour:
         bell: connected with the peer; each says on it when it has copied a frame.
     """
 
-    __slots__ = ("_bell", "_links", "arena", "fileno", "peer", "window")
+    __slots__ = ("_bell", "_links", "arena", "fileno", "gone", "peer", "window")
 
     def __init__(self, peer: int, arena: Arena | None, window: Window | None, bell: socket.socket) -> None:
         self.peer = peer
@@ -167,6 +167,8 @@ class Neighbour:
         self._bell = bell
         self._links: dict[int, NearLink] = {}
         self.fileno = bell.fileno()
+        self.gone = False
+        """Whether nothing more will be heard from it: what it has not copied is not given back."""
 
     def joined(self, link: NearLink) -> None:
         """Be told of a link with the peer."""
@@ -183,16 +185,22 @@ class Neighbour:
         Raises:
             CollectiveError: `collective-tampered`, it was not sent so many.
         """
-        any_ = False
-        with suppress(OSError):  # nothing more; or the peer is gone, which its connections tell
-            while lanes := self._bell.recv(256, socket.MSG_DONTWAIT):
-                any_ = True
-                for lane in lanes:
-                    link = self._links.get(lane)
-                    if link is None or not link.lends:
-                        raise _tampered(self.peer)
-                    link.returned()
-        return any_
+        heard = False
+        while not self.gone:
+            try:
+                lanes = self._bell.recv(256, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError:
+                lanes = b""
+            self.gone = not lanes
+            heard = heard or not self.gone
+            for lane in lanes:
+                link = self._links.get(lane)
+                if link is None or not link.lends:
+                    raise _tampered(self.peer)
+                link.returned()
+        return heard
 
     def close(self) -> None:
         """Let go of bell and window; closing twice is allowed."""

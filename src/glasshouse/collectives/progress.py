@@ -144,12 +144,16 @@ class Progress:
         heard = [neighbour.listen() for neighbour in self._neighbours.values()]
         if any(heard):
             return
-        for fileno in self._neighbours:
+        for link in self._near:
+            if link.neighbour.gone and link.lends:
+                self._lost(link)
+        there = [fileno for fileno, neighbour in self._neighbours.items() if not neighbour.gone]
+        for fileno in there:
             self._poll.register(fileno, select.EPOLLIN | select.EPOLLET)
         try:
             self._wait(timeout_s)
         finally:
-            for fileno in self._neighbours:
+            for fileno in there:
                 self._poll.unregister(fileno)
 
     def _wait(self, timeout_s: float | None) -> None:
@@ -391,7 +395,7 @@ class Progress:
             # A rank that was told by another one passes the reason on before it goes.
             if left <= 0 or all(post.ended for post in self._post):
                 break
-            self.listen(min(left, _HEAR_OUT_S / 10))
+            self._wait(min(left, _HEAR_OUT_S / 10))
         if any(each.farewell for each in self._links.values() if each.peer == link.peer):
             raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group")
         raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} is gone: its connection ended")

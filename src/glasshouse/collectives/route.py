@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glasshouse.collectives.mesh import Dialler
+    from glasshouse.collectives.dial import Dialler
 
 __all__ = ["chosen", "dial_through"]
 

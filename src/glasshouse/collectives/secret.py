@@ -50,7 +50,9 @@ class _Keeper:
 
     def keep(self, secret: bytes | bytearray) -> None:
         if not isinstance(secret, bytes | bytearray) or len(secret) != SECRET_BYTES:
-            raise CollectiveError(Code.GROUP_SECRET, f"a group secret is {SECRET_BYTES} bytes", hint=_HINT)
+            size = f" of length {len(secret)}" if hasattr(secret, "__len__") else ""
+            message = f"a group secret is {SECRET_BYTES} bytes, and not {type(secret).__name__}{size}"
+            raise CollectiveError(Code.GROUP_SECRET, message, hint=_HINT)
         if not any(secret):
             raise CollectiveError(Code.GROUP_SECRET, "a group secret of zeros alone is one that was wiped", hint=_HINT)
         self.secret = bytearray(secret)

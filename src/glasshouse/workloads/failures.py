@@ -25,6 +25,10 @@ _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memo
 _OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
 _HOUSE = f"{Path(glasshouse.__file__).parent}/"
 _MOST_CAUSE_CHARS = 300
+# gloo without a network, nccl and others in a build or on a machine that has none of them.
+_OTHER_BACKEND = re.compile(r"gloo/transport|[Dd]istributed package doesn't have|ProcessGroupNCCL is only supported")
+# As torch's rendezvous through the environment says that nobody set it.
+_WANTED_RANKS = "environment variable RANK expected"
 
 COLLECTIVE = frozenset(
     {
@@ -98,6 +102,18 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
         )
     if code in COLLECTIVE:
         return RunError(code, f"{who} could not go on with the other ranks; its own words are above")
+    if _OTHER_BACKEND.search(str(error)):
+        return RunError(
+            code,
+            f"{who} asked for a backend of torch.distributed that there is none of here",
+            hint='the ranks of a job talk through `sealed` alone: init_process_group("sealed")',
+        )
+    if _WANTED_RANKS in str(error):
+        return RunError(
+            code,
+            f"{who} is written for several ranks, and was started as one process",
+            hint="start it with --ranks N, which sets what torchrun sets",
+        )
     if _wanted_network(error):
         return RunError(
             code,

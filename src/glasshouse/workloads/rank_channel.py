@@ -142,7 +142,7 @@ class RankChannel:
 
 
 class OtherMachines:
-    """Leads the connections of sealed groups to ranks of other machines through the worker (`mesh.Dialler`).
+    """Leads the connections of sealed groups to ranks of other machines through the worker (`dial.Dialler`).
 
     What stands in the store for a rank is its machine and the port on that machine's loopback.
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from glasshouse.collectives import mesh
+from glasshouse.collectives import dial, mesh
 from glasshouse.collectives.keys import Lane
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import SECRET, connect, ended
@@ -113,7 +113,7 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
 def test_a_rank_that_others_keep_waiting_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has connected to rank 0 and waits for the address of rank 1, which comes late."""
     monkeypatch.setattr(mesh, "_STRANGER_S", 0.2)
-    for dialler in (None, mesh.Direct(near=False)):
+    for dialler in (None, dial.Direct(near=False)):
         store = dist.HashStore()
 
         def story(rank: int, store: Any = store, dialler: Any = dialler) -> Any:
@@ -185,6 +185,6 @@ def test_addresses_come_from_the_way_to_the_stores_host() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     other = dist.TCPStore("127.0.0.1", store.port, 1, is_master=False, wait_for_workers=False)
     behind = [dist.PrefixStore("a", dist.PrefixStore("b", each)) for each in (store, other)]
-    assert mesh._address(behind[0]) == "127.0.0.1"
-    assert mesh._address(dist.HashStore()) == "127.0.0.1"
+    assert dial.own_address(behind[0]) == "127.0.0.1"
+    assert dial.own_address(dist.HashStore()) == "127.0.0.1"
     assert [end.value for end in ended(2, lambda rank: met(behind[rank], rank, 2))] == [[1], [0]]

@@ -22,12 +22,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from glasshouse.collectives import mesh, near, operations
+from glasshouse.collectives import dial, mesh, near, operations
 from glasshouse.collectives.engine import Engine, Options
 from glasshouse.collectives.frames import Algorithm
 from glasshouse.collectives.keys import Lane
 from glasshouse.collectives.memory import frame_bytes
-from glasshouse.collectives.mesh import Direct
 from glasshouse.collectives.near import INLINE, Arena, NearLink, Neighbour, Offer, Window, unit_of
 from glasshouse.collectives.operations import party
 from glasshouse.collectives.reduce import Reduction, ReductionKind
@@ -38,7 +37,7 @@ from tools.machine import needs_root
 
 SUM = Reduction(kind=ReductionKind.SUM)
 ELEMENTS = 1_500_000
-FAR = Direct(near=False)
+FAR = dial.Direct(near=False)
 
 
 def summed(engine: Engine, algorithm: Algorithm | None = None) -> float:
@@ -168,7 +167,7 @@ def test_a_system_without_such_memory_shares_none(monkeypatch: pytest.MonkeyPatc
 
 
 def test_where_no_name_is_allowed_ranks_meet_through_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_near", lambda name: "/proc/no-such-place/" + name)
+    monkeypatch.setattr(mesh, "near_address", lambda name: "/proc/no-such-place/" + name)
     kinds = in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)})
     assert kinds == [{"Link"}] * 2
 
@@ -415,6 +414,30 @@ def test_a_bell_that_is_rung_for_what_was_not_sent_is_tampering(said: bytes, pai
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_rank_that_dies_before_it_has_copied_is_missed_at_once(shared: bool) -> None:
+    """Its peer sends, and waits for nothing from it but the memory."""
+    size = 3 if shared else 2
+
+    def story(engine: Engine) -> float:
+        begun = time.monotonic()
+        if engine.rank == 1:
+            time.sleep(0.3)  # so that everything that there is memory for has been sent
+            for link in links_of(engine):
+                link._socket.close()
+                link.neighbour.close()
+            engine._failed = CollectiveError(Code.COLLECTIVE_ABORTED, "dead")
+            return 0.0
+        tensor = torch.ones(20 * ELEMENTS)
+        operation = operations.broadcast([tensor], 0) if shared else operations.send([tensor], 1)
+        with pytest.raises(CollectiveError) as caught:
+            operate(engine, operation)
+        assert caught.value.code is Code.RANK_LOST
+        return time.monotonic() - begun
+
+    assert max(in_ranks(size, story, timeout_s=20)) < 10
+
+
 def test_what_was_sent_from_is_let_go_of_though_nobody_copied_it() -> None:
     def story(engine: Engine) -> bool:
         tensor = torch.ones(ELEMENTS)
@@ -499,7 +522,7 @@ def test_a_stranger_at_the_name_of_a_rank_is_told_from_one() -> None:
     name = "0" * 32
     store = dist.HashStore()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(mesh._near(name))
+        listener.bind(dial.near_address(name))
         listener.listen()
         store.set("glasshouse/0/0", f"127.0.0.1 9 {name}")
 
@@ -520,9 +543,9 @@ def test_a_stranger_at_the_name_of_a_rank_is_told_from_one() -> None:
 def test_a_name_at_which_nobody_listens_or_takes_nobody_in_leads_to_the_network() -> None:
     """What an earlier run left in the store; a listener whose queue is full."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
-        listener.bind(mesh._near("1" * 32))
+        listener.bind(dial.near_address("1" * 32))
         listener.listen(0)
-        while (connection := mesh._dial_near("1" * 32)) is not None:
+        while (connection := dial.dial_near("1" * 32)) is not None:
             waiting.enter_context(connection)
         for name in ("0" * 32, "1" * 32):
             store = Renaming(name)
@@ -550,24 +573,25 @@ def kinds(one: mesh.Mesh) -> set[str]:
 
 
 def test_a_process_of_another_user_is_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_of_this_user", lambda _connection: False)
+    for module in (mesh, dial):
+        monkeypatch.setattr(module, "of_this_user", lambda _connection: False)
     assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"Link"}] * 2
 
 
 @needs_root
 def test_who_is_at_the_other_end_is_asked_of_the_kernel() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(mesh._near("2" * 32))
+        listener.bind(dial.near_address("2" * 32))
         listener.listen()
 
         def other() -> None:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(mesh._near("2" * 32))
+                connection.connect(dial.near_address("2" * 32))
 
         for user, ours in ((None, True), (65534, False)):
             in_child(other, user=user)
             with listener.accept()[0] as accepted:
-                assert mesh._of_this_user(accepted) is ours
+                assert dial.of_this_user(accepted) is ours
 
 
 def test_where_the_system_has_no_such_sockets_ranks_meet_through_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,5 +602,5 @@ def test_where_the_system_has_no_such_sockets_ranks_meet_through_the_network(mon
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
         return real(family, *more, **given)
 
-    monkeypatch.setattr(mesh.socket, "socket", without)
+    monkeypatch.setattr(socket, "socket", without)
     assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"Link"}] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,8 +103,11 @@ def test_a_provider_is_asked_once_and_when_it_is_needed() -> None:
 
 def test_what_is_no_secret_is_refused() -> None:
     for wrong in (b"short", b"x" * 33, b""):
-        with pytest.raises(CollectiveError, match="32 bytes"):
+        with pytest.raises(CollectiveError, match=f"32 bytes, and not bytes of length {len(wrong)}") as caught:
             provide(wrong)
+        assert "glasshouse run --ranks N" in "".join(traceback.format_exception(caught.value)), (
+            "also where a script ends"
+        )
     provide(lambda: "not even bytes, but thirty-two ch")  # type: ignore[arg-type,return-value]
     refused("32 bytes")
 

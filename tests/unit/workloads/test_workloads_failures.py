@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.rendezvous import rendezvous
 
 from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
 from glasshouse.workloads import environment
@@ -127,3 +128,34 @@ def test_a_file_that_may_not_be_opened_is_not_the_network() -> None:
 def test_where_there_is_a_network_a_lost_connection_is_the_scripts_own() -> None:
     assert environment.egress_open()
     assert told_of(connect).message == "the script failed"
+
+
+def said_by(error: Exception) -> GlasshouseError:
+    try:
+        raise error
+    except type(error) as raised:
+        return of_script(raised, raised.__traceback__)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[enforce fail at third_party/gloo/gloo/transport/tcp/device.cc:186] rv != -1. -1 vs -1. Address family not"
+        " supported by protocol",
+        "Distributed package doesn't have NCCL built in",
+        "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+    ],
+)
+def test_a_backend_that_ranks_do_not_have_here_is_named(words: str) -> None:
+    told = said_by(RuntimeError(words))
+    assert told.message == "the script asked for a backend of torch.distributed that there is none of here"
+    assert 'init_process_group("sealed")' in told.hint
+
+
+def test_a_script_of_several_ranks_that_was_started_as_one_is_told_how() -> None:
+    """In torch's own words."""
+    with pytest.raises(ValueError, match="RANK expected") as raised:
+        next(iter(rendezvous("env://")))
+    told = said_by(raised.value)
+    assert told.message == "the script is written for several ranks, and was started as one process"
+    assert "--ranks N" in told.hint

@@ -19,11 +19,12 @@ from glasshouse.bench.collectives.streams import Counted, Plain, Tally, adding_c
 from glasshouse.bench.collectives.values import Way
 from glasshouse.collectives import operations
 from glasshouse.collectives.arguments import Asides, reducing, reduction, tensors_of
+from glasshouse.collectives.dial import Direct
 from glasshouse.collectives.engine import Engine
 from glasshouse.collectives.frames import Algorithm
 from glasshouse.collectives.group import SealedGroup
 from glasshouse.collectives.keys import Membership
-from glasshouse.collectives.mesh import Direct, Mesh
+from glasshouse.collectives.mesh import Mesh
 from glasshouse.collectives.work import SealedWork
 
 __all__ = ["Arms"]

@@ -1,0 +1,110 @@
+"""How one rank reaches another: through the network, or without it where both are on one machine.
+
+Laws: nothing here believes the store; whom a connection leads to is shown by the handshake on it. Sockets without the
+network lead to processes of the own user or of root alone, whom the kernel names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from typing import Any, Protocol
+
+__all__ = ["Dialler", "Direct", "dial_near", "enlarge", "near_address", "of_this_user", "own_address"]
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+"""A chunk; more would lie in memory that the caches have forgotten when it is read."""
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
+
+
+class Dialler(Protocol):
+    """How connections reach other ranks where they do not simply go through the network.
+
+    `near` says whether ranks of this machine may meet without it, and go on through shared memory.
+    """
+
+    near: bool
+
+    def address(self, host: str, port: int) -> tuple[str, int]:
+        """Return what to leave in the store for a listener at `host` and `port` of this machine."""
+
+    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        """Return a connection with the listener that is known by `host` and `port` in the store.
+
+        Raises:
+            OSError: there is none yet; it is tried again until the time is up.
+        """
+
+
+class Direct:
+    """Through the network; or not, where a rank is on this machine.
+
+    Args:
+        near: False for the network in any case.
+    """
+
+    def __init__(self, *, near: bool = True) -> None:
+        self.near = near
+
+    def address(self, host: str, port: int) -> tuple[str, int]:
+        return host, port
+
+    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(info[0], socket.SOCK_STREAM)
+        try:
+            enlarge(connection)
+            connection.settimeout(timeout_s)
+            connection.connect(info[4])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def near_address(name: str) -> bytes:
+    """Return the abstract address of a rank's listener: known to its network namespace, and to no file system."""
+    return b"\0glasshouse/" + name.encode("ascii")
+
+
+def dial_near(name: str) -> socket.socket | None:
+    """Return a connection with a rank that listens by that name on this machine, None if there is none."""
+    with contextlib.ExitStack() as undone, contextlib.suppress(OSError):  # another machine, or an earlier run's name
+        connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.setblocking(False)  # one whose queue is full would keep us waiting
+        connection.connect(near_address(name))
+        if of_this_user(connection):
+            undone.pop_all()
+            return connection
+    return None
+
+
+def of_this_user(connection: socket.socket) -> bool:
+    """Return whether a process of the own user or of root is at the other end: any other may be anything."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(raw)[1] in (os.geteuid(), 0)
+
+
+def enlarge(connection: socket.socket) -> None:
+    """Give a connection through the network, or a listener for such, the buffers that frames need."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+
+
+def own_address(store: Any) -> str:
+    """Return this machine's address on the way to the store's host; the loopback's where there is no such way."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    port = getattr(store, "port", None)
+    if not host:
+        return "127.0.0.1"
+    try:
+        info = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(info[4])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
