@@ -118,12 +118,12 @@ def _replays(found: dict[str, Measurement]) -> str:
             cell_words(cell.cell),
             str(cell.whole_buckets),
             f"{100 * cell.share:.0f} %",
-            *(_times(cell, way) for way in (Way.DIRECT, Way.RING, Way.SERIAL)),
+            *(_times(cell, way) for way in (Way.SEALED, Way.DIRECT, Way.RING, Way.SERIAL)),
             time_words(cell.seconds(Way.RAW) / cell.share),
         )
         for cell in _of(found, Kind.REPLAY)
     ]
-    headers = ("exchange", "all-reduces", "replayed", "direct", "ring", "serial", "raw, scaled to the whole")
+    headers = ("exchange", "all-reduces", "replayed", "sealed", "direct", "ring", "serial", "raw, scaled to the whole")
     return _table(headers, rows)
 
 

@@ -110,6 +110,18 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
         assert [end.value for end in ended(2, story)] == [[1], [0]]
 
 
+def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.1)
+    store = dist.HashStore()
+    thread = threading.Thread(target=ended, args=(1, lambda rank: met(store, rank, 2, timeout_s=8)), daemon=True)
+    thread.start()
+    with socket.create_connection(listening(store, 0), timeout=5) as stranger:
+        assert stranger.recv(1) == b""
+        assert thread.is_alive(), "rank 0 goes on waiting for rank 1"
+    met(store, 1, 2)
+    thread.join(10)
+
+
 def test_a_rank_that_others_keep_waiting_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has connected to rank 0 and waits for the address of rank 1, which comes late."""
     monkeypatch.setattr(mesh, "_STRANGER_S", 0.2)
