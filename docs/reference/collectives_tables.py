@@ -69,8 +69,8 @@ def _bars(found: dict[str, Measurement]) -> str:
     rows = [
         (
             bar.what,
-            f"{bar.found:.2f} {bar.unit}",
-            "" if bar.low is None or bar.high is None else f"{bar.low:.2f} to {bar.high:.2f}",
+            f"{bar.found:.3f} {bar.unit}",
+            "" if bar.low is None or bar.high is None else f"{bar.low:.3f} to {bar.high:.3f}",
             f"{bar.at_most:g} {bar.unit}",
             "met" if bar.met else "**missed**",
         )

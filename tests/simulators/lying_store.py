@@ -69,9 +69,10 @@ class LyingStore(dist.Store):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         value: bytes = self._store.get(key)
-        host, _, port = value.decode(errors="replace").partition(" ")
-        if "sealed/" not in key or not port.isdigit():
+        words = value.decode(errors="replace").split(" ")
+        if "sealed/" not in key or len(words) < 2 or not words[1].isdigit():
             return value
+        host, port = words[:2]  # and no word of the name by which ranks of one machine meet
         if key not in self._led:
             self._led[key] = f"127.0.0.1 {self._between.stand_before(host, int(port))}".encode()
         return self._led[key]

@@ -47,6 +47,7 @@ _SLOT_BYTES = -(-frame_bytes(CHUNK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 _SEAL_FUTURE_WRITE = 0x10  # fcntl.h; not in the standard library's fcntl
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
 _PROT_READ = 1
+_mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child a lock of the loader may be held by nobody
 _RETRY_S = 0.01
 _LONG_S = 3600.0
 
@@ -85,7 +86,7 @@ class Arena:
 
     def abandon(self) -> None:
         """Let go of it in a forked child, which must not be able to write where its parent's ciphers do."""
-        ctypes.CDLL(None).mprotect(ctypes.c_void_p(self._base), ctypes.c_size_t(len(self._map)), _PROT_READ)
+        _mprotect(ctypes.c_void_p(self._base), ctypes.c_size_t(len(self._map)), _PROT_READ)
 
     def slot(self) -> memoryview:
         """Return memory for one frame that was not returned before."""

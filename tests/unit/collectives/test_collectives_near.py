@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import fcntl
 import gc
 import mmap
@@ -229,6 +230,7 @@ def test_a_forked_child_cannot_write_where_its_parents_cipher_does() -> None:
         assert arena is not None
 
         def write() -> None:
+            faulthandler.disable()
             arena._map[0] = 1
 
         try:
