@@ -274,6 +274,8 @@ class Offer:
             if given:
                 del taken[0]
             self._bell = bell
+            if bell.family != socket.AF_UNIX:
+                raise ValueError("not a bell")  # to close another kind may take as long as its giver likes
             if taken:
                 window = Window(taken[0])
             self._bell = None

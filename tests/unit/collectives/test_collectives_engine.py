@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from glasshouse.collectives.frames import HEADER_BYTES, Algorithm
 from glasshouse.collectives.reduce import Reduction, ReductionKind
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, Middle, connect, ended, in_ranks, operate, world
-from tools.forked import in_child
 
 SUM = Reduction(kind=ReductionKind.SUM)
 SMALL = Options(chunk_bytes=64 << 10)
@@ -456,40 +453,6 @@ def test_a_rank_that_did_something_else_and_left_is_told_from_one_that_is_lost()
     assert isinstance(error, CollectiveError)
     assert error.code is Code.COLLECTIVE_MISMATCH
     assert "rank 1 is at broadcast" in error.message
-
-
-def test_a_forked_child_can_neither_send_nor_disturb_its_parent() -> None:
-    def story(engine: Engine) -> Any:
-        summed(engine)
-        if engine.rank == 0:
-
-            def child() -> str:
-                with pytest.raises(CollectiveError) as raised:
-                    operate(engine, operations.barrier())
-                return str(raised.value)
-
-            assert "forked" in in_child(child)
-        return summed(engine)[0].item()
-
-    assert in_ranks(2, story) == [3.0, 3.0]
-
-
-def test_what_a_closed_group_had_open_is_not_closed_again_in_a_child() -> None:
-    def story(engine: Engine) -> Any:
-        summed(engine)
-        engine.close()
-        return engine
-
-    closed = in_ranks(2, story)  # kept, as a traceback or a variable keeps them
-    pipes = [end for _ in range(32) for end in os.pipe()]  # take over the numbers
-    assert in_child(lambda: [end for end in pipes if not Path(f"/proc/self/fd/{end}").exists()]) == []
-    for engine in closed:
-        engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "late"))
-        engine._progress.ring()
-    readable, _, _ = select.select(pipes[::2], [], [], 0)
-    assert not readable
-    for end in pipes:
-        os.close(end)
 
 
 def test_buffers_do_not_grow_with_the_tensors() -> None:

@@ -289,6 +289,16 @@ def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(connected: 
     assert descriptors() == before
 
 
+def test_a_connection_through_the_network_is_no_bell() -> None:
+    before = descriptors()
+    here, there = socket.socketpair()
+    with here, there, socket.socket(socket.AF_INET) as other, offer(here, None) as one:
+        socket.send_fds(there, [b"\x01"], [other.fileno()])
+        with pytest.raises(ValueError, match="bell"):
+            one.answer()
+    assert descriptors() == before
+
+
 def test_a_peer_that_offers_nothing_is_waited_for_no_longer_than_there_is_time() -> None:
     here, there = socket.socketpair()
     with here, there, offer(here, None, within_s=0.05) as one, pytest.raises(TimeoutError):
