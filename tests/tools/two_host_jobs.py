@@ -82,7 +82,7 @@ def loop(rank: int, size: int, folder: Path) -> dict[str, Any]:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            return _failed(error) | {"outputs_zero": not tensor.any().item(), "step": step}
+            return _failed(error) | {"output": _left(tensor, own=float(rank + step)), "step": step}
         assert tensor.eq(sum(range(size)) + size * step).all().item()
     return {"step": 12}
 
@@ -132,6 +132,11 @@ def _note_gradient(notes: Notebook, gradient: Any, size: int) -> None:
     """A rank's own gradient, and what DDP puts into the bucket."""
     notes.keep("gradients", gradient)
     notes.keep("gradients", gradient / size)
+
+
+def _left(tensor: Any, own: float) -> str:
+    """Return what a failed operation left in its output: zeros, what this rank had put in, or something else."""
+    return next((what for what, value in (("zeros", 0.0), ("own", own)) if tensor.eq(value).all().item()), "else")
 
 
 def _failed(error: RuntimeError) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -136,7 +136,9 @@ ATTACKS = {
     "chunk": strike(lambda frame: [flipped(frame, 43)]),
     "repeated": strike(lambda frame: [frame, frame]),
     "dropped": strike(lambda frame: []),
-    "noise": strike(lambda frame: [os.urandom(len(frame))]),
+    # Always the same noise: one in 256 announces a frame of a possible length, whose end never comes.
+    "noise": strike(lambda frame: [random.Random(3).randbytes(len(frame))]),
+    "length": strike(lambda frame: [flipped(frame, 14)]),
 }
 
 
@@ -273,6 +275,18 @@ def test_after_a_failure_everything_raises_and_says_what_failed_first() -> None:
         assert errors, "the group went on"
         assert all("somebody pulled the plug" in error for error in errors)
     assert "the group is over" in first[-1]
+
+
+def test_what_is_asked_of_a_group_that_is_over_does_not_begin_and_leaves_its_tensors_alone() -> None:
+    def story(engine: Engine) -> Any:
+        engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "somebody pulled the plug"))
+        tensor = torch.full((9,), 3.0)
+        for background in (False, True):
+            with pytest.raises(CollectiveError, match="the group is over: "):
+                engine.submit(operations.all_reduce([tensor], SUM), background=background)
+        return tensor.tolist(), len(engine._unfinished)
+
+    assert in_ranks(2, story) == [([3.0] * 9, 0)] * 2
 
 
 def test_another_thread_can_end_what_one_waits_for() -> None:
