@@ -19,7 +19,7 @@ Libraries raise these; only `glasshouse.cli` prints them and turns them into exi
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "Code",
@@ -195,6 +195,16 @@ class GlasshouseError(Exception):
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it is: torch, multiprocessing and futures bring errors from one process to another.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[GlasshouseError], args: tuple[Any, ...], state: dict[str, Any]) -> GlasshouseError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
 
 class UsageError(GlasshouseError):
     """The user's: a command, a job file, an option or a file that they named."""
@@ -256,10 +266,18 @@ class CollectiveError(GlasshouseError, RuntimeError):
     """A sealed collective that cannot be trusted or finished; the group is over on every rank.
 
     Also a RuntimeError, as those that torch raises for its own backends are: scripts that catch one catch this.
+
+    Args:
+        code, message, hint: as for every error.
+        rank: the rank in the group whose frames or silence it is about, if it is about one.
     """
 
     fault = "peer"
     exit_code = ExitCode.RUN_FAILED
+
+    def __init__(self, code: Code, message: str, *, hint: str = "", rank: int | None = None) -> None:
+        super().__init__(code, message, hint=hint)
+        self.rank = rank
 
 
 class ResidueError(GlasshouseError):

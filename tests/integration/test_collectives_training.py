@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from glasshouse.errors import CollectiveError
 from tools.sealed_ranks import in_ranks
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # names that 2.13 calls old and 2.11 has no others for
@@ -269,6 +270,40 @@ def test_two_ranks_train(story: Callable[[int], None]) -> None:
 
 def test_meshes_and_checkpoints(tmp_path: Path) -> None:
     in_ranks(meshes, 4, str(tmp_path / "checkpoint"))
+
+
+def checkpoints_meanwhile(rank: int, folder: str) -> str:
+    import multiprocessing
+
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    from torch.distributed.fsdp import fully_shard
+
+    net = fully_shard(model(), mesh=mesh_of(2))
+    train(net, rank, 1)
+    kept = [parameter.full_tensor().clone() for parameter in net.parameters()]
+    saving = checkpoint.async_save(net.state_dict(), checkpoint_id=folder, process_group=dist.new_group())
+    train(net, rank, 2)  # while the other thread writes
+    saving.result()
+    loaded = net.state_dict()
+    checkpoint.load(loaded, checkpoint_id=folder)
+    net.load_state_dict(loaded)
+    assert all(torch.equal(new.full_tensor(), old) for new, old in zip(net.parameters(), kept, strict=True))
+
+    # The other way starts a process that asks for gloo.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    in_a_process = AsyncCheckpointerType.PROCESS
+    saving = checkpoint.async_save(net.state_dict(), checkpoint_id=f"{folder}-2", async_checkpointer_type=in_a_process)
+    try:
+        saving.result()
+    except CollectiveError as error:
+        return str(error)
+    return "it went out"
+
+
+def test_checkpoints_are_written_meanwhile_by_a_thread_and_by_no_process_that_is_not_sealed(tmp_path: Path) -> None:
+    for said in in_ranks(checkpoints_meanwhile, 2, str(tmp_path / "checkpoint")):
+        assert "those of the process that started this one are [collective-unsealed]" in said
 
 
 def compiled(rank: int) -> str:

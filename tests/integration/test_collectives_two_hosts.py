@@ -112,6 +112,7 @@ def test_whoever_touches_a_frame_ends_the_job_and_changes_nothing(hosts: TwoHost
     assert "operation 6" in found
     assert "all_reduce(sum) of 1048576 float32" in found
     assert ranks[finder]["step"] == 6
+    assert {f"rank {rank['about']}" for rank in ranks} == {culprit}, "every rank is told whose frames it is about"
     for rank in ranks:
         # One step earlier, if the end was faster than the last of what others sent for that step; one step later,
         # if this rank had the attacked step whole.

@@ -140,7 +140,8 @@ def _left(tensor: Any, own: float) -> str:
 
 
 def _failed(error: RuntimeError) -> dict[str, Any]:
-    return {"code": str(getattr(error, "code", "")), "message": str(error), "type": type(error).__name__}
+    code, about = str(getattr(error, "code", "")), getattr(error, "rank", None)
+    return {"about": about, "code": code, "message": str(error), "type": type(error).__name__}
 
 
 def _bytes(tensor: Any) -> bytes:

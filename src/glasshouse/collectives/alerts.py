@@ -87,7 +87,8 @@ class Alert:
 
     def error(self) -> CollectiveError:
         """Return what this rank raises when it is told."""
-        return CollectiveError(self.reason, f"rank {self.detected_by} ended the group: {self.text}")
+        message = f"rank {self.detected_by} ended the group: {self.text}"
+        return CollectiveError(self.reason, message, rank=self.culprit)
 
 
 def _printable(text: str) -> str:

@@ -10,9 +10,12 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from typing import Any, Protocol
 
-__all__ = ["Dialler", "Direct", "dial_near", "enlarge", "near_address", "of_this_user", "own_address"]
+from glasshouse.collectives.bounded import within
+
+__all__ = ["Dialler", "Direct", "dial_near", "enlarge", "looked_up", "near_address", "of_this_user"]
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 """A chunk; more would lie in memory that the caches have forgotten when it is read."""
@@ -52,16 +55,27 @@ class Direct:
         return host, port
 
     def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        until = time.monotonic() + timeout_s
+        info = looked_up(host, port, timeout_s)
         connection = socket.socket(info[0], socket.SOCK_STREAM)
         try:
             enlarge(connection)
-            connection.settimeout(timeout_s)
+            connection.settimeout(max(until - time.monotonic(), 0.001))
             connection.connect(info[4])
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def looked_up(host: str, port: int, limit_s: float) -> tuple[Any, ...]:
+    """Return the first of what `getaddrinfo` finds for a listener; it may ask servers that do not answer.
+
+    Raises:
+        OSError: nothing, or not in `limit_s`.
+    """
+    found: list[tuple[Any, ...]] = within(limit_s, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    return found[0]
 
 
 def near_address(name: str) -> bytes:
@@ -91,20 +105,3 @@ def enlarge(connection: socket.socket) -> None:
     """Give a connection through the network, or a listener for such, the buffers that frames need."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
-
-
-def own_address(store: Any) -> str:
-    """Return this machine's address on the way to the store's host; the loopback's where there is no such way."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    host = getattr(store, "host", None)
-    port = getattr(store, "port", None)
-    if not host:
-        return "127.0.0.1"
-    try:
-        info = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(info[4])
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"

@@ -267,7 +267,8 @@ class Engine:
 
     def _check(self) -> None:
         if self._failed is not None:
-            raise CollectiveError(self._failed.code, f"the group is over: {self._failed.message}")
+            failed = self._failed
+            raise CollectiveError(failed.code, f"the group is over: {failed.message}", rank=failed.rank)
         if self._closed:
             raise CollectiveError(Code.COLLECTIVE_ABORTED, "the group was closed")
 
@@ -410,8 +411,13 @@ class Engine:
     def _late(self, now: float) -> CollectiveError:
         """Return the error for an operation whose time is up, with the ranks that it waits for."""
         late = next(each for each in self._unfinished.values() if each.deadline <= now)
-        who = " and ".join(map(self._called, self._progress.awaited(late.work))) or "any rank"
-        return CollectiveError(Code.COLLECTIVE_TIMEOUT, f"nothing came from {who} in {late.timeout_s:g} s")
+        awaited = self._progress.awaited(late.work)
+        who = " and ".join(map(self._called, awaited)) or "any rank"
+        return CollectiveError(
+            Code.COLLECTIVE_TIMEOUT,
+            f"nothing came from {who} in {late.timeout_s:g} s",
+            rank=awaited[0] if len(awaited) == 1 else None,
+        )
 
     def _fail(self, error: CollectiveError) -> None:
         """End the group: zero what is unfinished, tell the others, drop the keys, and let every operation raise."""
@@ -421,7 +427,7 @@ class Engine:
             unfinished = list(self._unfinished.items())
             first = unfinished[0][0] if unfinished else None
             at = "" if first is None else f"{first.described()}: "
-            self._failed = CollectiveError(error.code, f"{at}{error.message}", hint=error.hint)
+            self._failed = CollectiveError(error.code, f"{at}{error.message}", hint=error.hint, rank=error.rank)
             self._inbox.clear()
             self.baton.notify_all()
         try:
@@ -433,7 +439,8 @@ class Engine:
             self._progress.end()
             self._party.wipe()
             for work, completion in unfinished:
-                completion.error = CollectiveError(error.code, f"{work.described()}: {error.message}", hint=error.hint)
+                what = f"{work.described()}: {error.message}"
+                completion.error = CollectiveError(error.code, what, hint=error.hint, rank=error.rank)
                 self._done(work, None)
 
     def _alert(self, error: CollectiveError, first: Work | None) -> Alert:
@@ -443,7 +450,7 @@ class Engine:
         return Alert(
             reason=error.code if error.code in REASONS else Code.COLLECTIVE_ABORTED,
             detected_by=self.rank,
-            culprit=None,
+            culprit=error.rank,
             operation=first.sequence if isinstance(first, Exchange) else None,
             text=error.message,
         )

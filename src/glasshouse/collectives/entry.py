@@ -7,10 +7,14 @@ with it. A process that never asks for a sealed group runs one comparison more f
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any
 
-__all__ = ["register"]
+__all__ = ["PARENT_VARIABLE", "register"]
+
+PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
+"""In the environment of what a rank of a sealed group starts: the process id of that rank."""
 
 _NAME = "sealed"
 _GUARD = "glasshouse.collectives.guard"
@@ -37,7 +41,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _watch(c10d: Any) -> None:
-    """Have the guard asked before torch makes any group, where the group or the process is a sealed one.
+    """Have the guard asked before torch makes any group, where the group, the process or its parent's is a sealed one.
 
     A backend is given only its own part of "cpu:gloo,cuda:sealed", so it cannot see such a mixture itself.
     """
@@ -47,7 +51,7 @@ def _watch(c10d: Any) -> None:
 
     @functools.wraps(make)
     def guarded(group_size: Any, group_rank: Any, ranks: Any, backend: Any, *rest: Any, **named: Any) -> Any:
-        if _NAME in str(backend).lower() or _GUARD in sys.modules:
+        if _NAME in str(backend).lower() or _GUARD in sys.modules or PARENT_VARIABLE in os.environ:
             from glasshouse.collectives import guard
 
             guard.admit(str(backend))

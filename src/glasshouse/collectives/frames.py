@@ -227,7 +227,9 @@ class Header:
             )
         except (ValueError, KeyError):
             raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH, f"rank {source} speaks of something that this version does not know"
+                Code.COLLECTIVE_MISMATCH,
+                f"rank {source} speaks of something that this version does not know",
+                rank=source,
             ) from None
 
     def described(self) -> str:
@@ -301,5 +303,6 @@ def route(membership: Membership, lane: Lane, source: int, header: Bytes) -> tup
         raise CollectiveError(
             Code.COLLECTIVE_TAMPERED,
             f"on the connection with {membership.called(source)} came what it never sends there",
+            rank=source,
         )
     return suite, for_all

@@ -1,13 +1,15 @@
 """What may not be beside a sealed group: groups of another backend, RPC, and memory that GPUs share.
 
 Laws: as long as a process has a sealed group, torch makes no other way for tensors to leave it, in whichever order
-they are asked for; when the last sealed group is gone, torch is as it was. This keeps a script from sending plaintext
-by mistake or by a default; against one that opens sockets of its own there is the sandbox.
+they are asked for, and a process that it starts makes no group that is not sealed either: torch's own checkpointing
+hands tensors to such a child. When the last sealed group is gone, torch is as it was. This keeps a script from sending
+plaintext by mistake or by a default; against one that opens sockets of its own there is the sandbox.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from glasshouse.collectives.dispatch import Fence
+from glasshouse.collectives.entry import PARENT_VARIABLE
 from glasshouse.errors import Code, CollectiveError
 
 __all__ = ["NAME", "admit", "alone", "held", "hold", "release"]
@@ -46,6 +49,13 @@ def admit(backend: str) -> None:
             raise _refusal("torchcomms replaces every backend of torch.distributed; a sealed group cannot use it")
     elif _groups:
         raise _refusal(f"a group of the backend {backend} would not be sealed, and this process's groups are")
+    elif PARENT_VARIABLE in os.environ:
+        raise CollectiveError(
+            Code.COLLECTIVE_UNSEALED,
+            f"a group of the backend {backend} would not be sealed, and those of the process that started this one are",
+            hint="asynchronous checkpoints can be written by a thread instead (AsyncCheckpointerType.THREAD); if"
+            f" everybody may see what this process sends, start it without {PARENT_VARIABLE} in its environment",
+        )
 
 
 def alone() -> None:
@@ -67,6 +77,7 @@ def hold(group: Any) -> None:
     global _fence
     _guard_torch()
     _groups.add(group)
+    os.environ.setdefault(PARENT_VARIABLE, str(os.getpid()))
     if _fence is None:
         _fence = Fence(lambda found: found in _groups)
 
@@ -76,6 +87,8 @@ def release(group: Any) -> None:
     global _fence
     _groups.discard(group)
     if not _groups and _fence is not None:
+        if os.environ.get(PARENT_VARIABLE) == str(os.getpid()):  # and not an ancestor's
+            del os.environ[PARENT_VARIABLE]
         _fence.remove()
         _fence = None
 

@@ -153,6 +153,7 @@ class Meeting:
             raise CollectiveError(
                 Code.COLLECTIVE_TAMPERED,
                 f"{self.membership.called(hello.source)} said hello twice, and not the same: an old hello was repeated",
+                rank=hello.source,
             )
         self._greeted.add((hello.lane, hello.source))
         return hello
@@ -192,6 +193,7 @@ class Meeting:
                 Code.GROUP_MISMATCH,
                 f"what calls itself {who} holds another group secret, or its hello was changed on the way",
                 hint="every rank of a job must be given the same group secret",
+                rank=hello.source,
             )
 
     def _check_group(self, hello: Hello) -> None:
@@ -210,6 +212,7 @@ class Meeting:
             Code.GROUP_MISMATCH,
             f"{who} {differs}",
             hint="every rank must call the same initialisations in the same order",
+            rank=hello.source,
         )
 
     def _check_place(self, hello: Hello, lane: Lane | None, peer: int | None) -> None:
@@ -221,6 +224,7 @@ class Meeting:
                 Code.COLLECTIVE_TAMPERED,
                 f"a hello from {own.called(hello.source)} to {own.called(hello.destination)} came to"
                 f" {own.called(own.rank)}: somebody between the ranks reroutes or reflects",
+                rank=hello.source,
             )
 
 
@@ -298,6 +302,7 @@ class Greeting:
                 Code.COLLECTIVE_TAMPERED,
                 f"{self._meeting.membership.called(self.peer)} has other keys, though the same secret: somebody between"
                 " the ranks changed or repeated a hello",
+                rank=self.peer,
             )
 
 

@@ -208,7 +208,7 @@ class Link:
         try:
             return frame_bytes(payload_bytes(self._in[:HEADER_BYTES]))
         except CollectiveError as error:
-            raise CollectiveError(error.code, f"from rank {self.peer} came {error.message}") from None
+            raise CollectiveError(error.code, f"from rank {self.peer} came {error.message}", rank=self.peer) from None
 
     def _grow(self, size: int) -> None:
         larger = allocate(size)

@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import selectors
 import socket
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from glasshouse.collectives import route
-from glasshouse.collectives.bounded import within
-from glasshouse.collectives.dial import Dialler, Direct, dial_near, enlarge, near_address, of_this_user, own_address
+from glasshouse.collectives.addresses import Addresses, late, own_address
+from glasshouse.collectives.dial import (
+    Dialler,
+    Direct,
+    dial_near,
+    enlarge,
+    looked_up,
+    near_address,
+    of_this_user,
+)
 from glasshouse.collectives.hello import Greeting, Meeting
 from glasshouse.collectives.keys import Lane, Membership
 from glasshouse.collectives.link import Link
@@ -40,9 +46,6 @@ _STRANGERS = 32
 """Connections that have not said so yet, beside those of the ranks that are due."""
 _RETRY_S = 0.05
 _HEAR_OUT_S = 0.3
-_MAX_ADDRESS_BYTES = 300
-_MAX_PORT = 65535
-_NEAR_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Mesh:
@@ -150,7 +153,7 @@ class _Gathering:
     """
 
     def __init__(self, store: Any, membership: Membership, meeting: Meeting, dialler: Dialler, until: float) -> None:
-        self._store = store
+        self._addresses = Addresses(store, membership, until)
         self._dialler = dialler
         self._membership = membership
         self._meeting = meeting
@@ -178,7 +181,14 @@ class _Gathering:
     def listen(self, address: str) -> None:
         """Open the listener and leave its address in the store."""
         host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "0")
-        info = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        try:
+            info = looked_up(host, int(port), self._remaining())
+        except (OSError, ValueError):  # ValueError: the port, or a name that no host can have
+            raise CollectiveError(
+                Code.COLLECTIVE_ABORTED,
+                f"this rank cannot be reached at {address!r}: that is no address",
+                hint=f"{ADDRESS_VARIABLE} is the host, or host:port, by which the other ranks find this one",
+            ) from None
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         self._listeners.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -194,11 +204,7 @@ class _Gathering:
             each.listen(1024)
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ, each)
-        try:
-            # No call to a store has a limit of its own that holds when the store falls silent.
-            within(self._remaining(), lambda: self._store.set(self._key(self._membership.rank), said))
-        except (RuntimeError, TimeoutError):
-            raise CollectiveError(Code.COLLECTIVE_TIMEOUT, "the store takes no address of this rank in time") from None
+        self._addresses.leave(said)
 
     def _listen_near(self) -> str:
         """Open the listener for ranks of this machine; return what to add to the address."""
@@ -218,7 +224,7 @@ class _Gathering:
     def call(self) -> None:
         """Connect to every rank below this one, twice."""
         for peer in range(self._membership.rank):
-            address = self._address_of(peer)
+            address = self._addresses.of(peer, self._attend)
             for lane in Lane:
                 connection, near = self._connect(peer, address)
                 greeting = Greeting(self._meeting, lane=lane, peer=peer)
@@ -232,19 +238,28 @@ class _Gathering:
                 self._confirm()
             if sum(talk.greeting.done and not talk.to_send for talk in self._talks) == due:
                 return
-            left = self._until - time.monotonic()
+            left = self._remaining()
             if left <= 0:
                 raise self._nobody_came()
-            if self._left is not None:
-                error, until = self._left
-                if (left := until - time.monotonic()) <= 0:
-                    raise error
-            for key, events in self._selector.select(min(left, 1.0)):
-                if isinstance(key.data, _Talk):
-                    self._serve(key.data, events)
-                else:
-                    self._accept(key.data)
-            self._drop_the_slow()
+            self._attend(left)
+
+    def _attend(self, wait_s: float) -> None:
+        """Serve the connections once, after waiting for them a while.
+
+        Raises:
+            CollectiveError: a rank that does not fit, or that has left.
+        """
+        if self._left is not None:
+            error, until = self._left
+            if (left := until - time.monotonic()) <= 0:
+                raise error
+            wait_s = min(wait_s, left)
+        for key, events in self._selector.select(min(wait_s, 1.0)):
+            if isinstance(key.data, _Talk):
+                self._serve(key.data, events)
+            else:
+                self._accept(key.data)
+        self._drop_the_slow()
 
     def mesh(self) -> Mesh:
         """Return what came of it."""
@@ -292,7 +307,7 @@ class _Gathering:
                 for peer, offer in zip(peers, offers, strict=True):
                     neighbours[peer] = undone.enter_context(contextlib.closing(offer.answer()))
             except TimeoutError:
-                raise self._timeout([peer]) from None
+                raise late(self._membership, [peer]) from None
             except (OSError, ValueError):
                 raise self._lost(peer) from None
         return arena, neighbours
@@ -300,30 +315,6 @@ class _Gathering:
     def _remaining(self) -> float:
         """Return the seconds until it is time to give up."""
         return self._until - time.monotonic()
-
-    def _key(self, rank: int) -> str:
-        return f"glasshouse/{self._membership.incarnation:x}/{rank}"
-
-    def _address_of(self, peer: int) -> tuple[str, int, str]:
-        """Return where a rank listens, and by what name on its machine, if it does; wait until it says so."""
-        key = self._key(peer)
-        try:
-            within(self._remaining(), lambda: self._store.wait([key], timedelta(seconds=max(self._remaining(), 0.001))))
-            said = bytes(within(self._remaining(), lambda: self._store.get(key)))
-        except (RuntimeError, TimeoutError):
-            raise self._timeout([peer]) from None
-        try:
-            if len(said) > _MAX_ADDRESS_BYTES:
-                raise ValueError
-            host, port, *names = said.decode("ascii").split(" ")
-            name = names.pop(0) if names else ""
-            if not 1 <= int(port) <= _MAX_PORT or names or (name and not _NEAR_NAME.fullmatch(name)):
-                raise ValueError
-            return host, int(port), name
-        except ValueError:
-            raise CollectiveError(
-                Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
-            ) from None
 
     def _connect(self, peer: int, address: tuple[str, int, str]) -> tuple[socket.socket, bool]:
         """Connect to a listener, and say whether without the network.
@@ -334,19 +325,18 @@ class _Gathering:
             host, port, name = address
             if name and self._dialler.near and (connection := dial_near(name)) is not None:
                 return connection, True
-            left = self._until - time.monotonic()
+            left = self._remaining()
             if left <= 0:
-                raise self._timeout([peer])
+                raise late(self._membership, [peer])
             try:
                 return self._dialler.dial(host, port, left), False
             except UnicodeError:
-                raise CollectiveError(
-                    Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
-                ) from None
+                raise self._addresses.wrong(peer) from None
             except OSError:
                 # Not there yet; or what the store says is what an earlier run left, and will be replaced.
-                time.sleep(min(_RETRY_S, left))
-                address = self._address_of(peer)
+                # Those that it came to before may say why.
+                self._attend(min(_RETRY_S, left))
+                address = self._addresses.of(peer, self._attend)
 
     def _add(self, talk: _Talk) -> None:
         if not talk.near:
@@ -444,6 +434,7 @@ class _Gathering:
             raise CollectiveError(
                 Code.COLLECTIVE_TAMPERED,
                 f"what listens where the store says {self._membership.called(peer)} is, is no rank of a sealed group",
+                rank=peer,
             )
 
     def _drop(self, talk: _Talk) -> None:
@@ -462,7 +453,7 @@ class _Gathering:
 
     def _lost(self, peer: int) -> CollectiveError:
         who = self._membership.called(peer)
-        return CollectiveError(Code.RANK_LOST, f"{who} left while the ranks of the group were meeting")
+        return CollectiveError(Code.RANK_LOST, f"{who} left while the ranks of the group were meeting", rank=peer)
 
     def _drop_the_slow(self) -> None:
         now = time.monotonic()
@@ -476,10 +467,4 @@ class _Gathering:
             for talk in self._talks
             if talk.greeting.peer is not None and not talk.greeting.done and talk.greeting.lane is Lane.COLLECTIVE
         ]
-        return self._timeout(missing)
-
-    def _timeout(self, missing: Sequence[int]) -> CollectiveError:
-        who = " and ".join(self._membership.called(peer) for peer in missing) or "the other ranks"
-        return CollectiveError(
-            Code.COLLECTIVE_TIMEOUT, f"{who} did not come to the meeting of group {self._membership.group!r} in time"
-        )
+        return late(self._membership, missing)

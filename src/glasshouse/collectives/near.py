@@ -436,7 +436,9 @@ def parse_unit(unit: memoryview | bytes, arena_bytes: int, peer: int) -> tuple[i
 
 def _tampered(peer: int) -> CollectiveError:
     return CollectiveError(
-        Code.COLLECTIVE_TAMPERED, f"on the connection with rank {peer} came what no rank of this machine sends"
+        Code.COLLECTIVE_TAMPERED,
+        f"on the connection with rank {peer} came what no rank of this machine sends",
+        rank=peer,
     )
 
 

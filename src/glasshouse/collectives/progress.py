@@ -46,7 +46,7 @@ class ToldError(CollectiveError):
 
     def __init__(self, alert: Alert) -> None:
         told = alert.error()
-        super().__init__(told.code, told.message)
+        super().__init__(told.code, told.message, rank=told.rank)
         self.alert = alert
 
 
@@ -356,9 +356,9 @@ class Progress:
             link.farewell = True
             if work is None:
                 return
-            raise CollectiveError(Code.RANK_LOST, f"{who} left the group")
+            raise CollectiveError(Code.RANK_LOST, f"{who} left the group", rank=link.peer)
         if work is None or expected is None:
-            raise CollectiveError(Code.COLLECTIVE_MISMATCH, f"{who} sends what nothing led to")
+            raise CollectiveError(Code.COLLECTIVE_MISMATCH, f"{who} sends what nothing led to", rank=link.peer)
         due = Header.parse(expected)
         if theirs.chunk != due.chunk or theirs.phase != due.phase:
             moved = replace(
@@ -371,7 +371,9 @@ class Progress:
             )
             if moved == due:
                 raise CollectiveError(
-                    Code.COLLECTIVE_TAMPERED, f"from {who} something else came than it sealed: frames were reordered"
+                    Code.COLLECTIVE_TAMPERED,
+                    f"from {who} something else came than it sealed: frames were reordered",
+                    rank=link.peer,
                 )
         ours = due.described()
         place = "" if theirs.suite is due.suite else f", sealed for {theirs.suite.value} and not {due.suite.value},"
@@ -380,6 +382,7 @@ class Progress:
             f"{who} is at {theirs.described()} (operation {theirs.sequence}){place} where"
             f" {self._called(self._mesh.membership.rank)} is at {ours} (operation {due.sequence})",
             hint="every rank must call the same collectives in the same order with tensors of the same shape and type",
+            rank=link.peer,
         )
 
     def _called(self, rank: int) -> str:
@@ -397,8 +400,9 @@ class Progress:
                 break
             self._wait(min(left, _HEAR_OUT_S / 10))
         if any(each.farewell for each in self._links.values() if each.peer == link.peer):
-            raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group")
-        raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} is gone: its connection ended")
+            raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group", rank=link.peer)
+        gone = f"{self._called(link.peer)} is gone: its connection ended"
+        raise CollectiveError(Code.RANK_LOST, gone, rank=link.peer)
 
     def _hear_out(self, post: Link) -> None:
         """Read what has come on a connection for messages; of that only an alert still counts."""

@@ -209,7 +209,8 @@ class Opener(_Stream):
 
     def _error(self, due: bool) -> CollectiveError:
         what = "a frame was changed on the way" if due else "frames were dropped, repeated, reordered or put in"
-        return CollectiveError(Code.COLLECTIVE_TAMPERED, f"what came from {self._called} is not what it sealed: {what}")
+        message = f"what came from {self._called} is not what it sealed: {what}"
+        return CollectiveError(Code.COLLECTIVE_TAMPERED, message, rank=self.source)
 
 
 class Traffic:

@@ -158,6 +158,7 @@ def test_somebody_on_a_connection_ends_the_group_and_nobody_keeps_a_number(attac
         assert isinstance(end.error, CollectiveError)
         assert end.error.code is Code.COLLECTIVE_TAMPERED
         assert "rank 1" in str(end.error)
+        assert end.error.rank == 1
     struck = ends[2].error
     assert f"all_reduce(sum) of {ELEMENTS} float32" in str(struck)
     for tensor in tensors:

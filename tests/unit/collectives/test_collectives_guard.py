@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -60,6 +61,42 @@ def test_a_sealed_group_is_not_made_beside_another(world: None) -> None:
 def test_another_group_is_not_made_beside_a_sealed_one(backend: str, sealed: SealedGroup, tmp_path: Path) -> None:
     with pytest.raises(CollectiveError) as raised:
         dist.init_process_group(backend, init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    assert refused(raised)
+
+
+OF_A_RANK = """
+import sys, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+print("made")
+"""
+
+
+def in_a_child(folder: Path) -> tuple[int, str]:
+    command = [sys.executable, "-c", OF_A_RANK, str(folder / "rendezvous")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_process_that_a_rank_starts_makes_no_other_group_either(tmp_path: Path) -> None:
+    group = SealedGroup(NotingEngine(), name="held")
+    guard.hold(group)
+    try:
+        status, said = in_a_child(tmp_path)
+    finally:
+        guard.release(group)
+    assert status == 1
+    assert "the process that started this one" in said
+    assert "[collective-unsealed]" in said
+    assert in_a_child(tmp_path) == (0, "made\n")
+
+
+def test_what_a_ranks_ancestor_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(entry.PARENT_VARIABLE, "1")
+    group = SealedGroup(NotingEngine(), name="held")
+    guard.hold(group)
+    guard.release(group)
+    with pytest.raises(CollectiveError) as raised:
+        guard.admit("gloo")
     assert refused(raised)
 
 

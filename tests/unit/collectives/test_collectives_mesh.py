@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from glasshouse.collectives import dial, mesh
+from glasshouse.collectives import addresses, dial, mesh
 from glasshouse.collectives.keys import Lane
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import SECRET, connect, ended
@@ -71,6 +71,18 @@ def test_one_rank_with_another_secret_ends_the_meeting_of_all() -> None:
 
 def test_ranks_of_different_groups_are_told_so() -> None:
     assert {error.code for error in failures(2, group={0: "here", 1: "there"})} == {Code.GROUP_MISMATCH}
+
+
+def test_a_rank_is_told_so_while_it_waits_for_another_one() -> None:
+    store = dist.HashStore()
+
+    def story(rank: int) -> Any:
+        return None if rank == 1 else met(store, rank, 3, group="there" if rank == 2 else "here", timeout_s=20)
+
+    # Rank 1 never comes, and nobody waits for it: a timeout would be the wrong reason.
+    for end in (ended(3, story)[rank] for rank in (0, 2)):
+        assert isinstance(end.error, CollectiveError)
+        assert end.error.code is Code.GROUP_MISMATCH
 
 
 def test_a_rank_that_was_restarted_alone_finds_nobody_and_says_who_is_missing() -> None:
@@ -193,10 +205,34 @@ def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pyte
     assert all(end.error is None for end in ended(2, lambda rank: met(store, rank, 2, incarnation=1)))
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1:port", "no such host", "x" * 70])
+def test_a_rank_with_an_own_address_that_is_none_says_where_it_comes_from(own: str) -> None:
+    with pytest.raises(CollectiveError, match="this rank cannot be reached at") as raised:
+        met(dist.HashStore(), 0, 2, address=own)
+    assert mesh.ADDRESS_VARIABLE in raised.value.hint
+
+
+def test_a_name_server_that_never_answers_takes_no_more_than_the_meetings_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, over = dist.HashStore(), threading.Event()
+    store.set("glasshouse/0/0", "rank0.example 4000")
+
+    def asked(host: str, *rest: Any, **named: Any) -> Any:
+        return over.wait(60) if host == "rank0.example" else found(host, *rest, **named)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    try:
+        with pytest.raises(CollectiveError, match="rank 0 did not come") as raised:
+            met(store, 1, 2, timeout_s=0.5)
+    finally:
+        over.set()
+    assert raised.value.code is Code.COLLECTIVE_TIMEOUT
+
+
 def test_addresses_come_from_the_way_to_the_stores_host() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     other = dist.TCPStore("127.0.0.1", store.port, 1, is_master=False, wait_for_workers=False)
     behind = [dist.PrefixStore("a", dist.PrefixStore("b", each)) for each in (store, other)]
-    assert dial.own_address(behind[0]) == "127.0.0.1"
-    assert dial.own_address(dist.HashStore()) == "127.0.0.1"
+    assert addresses.own_address(behind[0]) == "127.0.0.1"
+    assert addresses.own_address(dist.HashStore()) == "127.0.0.1"
     assert [end.value for end in ended(2, lambda rank: met(behind[rank], rank, 2))] == [[1], [0]]

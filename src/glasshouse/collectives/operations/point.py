@@ -246,13 +246,17 @@ class Mailbox:
             self._go(peer, self._offered[peer].pop(header.sequence))
         else:
             raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH, f"rank {peer} sends a {header.kind.name.lower()} that nothing led to"
+                Code.COLLECTIVE_MISMATCH,
+                f"rank {peer} sends a {header.kind.name.lower()} that nothing led to",
+                rank=peer,
             )
 
     def _hear(self, peer: int, offer: Header) -> None:
         if len(self._offers[peer]) >= MAX_OFFERS:
             raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH, f"rank {peer} has offered {MAX_OFFERS} messages that nobody receives"
+                Code.COLLECTIVE_MISMATCH,
+                f"rank {peer} has offered {MAX_OFFERS} messages that nobody receives",
+                rank=peer,
             )
         self._arrivals += 1
         self._offers[peer].append(offer)
@@ -277,6 +281,7 @@ class Mailbox:
                 Code.COLLECTIVE_MISMATCH,
                 f"rank {peer} sends {offer.elements} {offer.element.name.lower()} with tag {offer.tag} where"
                 f" rank {self._party.rank} has room for {message.elements} {message.element.name.lower()}",
+                rank=peer,
             )
         message.sequence = offer.sequence
         accept = message.header(Kind.ACCEPT, source=self._party.rank, destination=peer)
