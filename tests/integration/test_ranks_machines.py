@@ -58,6 +58,24 @@ for step in range(1000):
     time.sleep(0.05)
 """
 
+BAD_START = """
+import os, pathlib, torch, torch.distributed as dist
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("sealed")
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(1000))
+if attempt == 0:
+    if rank == 1:
+        raise ValueError("the first start is a bad one")
+    dist.all_reduce(torch.ones(1000))
+    raise AssertionError("rank 1 did not take part")
+summed = torch.full((1000,), rank + 1.0)
+dist.all_reduce(summed)
+pathlib.Path("outputs").mkdir(exist_ok=True)
+pathlib.Path(f"outputs/sum-{rank}.txt").write_text(f"{attempt} {summed[0].item()}")
+dist.destroy_process_group()
+"""
+
 
 class Network:
     """Between the machines: passes everything on, keeps it, and does what it is told to."""
@@ -99,8 +117,8 @@ class Network:
 
 @pytest.fixture
 def world(script_worlds: Callable[..., World]) -> Callable[..., World]:
-    def make(script: str = TRAIN, *, egress: tuple[str, ...] = ("group",)) -> World:
-        return script_worlds(script, {"patients.csv": CANARY}, broken=Broken(budget=4, egress=egress))
+    def make(script: str = TRAIN, *, egress: tuple[str, ...] = ("group",), **params: int) -> World:
+        return script_worlds(script, {"patients.csv": CANARY}, broken=Broken(budget=4, egress=egress), **params)
 
     return make
 
@@ -153,6 +171,17 @@ def test_two_machines_train_one_model_and_nothing_in_the_clear_is_between_them(
     assert len(between.seen) > 20_000
     for plain in (CANARY, CANARY.hex().encode(), b"note", b"sealed/", b"machine-"):
         assert plain not in between.seen, plain
+
+
+def test_the_ranks_of_all_machines_begin_again_as_often_as_the_job_allows(
+    world: Callable[..., World], network: Callable[[int], Network]
+) -> None:
+    agents, _ = two(world(BAD_START, max_restarts=1), network)
+    for machine, agent in enumerate(agents):
+        agent.wait(within_s=180)
+        ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
+        assert agent.outputs() == {f"sum-{machine}.txt": b"1 3.0"}
+    assert "the first start is a bad one" in agents[1].log()
 
 
 @pytest.mark.parametrize("after", [0, 2_000, 40_000], ids=["greeting", "meeting", "training"])

@@ -17,14 +17,14 @@ import glasshouse
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.workloads import environment
 
-__all__ = ["COLLECTIVE", "code_of", "explain", "of_script", "say"]
+__all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "in_a_line", "of_script", "say"]
 
 # How frameworks say that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # How the hub's client says that it was told to stay offline, which it was because there is no network.
 _OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
 _HOUSE = f"{Path(glasshouse.__file__).parent}/"
-_MOST_CAUSE_CHARS = 300
+_MOST_CAUSE_CHARS = MOST_WORDS = 300
 # gloo without a network, nccl and others in a build or on a machine that has none of them.
 _OTHER_BACKEND = re.compile(r"gloo/transport|[Dd]istributed package doesn't have|ProcessGroupNCCL is only supported")
 # As torch's rendezvous through the environment says that nobody set it.
@@ -66,6 +66,17 @@ def explain(error: BaseException) -> None:
     if understood.code is Code.WORKER_FAILED and understood is not error:
         _write(_traceback(error, error.__traceback__))
     say(understood)
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return what a failure says of itself, in at most `MOST_WORDS` characters, if it can in the script's words."""
+    # What `of_script` made a sentence of, and is raised in its place.
+    own = (error.__context__ if isinstance(error, RunError) else None) or error
+    if isinstance(own, GlasshouseError):
+        said = own.message
+    else:
+        said = f"{type(own).__name__}: {next(iter(str(own).strip().splitlines()), '')}".removesuffix(": ")
+    return "".join(char if char.isprintable() else "?" for char in said)[:MOST_WORDS]
 
 
 def say(error: GlasshouseError) -> None:

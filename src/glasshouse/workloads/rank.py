@@ -50,7 +50,8 @@ def _tell() -> int:
         sys.stdout.flush()
         sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
         failures.explain(error)
-        channel.send({"type": "failed", "code": failures.code_of(error).value})
+        code, words = failures.code_of(error).value, failures.in_a_line(error)
+        channel.send({"type": "failed", "code": code, "words": words})
         return 1
     channel.send(
         {

@@ -25,6 +25,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
 from glasshouse.task.channel import AgentLink, Channel, Message
@@ -32,9 +33,10 @@ from glasshouse.task.handle import Task
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
+from glasshouse.workloads import failures
 from glasshouse.workloads.machines import Machines
 
-__all__ = ["Given", "Report", "Server", "child_place"]
+__all__ = ["Failure", "Given", "Report", "Server", "child_place"]
 
 # A rank asks as soon as it is connected; whoever does not keeps the others waiting no longer.
 _ASKING_S = 5.0
@@ -89,6 +91,27 @@ class Report:
         return found
 
 
+class Failure(NamedTuple):
+    """How a rank failed, by what it said: the code, and a line for the sealed log."""
+
+    rank: int
+    code: Code
+    words: str = ""
+
+    @classmethod
+    def from_message(cls, rank: int, message: Message) -> Failure:
+        """Read ``{"type": "failed", …}``; raises `FormatError`."""
+        fields = Fields(message, "failed")
+        fields.choice("type", ["failed"])
+        found = cls(
+            rank=rank,
+            code=Code(fields.choice("code", list(Code))),
+            words=fields.text("words", max_chars=failures.MOST_WORDS),
+        )
+        fields.end()
+        return found
+
+
 class Server:
     """One job's meeting place; leaving the block ends it.
 
@@ -100,13 +123,13 @@ class Server:
     Attributes:
         path: of the socket.
         report: what rank 0 said at its end.
-        failures: rank and reason, in the order in which they came.
+        failures: what ranks said at their end, in the order in which it came.
         stopped: whether the owner ended the job.
     """
 
     def __init__(self, given: Given, task: Task, channel: Channel) -> None:
         self.report = Report()
-        self.failures: list[tuple[int, Code]] = []
+        self.failures: list[Failure] = []
         self.stopped = False
         self._given, self._task, self._channel = given, task, channel
         self._tokens: dict[tuple[str, bytes], int] = {}
@@ -135,7 +158,7 @@ class Server:
             # A rank that starts again has no use for what its earlier life did not spend.
             self._tokens = {key: owner for key, owner in self._tokens.items() if owner != rank}
             self._tokens |= {("join", join): rank, ("group-secret", secret): rank}
-            self.failures = [failure for failure in self.failures if failure[0] != rank]
+            self.failures = [failure for failure in self.failures if failure.rank != rank]
         return {ranks.JOIN_TOKEN: join.hex(), ranks.SECRET_TOKEN: secret.hex()}
 
     def stop(self) -> None:
@@ -233,7 +256,7 @@ class Server:
             threading.Thread(target=self._dial, args=(link, message), name="glasshouse-dial", daemon=True).start()
         elif kind == "failed":
             with self._lock:
-                self.failures.append((rank, Code(Fields(message, "failed").choice("code", list(Code)))))
+                self.failures.append(Failure.from_message(rank, message))
         elif rank == 0 and kind == "ended":
             self.report = Report.from_message(message)
         elif rank == 0 and kind == "progress":

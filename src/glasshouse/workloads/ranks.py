@@ -26,7 +26,7 @@ from glasshouse.wire import ranks
 from glasshouse.workloads import failures, script
 from glasshouse.workloads.machines import STORE_PORT, Machines
 from glasshouse.workloads.params import ScriptParams
-from glasshouse.workloads.rank_server import Given, Server
+from glasshouse.workloads.rank_server import Failure, Given, Server
 
 __all__ = ["Ranked", "judge"]
 
@@ -155,7 +155,7 @@ def _meeting(machines: Machines | None) -> dict[str, Any]:
     }
 
 
-def judge(told: list[tuple[int, Code]], exits: Mapping[int, int], count: int) -> RunError:
+def judge(told: list[Failure], exits: Mapping[int, int], count: int) -> RunError:
     """Return why a job of several ranks failed.
 
     Args:
@@ -163,14 +163,14 @@ def judge(told: list[tuple[int, Code]], exits: Mapping[int, int], count: int) ->
         exits: exit codes of the ranks that failed; torchelastic ends the others by SIGTERM.
         count: how many ranks there are.
     """
-    own = [(rank, code) for rank, code in told if code not in failures.COLLECTIVE]
-    silent = {rank: code for rank, code in exits.items() if rank not in dict(told)}
+    own = [failure for failure in told if failure.code not in failures.COLLECTIVE]
+    silent = {rank: code for rank, code in exits.items() if rank not in {failure.rank for failure in told}}
     killed = [(rank, -code) for rank, code in sorted(silent.items()) if code < 0 and code != -signal.SIGTERM]
     ended = [(rank, code) for rank, code in sorted(silent.items()) if code > 0]
-    collective = [(rank, code) for rank, code in told if code not in _CONSEQUENCES] or told
+    collective = [failure for failure in told if failure.code not in _CONSEQUENCES] or told
     if own:
-        rank, code = own[0]
-        return _ends_all(code, f"rank {rank} failed", count)
+        rank, code, words = own[0]
+        return _ends_all(code, f"rank {rank} failed", count, words)
     if killed:
         rank, number = killed[0]
         return _ends_all(Code.RANK_LOST, f"rank {rank} was ended by {_signal(number)}", count)
@@ -178,13 +178,15 @@ def judge(told: list[tuple[int, Code]], exits: Mapping[int, int], count: int) ->
         rank, status = ended[0]
         return _ends_all(Code.SCRIPT_FAILED, f"rank {rank} ended without a word, with exit status {status}", count)
     if collective:
-        rank, code = collective[0]
-        return _ends_all(code, f"rank {rank} could not go on with the others", count)
+        rank, code, words = collective[0]
+        return _ends_all(code, f"rank {rank} could not go on with the others", count, words)
     return _ends_all(Code.RANK_LOST, "a rank was ended from outside", count)
 
 
-def _ends_all(code: Code, what: str, count: int) -> RunError:
-    return RunError(code, f"{what}, which ends all {count} ranks" if count > 1 else what)
+def _ends_all(code: Code, what: str, count: int, words: str = "") -> RunError:
+    # What other ranks wrote because of it stands between here and what this one wrote.
+    hint = f"its words: {words}" if words else ""
+    return RunError(code, f"{what}, which ends all {count} ranks" if count > 1 else what, hint=hint)
 
 
 def _signal(number: int) -> str:

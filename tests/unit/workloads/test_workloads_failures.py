@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.rendezvous import rendezvous
 
-from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
+from glasshouse.errors import Code, CollectiveError, GlasshouseError, RunError, UsageError
 from glasshouse.workloads import environment
-from glasshouse.workloads.failures import code_of, explain, of_script
+from glasshouse.workloads.failures import MOST_WORDS, code_of, explain, in_a_line, of_script
 
 
 class OutOfMemoryError(RuntimeError):
@@ -55,6 +55,33 @@ def test_a_cause_is_one_line_and_no_traceback(capsys: pytest.CaptureFixture[str]
         explain(error)
     said = capsys.readouterr().err
     assert said == "glasshouse: no model [job-invalid]\nglasshouse: because of ValueError: unknown architecture\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no such column\nand much more"), "ValueError: no such column"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (MemoryError("too much"), "MemoryError: too much"),
+        (ModuleNotFoundError("No module named 'x'", name="x"), "ModuleNotFoundError: No module named 'x'"),
+        (UsageError(Code.JOB_INVALID, "no model", hint="mend it"), "no model"),
+        (CollectiveError(Code.RANK_LOST, "rank 1 is gone"), "rank 1 is gone"),
+        (ValueError("\x1b[2Jall is well\u202e"), "ValueError: ?[2Jall is well?"),
+    ],
+)
+def test_a_failure_in_a_line_is_in_the_scripts_own_words(error: BaseException, line: str) -> None:
+    assert in_a_line(error) == line
+
+    def fail() -> None:
+        try:
+            raise error
+        except BaseException as raised:
+            raise of_script(raised, None) from None  # type: ignore[arg-type]
+
+    with pytest.raises(GlasshouseError) as sentence:
+        fail()
+    assert in_a_line(sentence.value) == line
+    assert len(in_a_line(ValueError("x" * 1000))) == MOST_WORDS
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OutOfMemoryError("CUDA out of memory")])

@@ -305,11 +305,13 @@ def test_a_peer_that_trickles_is_not_waited_for(place: Place, monkeypatch: pytes
 
 def test_reasons_are_kept_in_the_order_in_which_they_came_and_forgotten_at_a_restart(place: Place) -> None:
     for rank, code in ((1, Code.COLLECTIVE_TAMPERED), (0, Code.RANK_LOST)):
-        place.say(JOINED + f"channel.send({{'type': 'failed', 'code': {code.value!r}}})", rank)
+        failed = {"type": "failed", "code": code.value, "words": f"what rank {rank} says"}
+        place.say(JOINED + f"channel.send({failed!r})", rank)
         place.server.settle()
-    assert place.server.failures == [(1, Code.COLLECTIVE_TAMPERED), (0, Code.RANK_LOST)]
+    first, second = (1, Code.COLLECTIVE_TAMPERED, "what rank 1 says"), (0, Code.RANK_LOST, "what rank 0 says")
+    assert place.server.failures == [first, second]
     place.server.invite(1)
-    assert place.server.failures == [(0, Code.RANK_LOST)]
+    assert place.server.failures == [second]
 
 
 # the owner's stop

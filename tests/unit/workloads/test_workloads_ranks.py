@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.params import ScriptParams, canonical, parse
+from glasshouse.workloads.rank_server import Failure
 from glasshouse.workloads.ranks import judge
 from tools.fake_agent import Ended, FakeAgent, run_raw
 
@@ -79,7 +81,11 @@ time.sleep(60)
     assert ended.exit_code == 1
     assert ended.one("failed") == {"code": "out-of-memory", "type": "failed"}
     assert "glasshouse: rank 1:" in ended.log
-    assert "rank 1 failed, which ends all 2 ranks [out-of-memory]" in ended.log
+    said = ended.log.splitlines()
+    assert said[-2:] == [
+        "glasshouse: rank 1 failed, which ends all 2 ranks [out-of-memory]",
+        "glasshouse: its words: MemoryError: too much",
+    ]
     assert ended.outputs == {"kept.txt": b"written before"}
 
 
@@ -203,10 +209,12 @@ LOST, TAMPERED, ABORTED = Code.RANK_LOST, Code.COLLECTIVE_TAMPERED, Code.COLLECT
 def test_the_reason_is_the_one_that_is_no_consequence_of_another(
     told: list[tuple[int, Code]], exits: dict[int, int], code: Code, words: str
 ) -> None:
-    error = judge(told, exits, 4)
+    error = judge([Failure(rank, said, f"rank {rank}'s own words") for rank, said in told], exits, 4)
     assert error.code is code
     assert words in error.message
     assert "which ends all 4 ranks" in error.message or not exits
+    spoke = re.search(r"rank (\d) (failed|could)", error.message)
+    assert error.hint == (f"its words: rank {spoke[1]}'s own words" if spoke else "")
 
 
 def test_restarts_are_few_and_checked() -> None:
