@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,13 +133,13 @@ def print_result(output: Output, measurement: Measurement, ahead: Outlook | None
         return
     output.say("")
     for kind, title in (
-        (Kind.ALL_REDUCE, "All-reduce: median time of raw gloo, and times that"),
-        (Kind.TRAIN, "Training iteration under DDP: median time of raw gloo and of none, and times raw"),
-        (Kind.REPLAY, "Exchange of a large model's buckets without its computation: times raw gloo"),
+        (Kind.ALL_REDUCE, "All-reduce: raw gloo's median, and times that"),
+        (Kind.TRAIN, "Training under DDP: raw gloo's median, times that, and alone"),
+        (Kind.REPLAY, "Exchange of a large model's buckets alone: raw gloo's median, and times that"),
     ):
-        found = measurement.of(kind)
-        if found:
-            output.console.print(_cells(title, found))
+        for ranks in sorted({one.cell.ranks for one in measurement.of(kind)}):
+            mine = [one for one in measurement.of(kind) if one.cell.ranks == ranks]
+            output.console.print(_cells(f"{ranks} ranks. {title}", mine))
             output.say("")
     _print_bars(output, bars(measurement), quick=measurement.quick)
     _print_outlook(output, ahead)
@@ -148,14 +149,15 @@ def print_result(output: Output, measurement: Measurement, ahead: Outlook | None
     output.say(f"report: {folder / 'report.html'}")
 
 
-def _cells(title: str, cells: tuple[Found, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+def _cells(title: str, cells: Sequence[Found]) -> Table:
+    """Return the cells of one number of ranks, in a table that 80 columns hold."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     ways = [way for way in Way if any(way in found.samples for found in cells)]
     for way in (*ways, "rounds"):
         table.add_column(str(way), justify="right", no_wrap=True)
     for found in cells:
-        table.add_row(cell_words(found.cell), *(_way_words(found, way) for way in ways), str(found.rounds))
+        table.add_row(cell_words(found.cell, short=True), *(_way_words(found, way) for way in ways), str(found.rounds))
     return table
 
 

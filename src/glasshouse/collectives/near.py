@@ -46,6 +46,7 @@ MAX_ARENA_BYTES = 1 << 36
 _SLOT_BYTES = -(-frame_bytes(CHUNK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 _SEAL_FUTURE_WRITE = 0x10  # fcntl.h; not in the standard library's fcntl
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _PROT_READ = 1
 _mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child a lock of the loader may be held by nobody
 _RETRY_S = 0.01
@@ -243,8 +244,8 @@ class Offer:
             self._send([*given, *([] if arena is None else [arena.fileno])])
         except BaseException as error:
             self.close()
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise _no_descriptors() from None
+            if isinstance(error, OSError) and error.errno in _OWN_LIMITS:
+                raise _at_own_limit() from None
             raise
         finally:
             if theirs is not None:
@@ -266,7 +267,7 @@ class Offer:
         window: Window | None = None
         try:
             if flags & socket.MSG_CTRUNC:
-                raise _no_descriptors()
+                raise _at_own_limit()
             given = self._bell is None
             if said != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
                 raise ValueError("not what a rank sends")
@@ -277,12 +278,21 @@ class Offer:
             if bell.family != socket.AF_UNIX:
                 raise ValueError("not a bell")  # to close another kind may take as long as its giver likes
             if taken:
-                window = Window(taken[0])
+                window = self._window(taken[0])
             self._bell = None
             return Neighbour(self._peer, self._arena, window, bell)
         finally:
             for descriptor in taken:
                 os.close(descriptor)
+
+    @staticmethod
+    def _window(fileno: int) -> Window:
+        try:
+            return Window(fileno)
+        except OSError as error:
+            if error.errno in _OWN_LIMITS:
+                raise _at_own_limit() from None
+            raise
 
     def close(self) -> None:
         """Let go of what was not answered."""
@@ -442,9 +452,9 @@ def _tampered(peer: int) -> CollectiveError:
     )
 
 
-def _no_descriptors() -> CollectiveError:
+def _at_own_limit() -> CollectiveError:
     return CollectiveError(
         Code.COLLECTIVE_ABORTED,
-        "this process may open no more files, which connections are",
-        hint="raise the limit (ulimit -n); a group takes four for each other rank of its machine",
+        "this process may open no more files, which connections are, or map no more memory",
+        hint="raise the limits (ulimit -n, ulimit -v); a group takes four files for each other rank of its machine",
     )

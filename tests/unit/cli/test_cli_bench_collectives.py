@@ -13,7 +13,8 @@ from rich.console import Console
 from glasshouse.bench.collectives.forecast import Cluster
 from glasshouse.bench.collectives.measurement import Measurement
 from glasshouse.bench.collectives.outlook import outlook
-from glasshouse.bench.collectives.values import Kind
+from glasshouse.bench.collectives.plan import EXCHANGE_WAYS, REPLAY_WAYS, TRAIN_WAYS
+from glasshouse.bench.collectives.values import Cell, Kind, Way
 from glasshouse.cli.app import run
 from glasshouse.cli.bench_collectives_view import View, print_result
 from glasshouse.cli.output import Output
@@ -91,13 +92,31 @@ def test_a_missed_bar_fails_the_command_and_a_trial_judges_nothing(
 
 def test_people_read_ratios_bars_forecasts_and_the_paper(tmp_path: Path) -> None:
     text = _shown(measurement(), tmp_path)
-    [line] = [line for line in text.splitlines() if line.startswith("25\u00a0MiB, 2 ranks")]
-    assert "×" in line
+    for part in text.split(" ranks. All-reduce")[1:]:
+        [line] = [line for line in part.split("\n\n")[0].splitlines() if line.startswith("25\u00a0MiB ")]
+        assert "×" in line
     assert "✓" in text
     assert "✗" not in text
     for words in ("held out of its fit", "4096 ranks", "8.68×", "arXiv:2501.11771", "Not measured: 1 cells"):
         assert words in text
     assert "nothing beyond the measured ranks" in text.lower()
+
+
+def test_eighty_columns_hold_every_way_and_every_number(tmp_path: Path) -> None:
+    cells = [
+        Cell(kind=Kind.ALL_REDUCE, ranks=4, bytes=100 << 20, dtype="bfloat16", ways=EXCHANGE_WAYS),
+        Cell(kind=Kind.TRAIN, ranks=4, model="gpt2-14m", cap_mib=250, ways=TRAIN_WAYS),
+        Cell(kind=Kind.REPLAY, ranks=4, model="gpt2-medium", dtype="bfloat16", ways=REPLAY_WAYS),
+    ]
+    one = Measurement(system={}, found=tuple(found(cell, dict.fromkeys(cell.ways, 0.0512)) for cell in cells))
+    lines = _shown(one, tmp_path, width=80).splitlines()
+    for cell, name in zip(
+        cells, ("100\u00a0MiB, bfloat16 ", "gpt2-14m, cap 250\u00a0MiB ", "gpt2-medium, bfloat16 "), strict=True
+    ):
+        [row] = [number for number, line in enumerate(lines) if line.startswith(name)]
+        assert lines[row - 1].split() == [*(way.value for way in Way if way in cell.ways), "rounds"]
+        assert "…" not in lines[row]
+        assert lines[row].count("×") == len(set(cell.ways) - {Way.RAW, Way.ALONE})
 
 
 def test_a_busy_machine_is_told_of(tmp_path: Path) -> None:
@@ -123,9 +142,9 @@ def test_progress_is_seen_where_there_is_no_terminal() -> None:
         assert words in said
 
 
-def _shown(one: Measurement, folder: Path) -> str:
+def _shown(one: Measurement, folder: Path, *, width: int = 160) -> str:
     output, text = Output(as_json=False), io.StringIO()
-    output._console = Console(file=text, width=160, highlight=False)
+    output._console = Console(file=text, width=width, highlight=False)
     print_result(output, one, outlook(one, Cluster(link_bytes_per_s=12.5e9), flops_per_s=1e14), folder=folder)
     return text.getvalue()
 

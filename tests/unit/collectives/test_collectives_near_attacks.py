@@ -162,7 +162,24 @@ def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
         return said
 
     for line in in_child(story):
-        assert line.startswith("collective-aborted raise the limit (ulimit -n)")
+        assert line.startswith("collective-aborted raise the limits (ulimit -n")
+
+
+def test_a_process_that_has_no_file_left_to_map_a_peers_memory_does_not_blame_the_peer() -> None:
+    def story() -> str:
+        here, there = socket.socketpair()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with offer(here, None, connected=False) as one:
+            pair, theirs = socket.socketpair(), Arena(1)
+            socket.send_fds(there, [b"\x02"], [pair[0].fileno(), theirs.fileno])
+            last = os.open("/dev/null", os.O_RDONLY)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (last + 3, hard))  # for the two that come, and no third
+            with pytest.raises(CollectiveError) as caught:
+                one.answer()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return caught.value.code.value
+
+    assert in_child(story) == Code.COLLECTIVE_ABORTED.value
 
 
 @pytest.mark.parametrize(("error", "code"), [(TimeoutError, Code.COLLECTIVE_TIMEOUT), (ValueError, Code.RANK_LOST)])

@@ -32,12 +32,21 @@ def cap_words(cap_mib: int | None) -> str:
     return "default cap" if cap_mib is None else f"cap {cap_mib}{NB}MiB"
 
 
-def cell_words(cell: Cell) -> str:
-    """Return what a cell is, in one line."""
-    dtype = "" if cell.dtype == "float32" else f", {cell.dtype}"
-    if cell.kind is Kind.ALL_REDUCE:
-        return f"{size_words(cell.bytes or 0)}{dtype}, {cell.ranks} ranks"
-    return f"{cell.model}{dtype}, {cap_words(cell.cap_mib)}, {cell.ranks} ranks"
+def cell_words(cell: Cell, *, short: bool = False) -> str:
+    """Return what a cell is, in one line.
+
+    Args:
+        cell: the cell.
+        short: without what goes without saying in a table for one number of ranks.
+    """
+    words = [size_words(cell.bytes or 0) if cell.kind is Kind.ALL_REDUCE else str(cell.model)]
+    if cell.dtype != "float32":
+        words.append(cell.dtype)
+    if cell.kind is not Kind.ALL_REDUCE and not (short and cell.cap_mib is None):
+        words.append(cap_words(cell.cap_mib))
+    if not short:
+        words.append(f"{cell.ranks} ranks")
+    return ", ".join(words)
 
 
 def time_words(value_s: float) -> str:

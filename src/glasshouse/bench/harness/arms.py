@@ -291,7 +291,7 @@ class ProtectedArm:
 
     def _failure(self, ended: Ended) -> RunError:
         code = ended.conclusion.code or Code.WORKER_FAILED
-        said = ended.conclusion.problem or f"it ended as {ended.conclusion.outcome.value}, {code.value}"
+        said = ended.conclusion.problem or f"it ended as {ended.conclusion.outcome.value}"
         return RunError(code, f"the protected arm failed: {said}")
 
 
