@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from glasshouse.bench.collectives.forecast import RANKS, Cluster
 from glasshouse.bench.collectives.measurement import Measurement, bars
 from glasshouse.bench.collectives.outlook import Outlook, outlook
 from glasshouse.bench.collectives.paper import PUBLISHED
-from glasshouse.bench.collectives.values import Found, Kind, Way
+from glasshouse.bench.collectives.values import Cell, Found, Kind, Way
 from glasshouse.bench.collectives.words import cell_words, size_words, time_words, times_words
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,9 @@ _SHOWN = tuple(ranks for ranks in RANKS if ranks in (8, 64, 512, 4_096))
 
 
 def kept() -> dict[str, Measurement]:
-    """Return the kept measurements by the name of their file."""
-    return {path.name: Measurement.parse(path.read_bytes()) for path in sorted(RESULTS.glob("collectives-*.json"))}
+    """Return the kept measurements by the name of their file, the newest first."""
+    found = {path.name: Measurement.parse(path.read_bytes()) for path in sorted(RESULTS.glob("collectives-*.json"))}
+    return dict(sorted(found.items(), key=lambda one: -one[1].created_us))
 
 
 def render(page: str, found: dict[str, Measurement]) -> str:
@@ -53,13 +55,13 @@ def render(page: str, found: dict[str, Measurement]) -> str:
 
 def _machines(found: dict[str, Measurement]) -> str:
     lines = []
-    for name, one in found.items():
+    for number, (name, one) in enumerate(found.items(), 1):
         system = one.system
         where = f"{system['logical_cpus']} × {system['cpu']}, {system['kernel']}, torch {system['torch']}"
         busy = max((cell.foreign_cpu or 0.0 for cell in one.found), default=0.0)
         virtual = ", a virtual machine" if system["virtualised"] else ""
         lines.append(
-            f"- [{name}](../benchmarks/results/{name}): {where}{virtual}; "
+            f"{number}. [{name}](../benchmarks/results/{name}): {where}{virtual}; "
             f"other programs kept at most {busy:.2f} processors busy.\n"
         )
     return "".join(lines)
@@ -68,16 +70,17 @@ def _machines(found: dict[str, Measurement]) -> str:
 def _bars(found: dict[str, Measurement]) -> str:
     rows = [
         (
+            f"run {number}",
             bar.what,
             f"{bar.found:.3f} {bar.unit}",
             "" if bar.low is None or bar.high is None else f"{bar.low:.3f} to {bar.high:.3f}",
             f"{bar.at_most:g} {bar.unit}",
             "met" if bar.met else "**missed**",
         )
-        for one in found.values()
+        for number, one in enumerate(found.values(), 1)
         for bar in bars(one)
     ]
-    return _table(("what", "found", "95 % interval", "at most", ""), rows)
+    return _table(("", "what", "found", "95 % interval", "at most", ""), rows)
 
 
 def _exchanges(found: dict[str, Measurement]) -> str:
@@ -227,7 +230,12 @@ def _model(ahead: Outlook) -> str:
 
 
 def _of(found: dict[str, Measurement], kind: Kind) -> list[Found]:
-    return [cell for one in found.values() for cell in one.of(kind)]
+    """Return the cells of a kind, each as it was measured last."""
+    cells: dict[Cell, Found] = {}
+    for one in found.values():
+        for cell in one.of(kind):
+            cells.setdefault(replace(cell.cell, ways=()), cell)
+    return list(cells.values())
 
 
 def _times(cell: Found, way: Way) -> str:

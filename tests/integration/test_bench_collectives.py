@@ -83,9 +83,9 @@ def test_a_rank_that_dies_ends_the_others_and_the_benchmark_says_so() -> None:
     with World(2, (Way.RAW, Way.DIRECT)) as world:
         victim = world.pids[1]
         killer = threading.Timer(1.0, os.kill, (victim, signal.SIGKILL))
-        killer.start()
         cell = Cell(kind=Kind.ALL_REDUCE, ranks=2, bytes=MIB, ways=(Way.RAW, Way.DIRECT))
         world.order("prepare", timeout_s=60, cell=cell.to_json())
+        killer.start()
         with pytest.raises(InternalError, match="of the benchmark ended early"):
             world.order("rounds", timeout_s=60, orders=[["raw", "direct"]] * 100_000, batch=1)
         killer.join()

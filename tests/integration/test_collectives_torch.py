@@ -226,11 +226,13 @@ def objects_and_barriers(rank: int) -> None:
 
     dist.barrier()
     dist.barrier(async_op=True).wait()
-    before = time.monotonic()
     if rank == 2:
         time.sleep(0.3)
+    came = [time.monotonic()]  # one clock for all processes
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
-    assert time.monotonic() - before >= 0.2
+    left = time.monotonic()
+    dist.broadcast_object_list(came, src=2)
+    assert left >= came[0], "nobody leaves a barrier before the last has come"
     assert dist.get_backend() == "sealed"
     assert c10d._resolve_process_group(dist.group.WORLD.group_name) is dist.group.WORLD
 

@@ -142,8 +142,9 @@ def free_port() -> int:
 
 def two(here: World, network: Callable[[int], Network], *, ranks: int = 1) -> tuple[list[AgentProcess], Network]:
     """Start the agents of two machines; the second reaches the first over a network that the test holds."""
-    ports = [free_port(), free_port()]
-    between = network(ports[0])
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [int(listener.getsockname()[1]) for listener in (one, other)]
+        between = network(ports[0])
     agents = []
     for place in here.group(2, ranks=ranks):
         first = ports[0] if place.machine == 0 else between.port
@@ -184,6 +185,20 @@ def test_the_ranks_of_all_machines_begin_again_as_often_as_the_job_allows(
     assert "the first start is a bad one" in agents[1].log()
 
 
+def test_a_rank_of_any_machine_that_fails_is_named_as_the_job_counts_it(
+    world: Callable[..., World], network: Callable[[int], Network]
+) -> None:
+    agents, _ = two(world(BAD_START), network)
+    for agent, code in zip(agents, (Code.RANK_LOST, Code.SCRIPT_FAILED), strict=True):
+        agent.wait(within_s=180)
+        ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=code)
+    said = agents[1].log().splitlines()
+    assert said[-2:] == [
+        "glasshouse: rank 1 failed, which ends all 2 ranks [script-failed]",
+        "glasshouse: its words: ValueError: the first start is a bad one",
+    ]
+
+
 @pytest.mark.parametrize("after", [0, 2_000, 40_000], ids=["greeting", "meeting", "training"])
 def test_a_byte_that_is_changed_between_the_machines_ends_the_job_on_both(
     world: Callable[..., World], network: Callable[[int], Network], after: int
@@ -211,7 +226,8 @@ def test_a_byte_that_is_changed_between_the_machines_ends_the_job_on_both(
         receipt = verified(agent).chain.receipt
         assert receipt.outcome.value == "failed", agent.log()
         codes.add(receipt.code)
-    assert codes <= {Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT, Code.COLLECTIVE_ABORTED, Code.SCRIPT_FAILED}, codes
+        assert "ended without a word" not in agent.log()
+    assert codes <= {Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT, Code.COLLECTIVE_ABORTED}, codes
 
 
 def test_a_machine_that_is_killed_ends_the_job_on_the_other(

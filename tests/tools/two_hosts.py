@@ -31,7 +31,7 @@ __all__ = ["GROUP_SECRET", "SIZE", "TwoHosts", "unavailable"]
 GROUP_SECRET = bytes(range(64, 96))
 SIZE = 4
 PER_HOST = 2
-STORE_PORT, FIRST_PORT = 29400, 41000
+STORE_PORT, FIRST_PORT = 29400, 29410  # below those that connections are given
 WIRE, MIDDLE = "10.77.0", "10.78.0"
 _HOSTS = (
     "".join(f"{net}.{host + 1} host{host}\n" for net in (WIRE, MIDDLE) for host in (0, 1)) + "127.0.0.1 localhost\n"

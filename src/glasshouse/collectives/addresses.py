@@ -14,15 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from glasshouse.collectives.bounded import within
+from glasshouse.collectives.dial import looked_up
 from glasshouse.collectives.keys import Membership
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Addresses", "late", "own_address"]
+__all__ = ["Addresses", "late", "own_address", "split"]
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25
 """How soon a rank looks again for an address that is not there yet."""
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
+_HEAR_OUT_S = 0.3
+"""How long a rank that finds the store gone looks for the reason that another one may have sent."""
 _NEAR_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -48,6 +51,8 @@ class Addresses:
         """
         try:
             self._ask(lambda: self._store.set(self._key(self._membership.rank), address))
+        except CollectiveError:
+            raise
         except (RuntimeError, TimeoutError):
             raise CollectiveError(Code.COLLECTIVE_TIMEOUT, "the store takes no address of this rank in time") from None
 
@@ -56,15 +61,26 @@ class Addresses:
 
         Args:
             peer: the rank.
-            meanwhile: called with seconds (s) to spend before the next look; what it raises ends the waiting.
+            meanwhile: spends so many seconds before the next look; what it raises ends the waiting. A store that does
+                not answer keeps it from being called.
 
         Raises:
-            CollectiveError: `collective-timeout`, it never came; `collective-tampered`, no rank leaves such an address.
+            CollectiveError: `collective-timeout`, it never came; `rank-lost`, the store is gone;
+                `collective-tampered`, no rank leaves such an address.
         """
         pause_s = _FIRST_LOOK_S
-        while (said := self._said(peer)) is None:
-            meanwhile(max(0.0, min(pause_s, self._until - time.monotonic())))
-            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+        try:
+            while (said := self._said(peer)) is None:
+                meanwhile(max(0.0, min(pause_s, self._until - time.monotonic())))
+                pause_s = min(2 * pause_s, _LAST_LOOK_S)
+        except TimeoutError:
+            raise late(self._membership, [peer]) from None
+        except _GoneError:
+            # Whoever kept it is gone too: others may know why.
+            meanwhile(max(0.0, min(_HEAR_OUT_S, self._until - time.monotonic())))
+            raise CollectiveError(
+                Code.RANK_LOST, f"the job's store is gone, and {self._membership.called(peer)} had not come"
+            ) from None
         try:
             if len(said) > _MAX_ADDRESS_BYTES:
                 raise ValueError
@@ -78,21 +94,28 @@ class Addresses:
 
     def wrong(self, peer: int) -> CollectiveError:
         """Return the error for what cannot be an address of a rank."""
-        what = f"the store says no address of {self._membership.called(peer)}"
-        return CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=peer)
+        return CollectiveError(
+            Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
+        )
 
     def _said(self, peer: int) -> bytes | None:
         """Return what the store has of a rank, None if nothing yet.
 
         It is looked for, not waited for: torch warns on the screen of every wait that ends without an answer.
+
+        Raises:
+            TimeoutError: the time is up.
+            _GoneError: there is no store.
         """
         key = self._key(peer)
         try:
             if not self._ask(lambda: self._store.check([key])):
                 return None
             return bytes(self._ask(lambda: self._store.get(key)))
-        except (RuntimeError, TimeoutError):
-            raise late(self._membership, [peer]) from None
+        except CollectiveError:
+            raise
+        except RuntimeError:
+            raise _GoneError from None
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         # No call to a store has a limit of its own that holds when the store falls silent.
@@ -112,8 +135,35 @@ def late(membership: Membership, missing: Sequence[int]) -> CollectiveError:
     )
 
 
-def own_address(store: Any) -> str:
-    """Return this machine's address on the way to the store's host; the loopback's where there is no such way."""
+class _GoneError(Exception):
+    """The store does not answer any more."""
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of ``host``, ``host:port``, ``[host]:port`` or an IPv6 address; port 0 if it has none.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if address.startswith("["):
+        host, closed, rest = address[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise ValueError("that is no address")
+        port = rest.removeprefix(":") or "0"
+    else:
+        host, port = address.split(":") if address.count(":") == 1 else (address, "0")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= _MAX_PORT):
+        raise ValueError("that is no address")
+    return host, int(port)
+
+
+def own_address(store: Any, limit_s: float) -> str:
+    """Return this machine's address on the way to the store's host; the loopback's where there is no such way.
+
+    Args:
+        store: as `Addresses` has it.
+        limit_s: how long a look-up of the host may take.
+    """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None)
@@ -121,7 +171,7 @@ def own_address(store: Any) -> str:
     if not host:
         return "127.0.0.1"
     try:
-        info = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
+        info = looked_up(host, port or 9, limit_s, kind=socket.SOCK_DGRAM)
         with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
             probe.connect(info[4])
             return str(probe.getsockname()[0])

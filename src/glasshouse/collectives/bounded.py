@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from glasshouse.errors import Code, CollectiveError
+
 __all__ = ["within"]
 
 Answer = TypeVar("Answer")
@@ -24,6 +26,7 @@ def within(limit_s: float, call: Callable[[], Answer]) -> Answer:
 
     Raises:
         TimeoutError: it did not; whatever else `call` raises.
+        CollectiveError: `collective-aborted`, this process can start no thread for it.
     """
     answers: list[Answer] = []
     failures: list[BaseException] = []
@@ -36,7 +39,10 @@ def within(limit_s: float, call: Callable[[], Answer]) -> Answer:
 
     if limit_s > 0:
         thread = threading.Thread(target=run, name="glasshouse-within", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            raise CollectiveError(Code.COLLECTIVE_ABORTED, "this process can start no more threads") from None
         thread.join(limit_s)
     if failures:
         raise failures[0]

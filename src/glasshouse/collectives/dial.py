@@ -7,6 +7,7 @@ network lead to processes of the own user or of root alone, whom the kernel name
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -14,11 +15,13 @@ import time
 from typing import Any, Protocol
 
 from glasshouse.collectives.bounded import within
+from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Dialler", "Direct", "dial_near", "enlarge", "looked_up", "near_address", "of_this_user"]
+__all__ = ["Dialler", "Direct", "check_own_limits", "dial_near", "enlarge", "looked_up", "near_address", "of_this_user"]
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 """A chunk; more would lie in memory that the caches have forgotten when it is read."""
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
 
@@ -68,14 +71,29 @@ class Direct:
         return connection
 
 
-def looked_up(host: str, port: int, limit_s: float) -> tuple[Any, ...]:
-    """Return the first of what `getaddrinfo` finds for a listener; it may ask servers that do not answer.
+def looked_up(host: str, port: int, limit_s: float, *, kind: int = socket.SOCK_STREAM) -> tuple[Any, ...]:
+    """Return the first of what `getaddrinfo` finds; it may ask servers that do not answer.
 
     Raises:
         OSError: nothing, or not in `limit_s`.
+        UnicodeError: a name that no host can have.
     """
-    found: list[tuple[Any, ...]] = within(limit_s, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    found: list[tuple[Any, ...]] = within(limit_s, lambda: socket.getaddrinfo(host, port, type=kind))
     return found[0]
+
+
+def check_own_limits(error: BaseException) -> None:
+    """Let nobody else be blamed for an error that says what this process may not have.
+
+    Raises:
+        CollectiveError: `collective-aborted`, it is such an error.
+    """
+    if isinstance(error, OSError) and error.errno in _OWN_LIMITS:
+        raise CollectiveError(
+            Code.COLLECTIVE_ABORTED,
+            "this process may open no more files, which connections are, or map no more memory",
+            hint="raise the limits (ulimit -n, ulimit -v); a group takes four files for each other rank of its machine",
+        ) from None
 
 
 def near_address(name: str) -> bytes:

@@ -1,9 +1,10 @@
 """What may not be beside a sealed group: groups of another backend, RPC, and memory that GPUs share.
 
 Laws: as long as a process has a sealed group, torch makes no other way for tensors to leave it, in whichever order
-they are asked for, and a process that it starts makes no group that is not sealed either: torch's own checkpointing
-hands tensors to such a child. When the last sealed group is gone, torch is as it was. This keeps a script from sending
-plaintext by mistake or by a default; against one that opens sockets of its own there is the sandbox.
+they are asked for; init_process_group and new_group make no other group in a process that inherits its environment
+either, to which torch's own checkpointing hands tensors. When the last sealed group is gone, torch is as it was. This
+keeps a script from sending plaintext by mistake or by a default; against one that opens sockets of its own there is the
+sandbox.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Meeting:
                 Code.GROUP_MISMATCH,
                 f"what calls itself {who} holds another group secret, or its hello was changed on the way",
                 hint="every rank of a job must be given the same group secret",
-                rank=hello.source,
+                rank=peer,
             )
 
     def _check_group(self, hello: Hello) -> None:

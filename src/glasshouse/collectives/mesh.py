@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.collectives import route
-from glasshouse.collectives.addresses import Addresses, late, own_address
+from glasshouse.collectives.addresses import Addresses, late, own_address, split
 from glasshouse.collectives.dial import (
     Dialler,
     Direct,
+    check_own_limits,
     dial_near,
     enlarge,
     looked_up,
@@ -44,6 +45,8 @@ _STRANGER_S = 5.0
 """How long a connection may take to say who it is."""
 _STRANGERS = 32
 """Connections that have not said so yet, beside those of the ranks that are due."""
+_DIAL_S = 4.0
+"""How long one attempt to reach a rank may take; less than what a stranger may."""
 _RETRY_S = 0.05
 _HEAR_OUT_S = 0.3
 
@@ -101,7 +104,8 @@ class Mesh:
 
         Raises:
             CollectiveError: `collective-timeout`, a rank did not come; `group-mismatch`, `collective-tampered`, one
-                that does not fit; `rank-lost`, one that left on the way.
+                that does not fit; `rank-lost`, one that left on the way, or the store did; `collective-aborted`, this
+                process cannot take part.
         """
         meeting = Meeting(membership, secret)
         if membership.size == 1:
@@ -109,7 +113,7 @@ class Mesh:
         with contextlib.closing(
             _Gathering(store, membership, meeting, dialler or route.chosen() or Direct(), time.monotonic() + timeout_s)
         ) as gathering:
-            gathering.listen(address or os.environ.get(ADDRESS_VARIABLE) or own_address(store))
+            gathering.listen(address or os.environ.get(ADDRESS_VARIABLE) or own_address(store, timeout_s))
             gathering.call()
             gathering.meet()
             return gathering.mesh()
@@ -179,16 +183,26 @@ class _Gathering:
                 talk.connection.close()
 
     def listen(self, address: str) -> None:
-        """Open the listener and leave its address in the store."""
-        host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "0")
+        """Open the listener and leave its address in the store.
+
+        Raises:
+            CollectiveError: `collective-aborted`, this rank cannot listen there; `collective-timeout`, the store takes
+                no address.
+        """
         try:
-            info = looked_up(host, int(port), self._remaining())
-        except (OSError, ValueError):  # ValueError: the port, or a name that no host can have
+            self._addresses.leave(self._listen(*split(address)))
+        except (OSError, ValueError) as error:
+            check_own_limits(error)
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise CollectiveError(
                 Code.COLLECTIVE_ABORTED,
-                f"this rank cannot be reached at {address!r}: that is no address",
+                f"this rank cannot listen at {address!r}: {why}",
                 hint=f"{ADDRESS_VARIABLE} is the host, or host:port, by which the other ranks find this one",
             ) from None
+
+    def _listen(self, host: str, port: int) -> str:
+        """Open the listeners; return what others are told."""
+        info = looked_up(host, port, self._remaining())
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         self._listeners.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -204,7 +218,7 @@ class _Gathering:
             each.listen(1024)
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ, each)
-        self._addresses.leave(said)
+        return said
 
     def _listen_near(self) -> str:
         """Open the listener for ranks of this machine; return what to add to the address."""
@@ -224,7 +238,7 @@ class _Gathering:
     def call(self) -> None:
         """Connect to every rank below this one, twice."""
         for peer in range(self._membership.rank):
-            address = self._addresses.of(peer, self._attend)
+            address = self._addresses.of(peer, self._hear)
             for lane in Lane:
                 connection, near = self._connect(peer, address)
                 greeting = Greeting(self._meeting, lane=lane, peer=peer)
@@ -242,6 +256,14 @@ class _Gathering:
             if left <= 0:
                 raise self._nobody_came()
             self._attend(left)
+
+    def _hear(self, wait_s: float) -> None:
+        """Serve the connections for so long, whatever comes on them: who waits for something else asks no sooner."""
+        until = time.monotonic() + wait_s
+        while True:
+            self._attend(max(0.0, until - time.monotonic()))
+            if time.monotonic() >= until:
+                return
 
     def _attend(self, wait_s: float) -> None:
         """Serve the connections once, after waiting for them a while.
@@ -308,7 +330,8 @@ class _Gathering:
                     neighbours[peer] = undone.enter_context(contextlib.closing(offer.answer()))
             except TimeoutError:
                 raise late(self._membership, [peer]) from None
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                check_own_limits(error)
                 raise self._lost(peer) from None
         return arena, neighbours
 
@@ -329,14 +352,15 @@ class _Gathering:
             if left <= 0:
                 raise late(self._membership, [peer])
             try:
-                return self._dialler.dial(host, port, left), False
+                # No longer at a time: meanwhile nobody else is heard.
+                return self._dialler.dial(host, port, min(left, _DIAL_S)), False
             except UnicodeError:
                 raise self._addresses.wrong(peer) from None
-            except OSError:
+            except OSError as error:
+                check_own_limits(error)
                 # Not there yet; or what the store says is what an earlier run left, and will be replaced.
-                # Those that it came to before may say why.
-                self._attend(min(_RETRY_S, left))
-                address = self._addresses.of(peer, self._attend)
+                self._hear(min(_RETRY_S, left))
+                address = self._addresses.of(peer, self._hear)
 
     def _add(self, talk: _Talk) -> None:
         if not talk.near:
@@ -350,7 +374,8 @@ class _Gathering:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            check_own_limits(error)
             return
         near = listener.family == socket.AF_UNIX
         if near and not of_this_user(connection):
@@ -434,7 +459,6 @@ class _Gathering:
             raise CollectiveError(
                 Code.COLLECTIVE_TAMPERED,
                 f"what listens where the store says {self._membership.called(peer)} is, is no rank of a sealed group",
-                rank=peer,
             )
 
     def _drop(self, talk: _Talk) -> None:

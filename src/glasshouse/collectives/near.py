@@ -46,7 +46,6 @@ MAX_ARENA_BYTES = 1 << 36
 _SLOT_BYTES = -(-frame_bytes(CHUNK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 _SEAL_FUTURE_WRITE = 0x10  # fcntl.h; not in the standard library's fcntl
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
-_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _PROT_READ = 1
 _mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child a lock of the loader may be held by nobody
 _RETRY_S = 0.01
@@ -221,8 +220,7 @@ class Offer:
         until: how long to wait (monotonic, s).
 
     Raises:
-        CollectiveError: this process has no more descriptors.
-        OSError: the peer is gone.
+        OSError: the peer is gone, or this process has no more room for descriptors.
     """
 
     __slots__ = ("_arena", "_bell", "_connection", "_peer", "_until")
@@ -242,10 +240,8 @@ class Offer:
                 self._bell, theirs = socket.socketpair()
             given = [] if theirs is None else [theirs.fileno()]
             self._send([*given, *([] if arena is None else [arena.fileno])])
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, OSError) and error.errno in _OWN_LIMITS:
-                raise _at_own_limit() from None
             raise
         finally:
             if theirs is not None:
@@ -256,8 +252,8 @@ class Offer:
 
         Raises:
             TimeoutError: the peer has sent nothing in time.
-            CollectiveError: this process has no more descriptors.
-            OSError, ValueError: the peer is gone, or has sent what no rank sends.
+            OSError, ValueError: the peer is gone, or has sent what no rank sends; or this process has no more room
+                for descriptors or memory (`dial.check_own_limits`).
         """
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
@@ -267,7 +263,7 @@ class Offer:
         window: Window | None = None
         try:
             if flags & socket.MSG_CTRUNC:
-                raise _at_own_limit()
+                raise OSError(errno.EMFILE, "there was no room for what the peer gave")
             given = self._bell is None
             if said != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
                 raise ValueError("not what a rank sends")
@@ -278,21 +274,12 @@ class Offer:
             if bell.family != socket.AF_UNIX:
                 raise ValueError("not a bell")  # to close another kind may take as long as its giver likes
             if taken:
-                window = self._window(taken[0])
+                window = Window(taken[0])
             self._bell = None
             return Neighbour(self._peer, self._arena, window, bell)
         finally:
             for descriptor in taken:
                 os.close(descriptor)
-
-    @staticmethod
-    def _window(fileno: int) -> Window:
-        try:
-            return Window(fileno)
-        except OSError as error:
-            if error.errno in _OWN_LIMITS:
-                raise _at_own_limit() from None
-            raise
 
     def close(self) -> None:
         """Let go of what was not answered."""
@@ -449,12 +436,4 @@ def _tampered(peer: int) -> CollectiveError:
         Code.COLLECTIVE_TAMPERED,
         f"on the connection with rank {peer} came what no rank of this machine sends",
         rank=peer,
-    )
-
-
-def _at_own_limit() -> CollectiveError:
-    return CollectiveError(
-        Code.COLLECTIVE_ABORTED,
-        "this process may open no more files, which connections are, or map no more memory",
-        hint="raise the limits (ulimit -n, ulimit -v); a group takes four files for each other rank of its machine",
     )

@@ -70,8 +70,7 @@ def explain(error: BaseException) -> None:
 
 def in_a_line(error: BaseException) -> str:
     """Return what a failure says of itself, in at most `MOST_WORDS` characters, if it can in the script's words."""
-    # What `of_script` made a sentence of, and is raised in its place.
-    own = (error.__context__ if isinstance(error, RunError) else None) or error
+    own = error.own if isinstance(error, _SaidError) else error
     if isinstance(own, GlasshouseError):
         said = own.message
     else:
@@ -99,7 +98,16 @@ def of_script(error: Exception, trace: TracebackType | None) -> GlasshouseError:
     """
     # An error of ours is said as a sentence: only the way to it through the script is shown.
     _write(_way(trace) if isinstance(error, GlasshouseError) else _traceback(error, trace))
-    return _understood(error, "the script", Code.SCRIPT_FAILED)
+    understood = _understood(error, "the script", Code.SCRIPT_FAILED)
+    return understood if understood is error else _SaidError(understood, error)
+
+
+class _SaidError(RunError):
+    """What is said in the place of a script's own error."""
+
+    def __init__(self, understood: GlasshouseError, own: Exception) -> None:
+        super().__init__(understood.code, understood.message, hint=understood.hint)
+        self.own = own
 
 
 def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseError:

@@ -25,6 +25,7 @@ __all__ = ["OtherMachines", "RankChannel"]
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _COPY_BYTES = 1 << 20
+_MACHINE_DIGITS = 4
 
 
 class RankChannel:
@@ -161,7 +162,7 @@ class OtherMachines:
 
     def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
         machine = host.removeprefix("machine-")
-        if not (machine.isascii() and machine.isdigit() and 0 < port < 65536):
+        if not (machine.isascii() and machine.isdigit() and len(machine) <= _MACHINE_DIGITS and 0 < port < 65536):
             raise ConnectionRefusedError("the store says no address")
         if int(machine) == self._machine:
             connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)

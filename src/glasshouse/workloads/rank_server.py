@@ -136,6 +136,7 @@ class Server:
         self._ranks: list[AgentLink] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._joining = threading.Lock()
         # A short name under both legs: the address of a Unix socket has 108 bytes.
         self._folder = tempfile.mkdtemp(prefix="glasshouse-ranks-", dir="/tmp")
         self.path = self._folder + "/socket"
@@ -171,7 +172,9 @@ class Server:
 
     def settle(self) -> None:
         """Wait until everything that ranks which have ended had said is heard."""
-        for thread in self._threads:
+        with self._joining:  # one that was told it has joined may have spoken and ended since
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(_SETTLING_S)
 
     def _serve(self) -> None:
@@ -199,9 +202,10 @@ class Server:
             if self._given.machines is not None:
                 place["machine"] = self._given.machines.machine
             joined = frames.control({**place, **self._given.message})
-            socket.send_fds(connection, [joined], self._given.descriptors)
-            connection.settimeout(None)
-            self._adopt(rank, AgentLink(connection))
+            with self._joining:
+                socket.send_fds(connection, [joined], self._given.descriptors)
+                connection.settimeout(None)
+                self._adopt(rank, AgentLink(connection))
 
     def _redeem(self, request: ranks.Request) -> int | None:
         """Take a token back, whatever becomes of it; return whose it was. Every comparison takes the same time."""

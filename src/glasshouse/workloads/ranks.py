@@ -74,7 +74,10 @@ class Ranked:
             if given.machines is not None and not failed:
                 given.machines.finish()
             if failed and not server.stopped:
-                raise judge(server.failures, failed, self._count)
+                machine, machines = (
+                    (0, 1) if given.machines is None else (given.machines.machine, given.machines.machines)
+                )
+                raise judge(server.failures, failed, self._count * machines, first=self._count * machine)
             report = server.report
         return Result(
             unit=report.unit,
@@ -86,7 +89,10 @@ class Ranked:
         )
 
     def _launch(self, server: Server, params: ScriptParams, machines: Machines | None) -> Mapping[int, int]:
-        """Start the ranks and wait; return the exit codes of those that failed, negative for a signal."""
+        """Start the ranks and wait; return the exit codes of those that failed, negative for a signal.
+
+        They are counted on this machine, as `Server` counts them.
+        """
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -118,7 +124,7 @@ class Ranked:
         try:
             elastic_launch(config, sys.executable)("-I", "-B", *prefix, "-c", _RANK)
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+            return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
         return {}
 
 
@@ -155,13 +161,14 @@ def _meeting(machines: Machines | None) -> dict[str, Any]:
     }
 
 
-def judge(told: list[Failure], exits: Mapping[int, int], count: int) -> RunError:
+def judge(told: list[Failure], exits: Mapping[int, int], count: int, *, first: int = 0) -> RunError:
     """Return why a job of several ranks failed.
 
     Args:
-        told: what ranks said of themselves, in the order in which it came.
-        exits: exit codes of the ranks that failed; torchelastic ends the others by SIGTERM.
-        count: how many ranks there are.
+        told: what ranks of this machine said of themselves, in the order in which it came.
+        exits: exit codes of those that failed; torchelastic ends the others by SIGTERM.
+        count: how many ranks the job has on all machines.
+        first: the number in the job of this machine's first rank.
     """
     own = [failure for failure in told if failure.code not in failures.COLLECTIVE]
     silent = {rank: code for rank, code in exits.items() if rank not in {failure.rank for failure in told}}
@@ -170,16 +177,17 @@ def judge(told: list[Failure], exits: Mapping[int, int], count: int) -> RunError
     collective = [failure for failure in told if failure.code not in _CONSEQUENCES] or told
     if own:
         rank, code, words = own[0]
-        return _ends_all(code, f"rank {rank} failed", count, words)
+        return _ends_all(code, f"rank {first + rank} failed", count, words)
     if killed:
         rank, number = killed[0]
-        return _ends_all(Code.RANK_LOST, f"rank {rank} was ended by {_signal(number)}", count)
+        return _ends_all(Code.RANK_LOST, f"rank {first + rank} was ended by {_signal(number)}", count)
     if ended:
         rank, status = ended[0]
-        return _ends_all(Code.SCRIPT_FAILED, f"rank {rank} ended without a word, with exit status {status}", count)
+        what = f"rank {first + rank} ended without a word, with exit status {status}"
+        return _ends_all(Code.SCRIPT_FAILED, what, count)
     if collective:
         rank, code, words = collective[0]
-        return _ends_all(code, f"rank {rank} could not go on with the others", count, words)
+        return _ends_all(code, f"rank {first + rank} could not go on with the others", count, words)
     return _ends_all(Code.RANK_LOST, "a rank was ended from outside", count)
 
 

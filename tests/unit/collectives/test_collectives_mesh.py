@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,13 +91,13 @@ def test_a_rank_that_was_restarted_alone_finds_nobody_and_says_who_is_missing() 
     store = dist.HashStore()
     assert all(end.error is None for end in ended(2, lambda rank: met(store, rank, 2)))
     with pytest.raises(CollectiveError, match="rank 0 did not come") as caught:
-        met(store, 1, 2, incarnation=1 << 32, timeout_s=0.2)
+        met(store, 1, 2, incarnation=1 << 32, timeout_s=2)
     assert caught.value.code is Code.COLLECTIVE_TIMEOUT
 
 
 def test_a_rank_that_does_not_come_is_named_by_the_one_that_listens() -> None:
     with pytest.raises(CollectiveError, match="rank 1 and rank 2 did not come"):
-        met(dist.HashStore(), 0, 3, timeout_s=0.2)
+        met(dist.HashStore(), 0, 3, timeout_s=2)
 
 
 def listening(store: Any, rank: int) -> tuple[str, int]:
@@ -105,7 +107,7 @@ def listening(store: Any, rank: int) -> tuple[str, int]:
 
 
 def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.1)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
     store = dist.HashStore()
     with contextlib.ExitStack() as strangers:
 
@@ -116,14 +118,14 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
                     stranger = strangers.enter_context(socket.create_connection(address))
                     with contextlib.suppress(OSError):
                         stranger.sendall(greeting)
-                time.sleep(0.3)
+                time.sleep(0.7)
             return met(store, rank, 2)
 
         assert [end.value for end in ended(2, story)] == [[1], [0]]
 
 
 def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.1)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
     store = dist.HashStore()
     thread = threading.Thread(target=ended, args=(1, lambda rank: met(store, rank, 2, timeout_s=8)), daemon=True)
     thread.start()
@@ -136,7 +138,7 @@ def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: p
 
 def test_a_rank_that_others_keep_waiting_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has connected to rank 0 and waits for the address of rank 1, which comes late."""
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.2)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
     for dialler in (None, dial.Direct(near=False)):
         store = dist.HashStore()
 
@@ -205,11 +207,96 @@ def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pyte
     assert all(end.error is None for end in ended(2, lambda rank: met(store, rank, 2, incarnation=1)))
 
 
-@pytest.mark.parametrize("own", ["127.0.0.1:port", "no such host", "x" * 70])
+@pytest.mark.parametrize(
+    "own",
+    ["127.0.0.1:port", "no such host", "x" * 70, "127.0.0.1:99999", "127.0.0.1:" + "9" * 25, "[::1", "[::1]x", ":1"],
+)
 def test_a_rank_with_an_own_address_that_is_none_says_where_it_comes_from(own: str) -> None:
-    with pytest.raises(CollectiveError, match="this rank cannot be reached at") as raised:
+    with pytest.raises(CollectiveError, match="this rank cannot listen at") as raised:
         met(dist.HashStore(), 0, 2, address=own)
+    assert raised.value.code is Code.COLLECTIVE_ABORTED
     assert mesh.ADDRESS_VARIABLE in raised.value.hint
+
+
+def test_a_port_that_is_taken_is_said_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        own = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(CollectiveError, match=r"cannot listen at .*: Address already in use"):
+            met(dist.HashStore(), 0, 2, address=own)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("host", ("host", 0)),
+        ("host:80", ("host", 80)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("::1", ("::1", 0)),
+        ("[::1]", ("::1", 0)),
+        ("[fe80::2]:4000", ("fe80::2", 4000)),
+    ],
+)
+def test_addresses_are_hosts_with_or_without_a_port(address: str, parts: tuple[str, int]) -> None:
+    assert addresses.split(address) == parts
+
+
+class Gone(dist.HashStore):
+    """A store whose keeper dies when somebody looks for an address."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise dist.DistNetworkError("connection reset by peer")
+
+
+def test_a_store_that_dies_is_no_rank_that_is_late() -> None:
+    with pytest.raises(CollectiveError, match="the job's store is gone") as raised:
+        met(Gone(), 1, 2, timeout_s=60)
+    assert (raised.value.code, raised.value.rank) == (Code.RANK_LOST, None)
+
+
+class Asked(dist.HashStore):
+    """A store that counts how often it is asked."""
+
+    times = 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.times += 1
+        return bool(super().check(keys))
+
+
+def test_strangers_who_come_and_go_make_a_waiting_rank_ask_the_store_no_more_often() -> None:
+    store, over = Asked(), threading.Event()
+
+    def knock() -> None:
+        address = listening(store, 1)
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(address).close()
+            time.sleep(0.005)  # a port is not free again for a minute
+
+    stranger = threading.Thread(target=knock)
+    stranger.start()
+    try:
+        with pytest.raises(CollectiveError, match="rank 0 did not come"):
+            met(store, 1, 2, timeout_s=2)
+    finally:
+        over.set()
+        stranger.join(20)
+    assert 2 <= store.times <= 20
+
+
+class Full(dial.Direct):
+    """A process that may open no more files."""
+
+    def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_process_that_may_open_no_more_files_does_not_wait_for_a_rank_that_is_there() -> None:
+    store = dist.HashStore()
+    store.set("glasshouse/0/0", "127.0.0.1 9")
+    with pytest.raises(CollectiveError, match="may open no more files") as raised:
+        met(store, 1, 2, dialler=Full(near=False), timeout_s=60)
+    assert raised.value.code is Code.COLLECTIVE_ABORTED
 
 
 def test_a_name_server_that_never_answers_takes_no_more_than_the_meetings_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +309,9 @@ def test_a_name_server_that_never_answers_takes_no_more_than_the_meetings_time(m
     found = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", asked)
     try:
+        assert addresses.own_address(SimpleNamespace(host="rank0.example", port=1), 0.05) == "127.0.0.1"
         with pytest.raises(CollectiveError, match="rank 0 did not come") as raised:
-            met(store, 1, 2, timeout_s=0.5)
+            met(store, 1, 2, timeout_s=2)
     finally:
         over.set()
     assert raised.value.code is Code.COLLECTIVE_TIMEOUT
@@ -233,6 +321,6 @@ def test_addresses_come_from_the_way_to_the_stores_host() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     other = dist.TCPStore("127.0.0.1", store.port, 1, is_master=False, wait_for_workers=False)
     behind = [dist.PrefixStore("a", dist.PrefixStore("b", each)) for each in (store, other)]
-    assert addresses.own_address(behind[0]) == "127.0.0.1"
-    assert addresses.own_address(dist.HashStore()) == "127.0.0.1"
+    assert addresses.own_address(behind[0], 10) == "127.0.0.1"
+    assert addresses.own_address(dist.HashStore(), 10) == "127.0.0.1"
     assert [end.value for end in ended(2, lambda rank: met(behind[rank], rank, 2))] == [[1], [0]]

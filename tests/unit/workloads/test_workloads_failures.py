@@ -84,6 +84,18 @@ def test_a_failure_in_a_line_is_in_the_scripts_own_words(error: BaseException, l
     assert len(in_a_line(ValueError("x" * 1000))) == MOST_WORDS
 
 
+def test_an_error_of_ours_has_its_own_words_whatever_the_script_was_busy_with() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("x")
+        except KeyError:
+            raise RunError(Code.OUTPUT_REFUSED, "that name is no name of an output")  # noqa: B904 - as scripts do
+
+    with pytest.raises(RunError) as refused:
+        fail()
+    assert in_a_line(of_script(refused.value, None)) == "that name is no name of an output"
+
+
 @pytest.mark.parametrize("error", [MemoryError(), OutOfMemoryError("CUDA out of memory")])
 def test_memory_that_ran_out_is_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     explain(error)

@@ -60,11 +60,12 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machines, Machines,
     relays.lost = lost = [[], []]
     first, second = (Machines(relays.ends[m][0], SECRET, machine=m, machines=2) for m in range(2))
     first.start(lost[0].append)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setattr(machines, "STORE_PORT", port)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        way, store = (free.getsockname()[1] for free in (one, other))
+    # On one machine the two have to differ.
+    monkeypatch.setattr(machines, "STORE_PORT", way)
     second.start(lost[1].append)
-    monkeypatch.setattr(machines, "STORE_PORT", port + 1 if port < 65535 else port - 1)
+    monkeypatch.setattr(machines, "STORE_PORT", store)
     wait_for(lambda: lines(first) == lines(second) == 1)
     yield first, second, relays
     for one in (*first._lines, *second._lines, second._store):
@@ -99,9 +100,10 @@ def test_who_is_not_there_or_is_no_other_machine_is_an_os_error(group: tuple[Mac
 def test_the_store_of_the_first_machine_is_found_on_the_second(group: tuple[Machines, Machines, Relays]) -> None:
     _, second, _ = group
     assert second.machine == 1
+    assert second._store is not None
     with socket.create_server(("127.0.0.1", machines.STORE_PORT)) as store:
-        way = machines.STORE_PORT - 1 if machines.STORE_PORT > 1 else machines.STORE_PORT + 1
-        with socket.create_connection(("127.0.0.1", way), timeout=10) as rank, store.accept()[0] as other:
+        way = second._store.getsockname()
+        with socket.create_connection(way, timeout=10) as rank, store.accept()[0] as other:
             rank.sendall(b"set")
             assert other.recv(16) == b"set"
 
@@ -110,7 +112,7 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
     group: tuple[Machines, Machines, Relays], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _, relays = group
-    monkeypatch.setattr(machines, "_GREETING_S", 0.3)
+    monkeypatch.setattr(machines, "_GREETING_S", 2.0)
     strangers = []
     for _ in range(100):
         one, other = connection()
@@ -120,6 +122,7 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
     waiting = [thread for thread in threading.enumerate() if thread.name == "glasshouse-called"]
     assert len(waiting) <= machines._STRANGERS + 1  # and the one that holds the line to the first machine
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
         reached: list[socket.socket] = []
 
         def reach() -> bool:

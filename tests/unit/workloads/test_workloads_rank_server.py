@@ -185,7 +185,7 @@ def test_a_rank_that_others_could_read_is_handed_nothing(tmp_path: Path, case: s
 def test_whoever_connects_and_says_nothing_does_not_keep_ranks_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_server, "_ASKING_S", 0.1)
+    monkeypatch.setattr(rank_server, "_ASKING_S", 1.0)
     silent = []
     for _ in range(5):
         connection = socket.socket(socket.AF_UNIX)
@@ -285,7 +285,7 @@ def test_a_rank_that_speaks_past_its_own_end_is_not_heard_either(place: Place) -
 
 
 def test_a_peer_that_trickles_is_not_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_server, "_ASKING_S", 0.2)
+    monkeypatch.setattr(rank_server, "_ASKING_S", 1.0)
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(place.server.path)
         slow.sendall(bytes([0, 0]))

@@ -72,8 +72,8 @@ def test_a_rank_that_fails_ends_the_others_and_its_reason_is_the_jobs(tmp_path: 
     script = """
 import os, pathlib, time
 pathlib.Path("outputs").mkdir(exist_ok=True)
-pathlib.Path("outputs/kept.txt").write_text("written before")
 if os.environ["RANK"] == "1":
+    pathlib.Path("outputs/kept.txt").write_text("written before")
     raise MemoryError("too much")
 time.sleep(60)
 """
@@ -126,8 +126,8 @@ def test_an_owner_who_stops_the_job_stops_every_rank(tmp_path: Path) -> None:
     script = """
 import os, pathlib, sys, time
 pathlib.Path("outputs").mkdir(exist_ok=True)
-pathlib.Path(f"outputs/ready-{os.environ['RANK']}").touch()
 try:
+    pathlib.Path(f"outputs/ready-{os.environ['RANK']}").touch()
     time.sleep(60)
 except KeyboardInterrupt:
     pathlib.Path(f"outputs/stopped-{os.environ['RANK']}").touch()
@@ -213,6 +213,10 @@ def test_the_reason_is_the_one_that_is_no_consequence_of_another(
     assert error.code is code
     assert words in error.message
     assert "which ends all 4 ranks" in error.message or not exits
+    assert (
+        judge([], {1: 3}, 8, first=4).message
+        == "rank 5 ended without a word, with exit status 3, which ends all 8 ranks"
+    )
     spoke = re.search(r"rank (\d) (failed|could)", error.message)
     assert error.hint == (f"its words: rank {spoke[1]}'s own words" if spoke else "")
 
