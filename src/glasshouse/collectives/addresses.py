@@ -18,14 +18,14 @@ from glasshouse.collectives.dial import looked_up
 from glasshouse.collectives.keys import Membership
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Addresses", "late", "own_address", "split"]
+__all__ = ["HEAR_OUT_S", "Addresses", "late", "own_address", "split"]
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25
 """How soon a rank looks again for an address that is not there yet."""
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
-_HEAR_OUT_S = 0.3
-"""How long a rank that finds the store gone looks for the reason that another one may have sent."""
+HEAR_OUT_S = 0.3
+"""How long a rank that finds the store or another rank gone looks for the reason that somebody may have sent."""
 _NEAR_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -77,7 +77,7 @@ class Addresses:
             raise late(self._membership, [peer]) from None
         except _GoneError:
             # Whoever kept it is gone too: others may know why.
-            meanwhile(max(0.0, min(_HEAR_OUT_S, self._until - time.monotonic())))
+            meanwhile(max(0.0, min(HEAR_OUT_S, self._until - time.monotonic())))
             raise CollectiveError(
                 Code.RANK_LOST, f"the job's store is gone, and {self._membership.called(peer)} had not come"
             ) from None

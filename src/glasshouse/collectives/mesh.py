@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.collectives import route
-from glasshouse.collectives.addresses import Addresses, late, own_address, split
+from glasshouse.collectives.addresses import HEAR_OUT_S, Addresses, late, own_address, split
 from glasshouse.collectives.dial import (
     Dialler,
     Direct,
@@ -48,7 +48,6 @@ _STRANGERS = 32
 _DIAL_S = 4.0
 """How long one attempt to reach a rank may take; less than what a stranger may."""
 _RETRY_S = 0.05
-_HEAR_OUT_S = 0.3
 
 
 class Mesh:
@@ -473,7 +472,7 @@ class _Gathering:
         self._drop(talk)
         if peer is not None and self._left is None:
             # Its other connection may say why.
-            self._left = self._lost(peer), time.monotonic() + _HEAR_OUT_S
+            self._left = self._lost(peer), time.monotonic() + HEAR_OUT_S
 
     def _lost(self, peer: int) -> CollectiveError:
         who = self._membership.called(peer)

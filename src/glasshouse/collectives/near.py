@@ -46,6 +46,7 @@ MAX_ARENA_BYTES = 1 << 36
 _SLOT_BYTES = -(-frame_bytes(CHUNK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 _SEAL_FUTURE_WRITE = 0x10  # fcntl.h; not in the standard library's fcntl
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
+_MOST_GIVEN = 2  # a bell and an arena
 _PROT_READ = 1
 _mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child a lock of the loader may be held by nobody
 _RETRY_S = 0.01
@@ -259,13 +260,14 @@ class Offer:
         poll.register(self._connection, select.POLLIN)
         if not poll.poll(min(max(0.0, self._until - time.monotonic()), _LONG_S) * 1000):
             raise TimeoutError
-        said, taken, flags, _ = socket.recv_fds(self._connection, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        said, taken, flags, _ = socket.recv_fds(self._connection, 1, _MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
         window: Window | None = None
         try:
-            if flags & socket.MSG_CTRUNC:
+            cut = bool(flags & socket.MSG_CTRUNC)
+            if cut and len(taken) < _MOST_GIVEN:
                 raise OSError(errno.EMFILE, "there was no room for what the peer gave")
             given = self._bell is None
-            if said != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
+            if cut or said != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
                 raise ValueError("not what a rank sends")
             bell = self._bell or socket.socket(fileno=taken[0])
             if given:

@@ -128,6 +128,16 @@ def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(connected: 
     assert descriptors() == before
 
 
+def test_a_peer_that_gives_more_than_a_rank_does_is_blamed_and_not_the_own_limits() -> None:
+    before = descriptors()
+    here, there = socket.socketpair()
+    with here, there, socket.socket(socket.AF_UNIX) as bell, offer(here, None, connected=False) as one:
+        socket.send_fds(there, [b"\x02"], [bell.fileno()] * 3)
+        with pytest.raises(ValueError, match="not what a rank sends"):
+            one.answer()
+    assert descriptors() == before
+
+
 def test_a_connection_through_the_network_is_no_bell() -> None:
     before = descriptors()
     here, there = socket.socketpair()
