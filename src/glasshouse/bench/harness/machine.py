@@ -156,7 +156,7 @@ def describe(gpu: Gpu | None) -> dict[str, Json]:
     card = None if gpu is None else _plain(gpu.name)
     return {
         "cpu": _plain(cpu),
-        "glasshouse": _version("glasshouse"),
+        "glasshouse": _version("glasshouse-train"),
         "gpu": None if gpu is None or card is None else {"driver": _plain(gpu.driver), "name": card},
         "kernel": _plain(f"{platform.system()} {platform.release()} {platform.machine()}"),
         "logical_cpus": _logical_cpus(),
