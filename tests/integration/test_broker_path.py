@@ -171,9 +171,7 @@ def test_a_recorder_who_answers_first_with_their_own_keys_gets_nothing(
     }[attack]()
     assert request(broker.runtime_url, "POST", "/v1/evidence", message).problem().code is Code.EVIDENCE_SIGNATURE
     assert owner.releases() == 0
-    # They could stop this attempt; the runtime takes a new challenge and gets through.
-    assert recorder.victim.send(recorder.held_back).problem().code is Code.NONCE_REPLAYED
-    assert release_to(recorder.victim) == owner.package_key
+    assert recorder.victim.send(recorder.held_back).status == 200, "it had not even stopped this attempt"
     assert owner.releases() == 1
 
 

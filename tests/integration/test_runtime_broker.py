@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.broker.client import request
 from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
+from glasshouse.handshake.messages import Challenge
 from glasshouse.wire import hpke
+from simulators.key_release_world import World as KeyReleaseWorld
 from tools.runtime_proxy import Act, Proxy, Reply
 from tools.runtime_world import Broken, World, ended, script_world
 
@@ -84,6 +87,24 @@ def test_an_answer_that_is_lost_loses_nothing_and_doubles_nothing(
     )
     assert verdict.exit_code == ExitCode.DONE
     assert world.broker.client().deployment(world.deployment)["releases"] == 1
+
+
+def test_a_reader_who_posts_garbage_for_every_nonce_ends_no_run(through: Callable[..., tuple[World, Proxy]]) -> None:
+    posted: list[Code] = []
+
+    def sniff(path: str, _body: bytes, ask: Callable[[], Reply]) -> Reply:
+        answer = ask()
+        if path == "/v1/challenge":
+            stranger = KeyReleaseWorld()
+            stranger.challenge = Challenge.parse(answer[1])
+            reply = request(world.broker.runtime_url, "POST", "/v1/evidence", stranger.message())
+            posted.append(reply.problem().code)
+        return answer
+
+    world, proxy = through(sniff)
+    ended(world.start(world.launch(broker_url=proxy.url)), exit_code=ExitCode.DONE, outcome="completed", code=None)
+    assert posted == [Code.EVIDENCE_SIGNATURE]
+    assert proxy.seen.count("/v1/evidence") == 1
 
 
 def test_a_broker_that_is_busy_is_asked_again(through: Callable[..., tuple[World, Proxy]]) -> None:

@@ -22,7 +22,9 @@ from glasshouse.handshake.broker_side import (
     appraise,
     build_release,
     check_1_message,
-    check_2_challenge,
+    check_2_known,
+    check_2_unused,
+    check_4_signatures,
     check_13_budget,
     make_challenge,
 )
@@ -230,7 +232,9 @@ class World:
         signed = check_1_message(message)
         nonce = signed.evidence.claims.nonce
         stored: Challenge | None = None if unknown or nonce != self.challenge.nonce else self.challenge
-        challenge = check_2_challenge(stored, used=used, now_us=self.now_us)
+        challenge = check_2_known(stored)
+        check_4_signatures(signed, launch_public=self.launch.launch_public)
+        check_2_unused(challenge, used=used, now_us=self.now_us)
         appraisal = appraise(
             signed,
             challenge=challenge,

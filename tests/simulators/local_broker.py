@@ -16,6 +16,8 @@ from glasshouse.broker.listen import Server, bind_tcp, bind_unix
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
 from glasshouse.broker.turns import Turns
 
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
+
 
 class _QuickServer(Server):
     """Does not wait for what is under way: hundreds of tests end one."""
@@ -70,6 +72,10 @@ class LocalBroker:
             return connection.execute(query).fetchall()
         finally:
             connection.close()
+
+    def everything(self) -> dict[str, list[tuple[object, ...]]]:
+        """Return all rows of all tables."""
+        return {str(name): self.rows(f"SELECT * FROM {name}") for (name,) in self.rows(_TABLES)}
 
     def count(self, table: str) -> int:
         [(count,)] = self.rows(f"SELECT count(*) FROM {table}")

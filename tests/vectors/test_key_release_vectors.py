@@ -24,7 +24,9 @@ from glasshouse.handshake.broker_side import (
     LaunchRecord,
     appraise,
     check_1_message,
-    check_2_challenge,
+    check_2_known,
+    check_2_unused,
+    check_4_signatures,
     check_13_budget,
     check_challenge_request,
 )
@@ -62,8 +64,9 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
     record, launch = given["record"], given["launch"]
     message, now_us = octets(given["message"]), given["now_us"]
     signed = check_1_message(message)
-    stored = given["challenge"] and Challenge.parse(encode(given["challenge"]))
-    challenge = check_2_challenge(stored, used=given["challenge_used"], now_us=now_us)
+    challenge = check_2_known(given["challenge"] and Challenge.parse(encode(given["challenge"])))
+    check_4_signatures(signed, launch_public=b64decode(launch["launch_public"]))
+    check_2_unused(challenge, used=given["challenge_used"], now_us=now_us)
     policy = DeploymentPolicy.from_json(record["policy"])
     appraisal = appraise(
         signed,
@@ -98,6 +101,18 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
         check_14_group(group_record(launch, given["group"]))
     composite = json.loads(b64payload(message))["composite"]
     return {"composite": composite, "evidence_sha256": appraisal.evidence_sha256.hex()}
+
+
+def consumes(given: dict[str, Any]) -> bool:
+    """Whether evidence uses its challenge up: whatever is wrong with it, once it passed check 4."""
+    if given["challenge"] is None or given["challenge_used"]:
+        return False
+    try:
+        signed = check_1_message(octets(given["message"]))
+        check_4_signatures(signed, launch_public=b64decode(given["launch"]["launch_public"]))
+    except CheckFailedError:
+        return False
+    return True
 
 
 def group_record(launch: dict[str, Any], standing: dict[str, Any]) -> GroupRecord:
@@ -219,6 +234,8 @@ def test_vector(name: str) -> None:
     case = CASES[name]
     expect = dict(case["expect"])
     code, check = expect.pop("code"), expect.pop("check")
+    if case["kind"] == "gate":
+        assert consumes(case["input"]) is expect.pop("consumes")
     read = READERS[case["kind"]]
     if code is None:
         assert read(case["input"]) == expect

@@ -88,6 +88,7 @@ def gate_cases() -> Iterator[Case]:
         evidence_sha256=signed.sha256.hex(),
     )
     yield from gate_message_cases(world, honest)
+    yield from gate_stranger_cases(world, honest)
     yield from gate_challenge_cases(world, honest)
     yield from gate_token_cases(world)
     yield from gate_claim_cases(world)
@@ -165,6 +166,32 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
         code="evidence-signature-invalid",
         check="4",
     )
+
+
+def gate_stranger_cases(world: World, honest: bytes) -> Iterator[Case]:
+    """Check 4 comes before what could be consumed or refused: a stranger is answered the same, whatever stands open."""
+    envelope = dsse.Envelope.parse(honest, max_bytes=2**20)
+    claims = world.claims(evidence_public=signing_key("stranger").public, token="a.b.c")  # noqa: S106 - not a token
+    unsigned = world.message(claims, keys=[signing_key("stranger"), signing_key("other")])
+    mine = world.launch_key.key_id
+    spoiled = tuple((name, value if name == mine else bytes(64)) for name, value in envelope.signatures)
+    grouped = World.in_group()
+    over = {"code": "measurement-unknown", "culprit": 2, "state": "refused"}
+    for name, description, gate, message, changes in (
+        ("unsigned", "A stranger's keys, and no token of this broker.", world, unsigned, {}),
+        ("unsigned-replayed", "The same for a challenge that was answered.", world, unsigned, {"challenge_used": True}),
+        ("unsigned-expired", "The same at its end.", world, unsigned, {"now_us": world.challenge.expires_us}),
+        ("unsigned-group", "The same for a group that is over.", grouped, unsigned, {"group": over}),
+        (
+            "spoiled",
+            "Genuine evidence, with the launch key's signature; the other one is spoiled.",
+            world,
+            replace(envelope, signatures=spoiled).encode(),
+            {},
+        ),
+    ):
+        given = gate_input(gate, message, **changes)
+        yield case(f"gate-4-{name}", description, given, code="evidence-signature-invalid", check="4")
 
 
 def zero_point() -> str:

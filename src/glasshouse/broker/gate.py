@@ -171,13 +171,13 @@ class Gate:
         asked = self._database.read(
             lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
         )
-        if asked is None:
-            broker_side.check_2_challenge(None, used=False, now_us=self._clock_us())
-            raise InternalError(Code.INTERNAL, "check 2 passed without a challenge")
+        asked = broker_side.check_2_known(asked)
+        # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
+        broker_side.check_4_signatures(signed, launch_public=asked["launch_public"])
 
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
-            # Any evidence that names the challenge uses it up, whatever comes after.
+            # Evidence that the launch and evidence keys signed uses the challenge up, whatever comes after.
             taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
             if connection.execute(_TAKE, taken).rowcount != 1:
                 return self._replayed(connection, asked, signed.sha256, now_us)
@@ -200,9 +200,10 @@ class Gate:
             raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment or launch")
 
     def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:
-        replays = connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
-        if replays is None:  # swept since it was looked up
-            broker_side.check_2_challenge(None, used=False, now_us=now_us)
+        # None when it was swept since it was looked up.
+        replays = broker_side.check_2_known(
+            connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
+        )
         try:
             _check_2(asked["body"], used=True, now_us=now_us)
         except CheckFailedError as refusal:
@@ -217,7 +218,7 @@ class Gate:
     def _decided(
         self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
     ) -> Answer:
-        """Run checks 2 to 14 on a challenge that this transaction consumed; a refusal is an answer too."""
+        """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
         launch = store.as_launch(asked)
         try:
             challenge = _check_2(asked["body"], used=False, now_us=now_us)
@@ -279,10 +280,10 @@ class Gate:
 
 
 def _check_2(body: bytes, *, used: bool, now_us: int) -> Challenge:
-    """Check 2 on a stored challenge; raises `CheckFailedError`.
+    """Make the rest of check 2 on a stored challenge; raises `CheckFailedError`.
 
     A challenge that we stored was issued before now, even where this machine's clock was set back since,
     or another broker's runs a little ahead.
     """
     challenge = Challenge.parse(body)
-    return broker_side.check_2_challenge(challenge, used=used, now_us=max(now_us, challenge.issued_us))
+    return broker_side.check_2_unused(challenge, used=used, now_us=max(now_us, challenge.issued_us))

@@ -8,6 +8,7 @@ that fails raises `CheckFailedError` with its code, and nothing later is looked 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from glasshouse.attestation import appraise as acceptable
 from glasshouse.attestation import verify as genuine
@@ -16,7 +17,7 @@ from glasshouse.attestation.ear import SOFTWARE_VECTOR, Ear, EarStatus
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.verify import check_1_message
+from glasshouse.attestation.verify import check_1_message, check_4_signatures
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
@@ -40,8 +41,10 @@ __all__ = [
     "appraise",
     "build_release",
     "check_1_message",
-    "check_2_challenge",
+    "check_2_known",
+    "check_2_unused",
     "check_3_token",
+    "check_4_signatures",
     "check_13_budget",
     "check_challenge_request",
     "check_releasable",
@@ -51,6 +54,9 @@ __all__ = [
 
 EAR_GRACE_S = 3600
 """Beyond the longest run and its lease: time to seal, wipe and have the receipt countersigned."""
+
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,20 +77,32 @@ def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: i
     return Challenge(nonce=nonce, deployment=deployment, issued_us=now_us, expires_us=now_us + lifetime_us)
 
 
-def check_2_challenge(challenge: Challenge | None, *, used: bool, now_us: int) -> Challenge:
-    """The challenge is known, unused and fresh.
+def check_2_known(found: Found | None) -> Found:
+    """The nonce names a challenge of this broker.
 
     Args:
-        challenge: what the store has under the nonce, or None.
-        used: whether any evidence named it before, in any process, ever.
+        found: what the store has under the nonce, or None.
+
+    Raises:
+        CheckFailedError: `nonce-unknown`.
+    """
+    if found is None:
+        raise CheckFailedError("2", Code.NONCE_UNKNOWN, "a challenge that this broker never gave")
+    return found
+
+
+def check_2_unused(challenge: Challenge, *, used: bool, now_us: int) -> Challenge:
+    """The challenge is unused and fresh; for evidence, to be asked after check 4.
+
+    Args:
+        challenge: what the store has under the nonce.
+        used: whether evidence that passed check 4 named it before, in any process, ever.
         now_us: the broker's clock.
 
     Raises:
-        CheckFailedError: `nonce-unknown`, `nonce-replayed` or `nonce-expired`. A second use is a
-            replay also when the challenge has expired since.
+        CheckFailedError: `nonce-replayed` or `nonce-expired`. A second use is a replay also when the
+            challenge has expired since.
     """
-    if challenge is None:
-        raise CheckFailedError("2", Code.NONCE_UNKNOWN, "a challenge that this broker never gave")
     if used:
         raise CheckFailedError("2", Code.NONCE_REPLAYED, "a challenge that was answered before")
     if not challenge.issued_us <= now_us < challenge.expires_us:
@@ -107,10 +125,10 @@ def appraise(
     broker_public: bytes,
     now_us: int,
 ) -> Appraisal:
-    """Run checks 3 to 12, in order; the caller ran checks 1 and 2, and consumed the challenge.
+    """Run checks 4, 3 and 5 to 12, in the specification's order; the caller consumed the challenge.
 
     Args:
-        signed: the evidence message, which passed check 1; its signatures are still to be checked.
+        signed: the evidence message, which passed check 1.
         challenge: the challenge that its nonce names, as stored.
         record, launch: the records that the challenge was given for.
         broker_public: this broker's own key.
@@ -122,6 +140,8 @@ def appraise(
     evidence, claims, policy = signed.evidence, signed.evidence.claims, record.policy
     if claims.nonce != challenge.nonce:
         raise CheckFailedError("2", Code.NONCE_UNKNOWN, "evidence for another challenge")
+    # The caller had to check them before it consumed anything. Once more, for nothing below may rest on a caller.
+    check_4_signatures(signed, launch_public=launch.launch_public)
     check_3_token(
         claims.token,
         record=record,
@@ -130,7 +150,6 @@ def appraise(
         broker_public=broker_public,
         now_us=now_us,
     )
-    genuine.check_4_signatures(signed, launch_public=launch.launch_public)
     acceptable.check_5_time(
         claims, challenge_issued_us=challenge.issued_us, now_us=now_us, skew_us=policy.clock_skew_us
     )

@@ -1,8 +1,9 @@
 """Challenge, evidence, release: asked for again, with the same keys, while answers are lost on the way.
 
-Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, for as
-long as the deadline allows, each time with a new challenge. A machine of a group asks again and again for what it was
-accepted with, for a while longer than the group's deadline can be away. Nothing is opened here.
+Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, and a challenge
+that was used already, for as long as the deadline allows, each time with a new challenge. A machine of a group asks
+again and again for what it was accepted with, for a while longer than the group's deadline can be away. Nothing is
+opened here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.errors import Code, PeerError
+from glasshouse.errors import Code, PeerError, RefusedError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import (
@@ -32,6 +33,8 @@ __all__ = ["Attested", "attest", "now_us"]
 
 DEADLINE_S = 60.0
 
+# A reader on the way may have sent a copy of the evidence before it arrived: the release went there, for no use.
+_USED_UP = frozenset({Code.NONCE_REPLAYED, Code.NONCE_UNKNOWN})
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 _ASK_EVERY_S = 1.0
@@ -76,7 +79,7 @@ def attest(
         deadline_s: for how long silence is put up with.
 
     Raises:
-        RefusedError: the gate refused.
+        RefusedError: the gate refused, or the challenge was used up each time until the deadline.
         PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
             `release-invalid` when its answer cannot be believed, or when it never comes to an end of waiting.
     """
@@ -84,8 +87,9 @@ def attest(
     while True:
         try:
             return _once(loop, gate, launch, manifest, evidence_key, claims, sent)
-        except PeerError as error:
-            if error.code is not Code.BROKER_UNREACHABLE or loop.now_s() + wait_s > give_up_s:
+        except (PeerError, RefusedError) as error:
+            again = error.code is Code.BROKER_UNREACHABLE or error.code in _USED_UP
+            if not again or loop.now_s() + wait_s > give_up_s:
                 raise
         loop.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_RETRY_S)

@@ -23,6 +23,7 @@ from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.signing import SigningKey
@@ -74,14 +75,33 @@ def test_a_second_use_of_a_challenge_is_a_replay_after_a_release_and_after_a_ref
     assert refused(actor, actor.sign(actor.claims(second))) is Code.NONCE_REPLAYED
 
 
-def test_evidence_that_nobody_signed_consumes_the_challenge_that_it_names(owner: Owner) -> None:
+def garbage(actor: Actor, challenge: Challenge) -> list[bytes]:
+    """What a reader of the exchange can make without a key of it: other signers, or genuine claims spoiled."""
+    stranger = replace(actor, launch=actor.owner.launch(), evidence=SigningKey.generate())
+    honest = actor.sign(actor.claims(challenge))
+    envelope = Envelope.parse(honest, max_bytes=len(honest))
+    spoiled = [
+        replace(envelope, signatures=tuple((k, bytes(64) if k == name else v) for k, v in envelope.signatures))
+        for name, _ in envelope.signatures
+    ]
+    other = replace(actor.claims(challenge), evidence_public=stranger.evidence.public, token="a.b.c")
+    return [stranger.sign(other), *(one.encode() for one in spoiled)]
+
+
+def test_a_reader_who_posts_garbage_for_every_nonce_changes_nothing(owner: Owner, broker: LocalBroker) -> None:
     actor = Actor.enter(owner)
     challenge = actor.challenge()
-    stranger = replace(actor, launch=owner.launch(), evidence=SigningKey.generate())
-    forged = stranger.sign(replace(actor.claims(challenge), evidence_public=stranger.evidence.public))
-    assert refused(actor, forged) is Code.EVIDENCE_SIGNATURE
-    assert refused(actor, actor.sign(actor.claims(challenge))) is Code.NONCE_REPLAYED
-    assert owner.releases() == 0
+    forged = garbage(actor, challenge)
+    before = broker.everything()
+    for message in forged * 3:
+        assert refused(actor, message) is Code.EVIDENCE_SIGNATURE
+    assert broker.everything() == before
+    evidence = actor.sign(actor.claims(challenge))
+    assert actor.open(actor.send(evidence).content(), challenge, evidence) == owner.package_key
+    before = broker.everything()
+    for message in forged:
+        assert refused(actor, message) is Code.EVIDENCE_SIGNATURE, "as before: nothing is learnt of what became of it"
+    assert broker.everything() == before
 
 
 def test_an_unknown_challenge_and_a_message_that_is_none_leave_no_trace(broker: LocalBroker, owner: Owner) -> None:

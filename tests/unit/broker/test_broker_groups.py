@@ -225,6 +225,26 @@ def test_a_replayed_message_of_a_waiting_machine_changes_nothing(owner: Owner) -
     assert first.key(first.ask()) == owner.package_key
 
 
+def test_a_reader_who_posts_garbage_refuses_no_group(broker: LocalBroker, owner: Owner) -> None:
+    first, second = group(owner, 2)
+    stranger = replace(second.actor, launch=owner.launch(), evidence=SigningKey.generate())
+    claims = replace(second.actor.claims(second.challenge), evidence_public=stranger.evidence.public)
+    forged = stranger.sign(replace(claims, measurement=bytes(32)))
+    for joined in (False, True):
+        if joined:
+            pending(first.attest())
+        before = broker.everything()
+        assert stranger.send(forged).problem().code is Code.EVIDENCE_SIGNATURE
+        assert broker.everything() == before
+    broker.advance(LIFETIME_S + 1)
+    before = broker.everything()
+    assert stranger.send(forged).problem().code is Code.EVIDENCE_SIGNATURE
+    assert broker.everything() == before, "the deadline passed, and a stranger does not have that written down"
+    broker.advance(-LIFETIME_S - 1)
+    assert second.key(second.attest()) == owner.package_key
+    assert first.key(first.ask()) == owner.package_key
+
+
 def test_a_token_of_another_machine_or_another_group_is_refused_and_named(owner: Owner) -> None:
     """Both tokens are genuine and for the same launch key: who holds both chooses no place for itself."""
     key, client = SigningKey.generate(), owner.client()

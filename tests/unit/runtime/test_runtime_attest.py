@@ -89,6 +89,38 @@ def test_a_refusal_is_final() -> None:
     assert len(gate.asked) == 2
 
 
+def attested(world: World, monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[object, Clock]:
+    """Run `attest` over exchanges that end as told: each is one challenge with its evidence."""
+    clock, left = Clock(), list(answers)
+
+    def once(*_arguments: object) -> object:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, GlasshouseError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(attest, "_once", once)
+    unused: dict[str, object] = dict.fromkeys(("gate", "launch", "manifest", "evidence_key", "claims", "sent"))
+    return attest.attest(loop=clock, **unused), clock  # type: ignore[arg-type]
+
+
+USED = RefusedError(Code.NONCE_REPLAYED, "used")
+
+
+def test_evidence_that_a_reader_sent_first_is_made_anew_for_another_challenge(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = RefusedError(Code.NONCE_UNKNOWN, "unknown")
+    found, clock = attested(World(), monkeypatch, USED, swept, USED, RELEASE)
+    assert found == RELEASE
+    assert len(clock.naps) == 3
+
+
+@pytest.mark.parametrize("refusal", [USED, RefusedError(Code.MEASUREMENT_UNKNOWN, "no")])
+def test_a_refusal_of_the_exchange_is_final_at_last(monkeypatch: pytest.MonkeyPatch, refusal: RefusedError) -> None:
+    with pytest.raises(RefusedError) as caught:
+        attested(World(), monkeypatch, refusal)
+    assert caught.value.code is refusal.code
+
+
 @pytest.mark.parametrize("last", [PendingError(), AWAY])
 def test_it_does_not_wait_for_ever_whatever_the_broker_says(last: PeerError) -> None:
     """The lifetime of its challenge and half a minute, by its own clock: no deadline of the broker's is believed."""
