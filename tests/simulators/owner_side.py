@@ -79,7 +79,9 @@ class OwnersWorld(World):
                 )
             )
         self.made = tuple(made)
-        self.segment = self._seal(folder.out / "log" / "0000.sealed", self.printed, "log-0000", 0, "log")
+        path = folder.out / "log" / "0000.sealed"
+        self.segment = self._seal(path, self.printed, "log-0000", 0, "log")
+        self.segment_bytes = path.stat().st_size
         folder.save(self.record_of(folder))
         return folder
 

@@ -89,6 +89,7 @@ class World:
         self.owner_hpke = RecipientKey(b"".join(self.digest(f"owner hpke {part}") for part in range(3)))
         self.package_key = self.digest("package key")
         self.measurement = self.digest("measurement")
+        self.segment_bytes = 1300
         self.manifest = Manifest(
             package_id=self.id("package"),
             suite=Suite.AES_256_GCM,
@@ -362,7 +363,7 @@ class World:
                     )
                 log.append(
                     EventType.SEGMENT,
-                    {"sealed_bytes": 1300, "sealed_sha256": self.digest("segment").hex(), "sequence": 0},
+                    {"sealed_bytes": self.segment_bytes, "sealed_sha256": self.digest("segment").hex(), "sequence": 0},
                 )
                 outputs = self.outputs()
                 for output in outputs:

@@ -50,10 +50,10 @@ def command(
     from glasshouse.jobs.files import is_file
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.verify import Verdict, kind_of, verify_file, verify_outputs_in
+    from glasshouse.jobs.verify import Verdict, kind_of, verify_file, verify_sealed_in
 
     output, place = Output(as_json), Home.locate(home)
-    path, run = _path(what, place)
+    path, run, whole = _path(what, place)
     if owner is None and not is_file(place.owner_public):
         raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
     public = read_public(owner or place.owner_public)
@@ -61,10 +61,10 @@ def command(
         return _measured(folder, public, output, came_along=owner is not None and _is_in(owner, folder))
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
     try:
-        verdict = verify_file(path, owner=public, content=content, package_key=key)
+        # Of a run everything must be there; a receipt may travel alone.
+        verdict = verify_file(path, owner=public, content=content, package_key=key, whole=whole)
         if isinstance(verdict, Verdict):
-            # Of a run everything must be there; a receipt may travel alone.
-            verdict = verify_outputs_in(verdict, path.parent, expected=run is not None)
+            verdict = verify_sealed_in(verdict, path.parent, expected=whole)
     except (FormatError, PackageError, VerificationError) as error:
         raise _said(error, path, kind_of(path)) from None
     # The token says whether there are others: that their folders are not there does not make this the whole run.
@@ -76,7 +76,7 @@ def command(
         _links(output, [(name, says or "missing", says is not None) for name, says in verdict.links])
     output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
     if isinstance(verdict, Verdict):
-        output.say(_outputs(verdict))
+        _looked_at(output, verdict)
     output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
     return verdict.exit_code
 
@@ -94,7 +94,7 @@ def _machines(run: RunFolder, first: Verdict, public: OwnerPublic, output: Outpu
         output.say(f"From owner {public.fingerprint} to the end of the run on machine {machine}:", style="dim")
         _links(output, [(name, says or "missing", says is not None) for name, says in one.links])
         output.say(one.sentence, style="bold green" if one.exit_code is ExitCode.DONE else "bold yellow")
-        output.say(_outputs(one))
+        _looked_at(output, one)
     output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
     output.facts({"folder": run.path})
     return verdict.exit_code
@@ -152,13 +152,18 @@ def _links(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
         output.say(f"  {'✓' if holds else '✗'} {name:<28}{says}", style=None if holds else "yellow")
 
 
-def _outputs(verdict: Verdict) -> str:
-    named = len(verdict.chain.receipt.outputs)
+def _looked_at(output: Output, verdict: Verdict) -> None:
+    """Say which files beside the receipt were held to it, and what was not looked at."""
+    output.say(_sealed("outputs", len(verdict.chain.receipt.outputs), verdict.outputs_match))
+    output.say(_sealed("log segments", verdict.chain.receipt.segments, verdict.segments_match))
+    if verdict.not_looked_at:
+        output.say(f"Not looked at: {', '.join(verdict.not_looked_at)}.", style="yellow")
+
+
+def _sealed(what: str, named: int, match: int | None) -> str:
     if not named:
-        return "outputs: the receipt names none"
-    if verdict.outputs_match is None:
-        return f"outputs: not looked at; the {named} that the receipt names do not lie beside it"
-    return f"outputs: {verdict.outputs_match} of {named} match"
+        return f"{what}: the receipt names none"
+    return f"{what}: not looked at" if match is None else f"{what}: {match} of {named} match"
 
 
 def _said(error: GlasshouseError, path: Path, kind: str | None) -> GlasshouseError:
@@ -172,19 +177,23 @@ def _said(error: GlasshouseError, path: Path, kind: str | None) -> GlasshouseErr
     return type(error)(error.code, message, hint=error.hint)
 
 
-def _path(what: str, place: Home) -> tuple[Path, RunFolder | None]:
-    """Return the file that is named, or the receipt of the run that is, and that run."""
+def _path(what: str, place: Home) -> tuple[Path, RunFolder | None, bool]:
+    """Return the file that is named, the run that is, and whether all that a run leaves must be there."""
     from glasshouse.jobs.files import is_there
+    from glasshouse.jobs.verify import BUNDLE_NAME
 
     path = Path(what)
+    for receipt in (path / BUNDLE_NAME, path / "out" / BUNDLE_NAME):
+        if is_there(receipt):
+            return receipt, None, True
     if is_there(path) or path.suffix or len(path.parts) > 1:
-        return path, None
+        return path, None, False
     from glasshouse.jobs.rundir import RunFolder
 
     run = RunFolder.find(place, what)
     if not is_there(run.receipt):
         raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
-    return run.receipt, run
+    return run.receipt, run, True
 
 
 def _package_key(path: Path, place: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> bytes:

@@ -65,7 +65,7 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
     if not is_there(folder.receipt):
         return _without_receipt(agent_exit)
     try:
-        verdict = verify_file(folder.receipt, owner=owner_signing)
+        verdict = verify_file(folder.receipt, owner=owner_signing, whole=True)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
     if not isinstance(verdict, Verdict):

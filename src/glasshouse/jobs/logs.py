@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 
-from glasshouse.errors import Code, GlasshouseError, PackageError, VerificationError
+from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.follow import Tail
 from glasshouse.jobs.rundir import RunFolder
-from glasshouse.jobs.verify import Status, Verdict, verify_bundle, verify_log_in
+from glasshouse.jobs.verify import Status, Verdict, segment_name, verify_bundle, verify_log_in
 from glasshouse.package.outputs import open_output
 from glasshouse.wire.hpke import RecipientKey
 
@@ -67,8 +67,8 @@ def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
 
     Raises:
         VerificationError: `log-invalid` or `state-illegal` for a log that is not the one that the receipt's final
-            head names, or is no log at all.
-        UsageError: `file-missing` for a log that cannot be read.
+            head names, is no log at all or cannot be read.
+        UsageError: `file-missing` for a log that cannot be read, where there is no receipt yet.
     """
     verdict, why = _receipt(folder, owner_signing)
     if verdict is None:
@@ -76,9 +76,7 @@ def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
     # Outside of any `try`: a log that a receipt contradicts is refused, and not only remarked on.
     log = verify_log_in(verdict, folder.out).log
     if log is None:
-        raise VerificationError(
-            Code.LOG_INVALID, f"the receipt names a log of {verdict.chain.head.size} events, and it is not there"
-        )
+        raise InternalError(Code.INTERNAL, "a log that must be there was not looked at")
     if verdict.status is Status.INCOMPLETE:
         why = "its receipt is incomplete: no broker vouches for the log"
     # What was verified is what is used: the file is not read a second time.
@@ -124,7 +122,7 @@ def segments(
     """
     for event in events:
         number = int(str(event.body["sequence"]))
-        path = folder.out / "log" / f"{number:04d}.sealed"
+        path = folder.out / segment_name(event)
         try:
             stream = open_regular(path)
         except OSError:

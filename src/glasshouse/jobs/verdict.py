@@ -64,13 +64,29 @@ class Verdict:
     Attributes:
         chain: the links.
         log: the log beside the bundle, if it was there and agrees.
+        heads: how many countersigned heads lie beside the log, all of them of this run; None when not looked at.
         outputs_match: how many sealed outputs were compared with the receipt, all of which match; None when none
             were looked at.
+        segments_match: the same for sealed log segments and the log.
     """
 
     chain: Chain
     log: VerifiedLog | None = None
+    heads: int | None = None
     outputs_match: int | None = None
+    segments_match: int | None = None
+
+    @property
+    def not_looked_at(self) -> tuple[str, ...]:
+        """What the receipt names and this verdict says nothing of, because it did not lie beside it."""
+        receipt = self.chain.receipt
+        parts = {
+            f"the log ({receipt.log_size} events)": self.log is None,
+            "the countersigned heads": self.heads is None,
+            f"the sealed log segments ({receipt.segments})": self.segments_match is None and receipt.segments > 0,
+            f"the sealed outputs ({len(receipt.outputs)})": self.outputs_match is None and bool(receipt.outputs),
+        }
+        return tuple(part for part, missing in parts.items() if missing)
 
     @property
     def status(self) -> Status:
@@ -174,15 +190,18 @@ class Verdict:
             "group": None if chain.token.group is None else chain.token.group.to_json(),
             "hardening": receipt.profile.value,
             "kind": "bundle",
+            "heads": self.heads,
             "links": [{"link": name, "says": says} for name, says in self.links],
             "log_events": receipt.log_size if self.log else None,
             "missing": list(chain.missing),
+            "not_looked_at": list(self.not_looked_at),
             "outcome": self.outcome.value,
             "outputs": [_output(output) for output in receipt.outputs],
             "outputs_match": self.outputs_match,
             "package": {"id": receipt.package_id, "manifest_sha256": receipt.manifest_sha256.hex()},
             "paced": self.paced,
             "run_id": receipt.run_id,
+            "segments_match": self.segments_match,
             "status": self.status.value,
             "verdict": self.sentence,
             "work": None if receipt.work is None else receipt.work.to_json(),

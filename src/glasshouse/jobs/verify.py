@@ -6,9 +6,12 @@ its assurance level.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -16,38 +19,43 @@ from typing import BinaryIO
 from glasshouse.errors import Code, FormatError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
 from glasshouse.evidence.bundle import BUNDLE_KIND, MAX_BUNDLE_BYTES
-from glasshouse.evidence.events import EventType
+from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
 from glasshouse.evidence.results import PACED, Output
 from glasshouse.jobs.chain import Chain, walk
-from glasshouse.jobs.files import is_file, is_there, open_regular
+from glasshouse.jobs.files import is_there, open_regular
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, PackageVerdict, Status, Verdict
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import key_id
+from glasshouse.wire.states import Outcome
 
 __all__ = [
+    "BUNDLE_NAME",
     "AnyVerdict",
     "ArtifactVerdict",
     "PackageVerdict",
     "Status",
     "Verdict",
     "kind_of",
+    "segment_name",
     "verify_artifact",
     "verify_bundle",
     "verify_file",
     "verify_log_beside",
     "verify_log_in",
-    "verify_outputs_in",
     "verify_package",
+    "verify_sealed_in",
 ]
 
 LOG_NAME = "events.log"
 HEADS_NAME = "heads.log"
 BUNDLE_NAME = "receipt.json"
+# In this order: heads are held to the log, so whoever looks at them looks at the log first.
+_LOGS = (LOG_NAME, HEADS_NAME)
 _PACKAGE_MAGIC = b"\x89GHS"
 # Canonical JSON: an envelope's first key, which a bundle does not have.
 _ENVELOPE = b'{"payload":'
@@ -67,13 +75,13 @@ def verify_bundle(data: bytes, *, owner: OwnerPublic | bytes) -> Verdict:
     return Verdict(chain=walk(data, owner=_signing(owner)))
 
 
-def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] = ()) -> Verdict:
+def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] | None = None) -> Verdict:
     """Check the event log that lies beside a bundle, and that both tell the same story.
 
     Args:
         verdict: of the bundle.
         lines: of `events.log`, as `read_lines` yields them.
-        heads: lines of `heads.log`.
+        heads: lines of `heads.log`, each with its line end; None when it is not looked at.
 
     Raises:
         VerificationError: `log-invalid` or `state-illegal`.
@@ -103,8 +111,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
     ):
         if not holds:
             raise VerificationError(Code.LOG_INVALID, f"log and receipt tell different {what}")
-    _verify_heads(chain, heads, log)
-    return Verdict(chain=chain, log=log)
+    return replace(verdict, log=log, heads=None if heads is None else _verify_heads(chain, heads, log))
 
 
 def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes) -> ArtifactVerdict:
@@ -158,55 +165,61 @@ def verify_package(
 
 
 def verify_file(
-    path: Path, *, owner: OwnerPublic | bytes, content: bool = False, package_key: bytes | None = None
+    path: Path,
+    *,
+    owner: OwnerPublic | bytes,
+    content: bool = False,
+    package_key: bytes | None = None,
+    whole: bool = False,
 ) -> AnyVerdict:
     """Find out what a file is and verify it.
 
-    A bundle is verified with the `events.log` and `heads.log` that lie beside it, if they do; for an event log,
-    the bundle beside it is needed.
+    A bundle is verified with the `events.log` and `heads.log` that lie beside it. A log that is named must be there,
+    and the bundle that vouches for it beside it.
 
     Args:
         path: a receipt bundle, an artifact, a sealed package or an event log.
         owner: the owner, or their signing key.
         content: whether to open a package's content too.
         package_key: for `content`.
+        whole: whether the file is the receipt of a run's own folder, where log and heads must be.
 
     Raises:
         UsageError: `file-missing`, or `usage` for a file that is none of these.
         GlasshouseError: as the verifier of its kind.
     """
-    if path.name in (LOG_NAME, HEADS_NAME):
-        if not is_file(path.with_name(BUNDLE_NAME)):
+    required = frozenset(_LOGS[: _LOGS.index(path.name) + 1] if path.name in _LOGS else _LOGS if whole else ())
+    if path.name in _LOGS:
+        if not is_there(path):
+            raise UsageError(Code.FILE_MISSING, f"there is no file {path}")
+        if not is_there(path.with_name(BUNDLE_NAME)):
             raise VerificationError(
                 Code.CHAIN_INCOMPLETE, f"a log proves nothing without the {BUNDLE_NAME} that vouches for it"
             )
         path = path.with_name(BUNDLE_NAME)
-    if not is_file(path):
-        raise UsageError(Code.FILE_MISSING, f"there is no file {path}")
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             start = stream.read(len(_PACKAGE_MAGIC))
             stream.seek(0)
             if start == _PACKAGE_MAGIC:
                 return verify_package(stream, owner=owner, content=content, package_key=package_key)
             data = stream.read(MAX_BUNDLE_BYTES + 1)
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(Code.FILE_MISSING, f"cannot read {path}: {reason}") from None
+        raise UsageError(Code.FILE_MISSING, f"cannot read {path}: {_why(path, error)}") from None
     if data.startswith(_ENVELOPE):
         return verify_artifact(data, owner=owner)
     verdict = verify_bundle(data, owner=owner)
-    return verify_log_in(verdict, path.parent)
+    return verify_log_in(verdict, path.parent, required=required)
 
 
 def kind_of(path: Path) -> str | None:
     """Return what a file claims to be, for people: nothing of it is verified; None when it claims nothing of ours."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             data = stream.read(MAX_BUNDLE_BYTES + 1)
     except OSError:
         return None
-    if path.name in (LOG_NAME, HEADS_NAME):
+    if path.name in _LOGS:
         return "log"
     if data.startswith(_PACKAGE_MAGIC):
         return "package"
@@ -215,52 +228,87 @@ def kind_of(path: Path) -> str | None:
     return "receipt" if BUNDLE_KIND.encode() in data else None
 
 
-def verify_log_in(verdict: Verdict, folder: Path) -> Verdict:
-    """Check the `events.log` and `heads.log` of a folder, as far as they are there, as `verify_log_beside` does.
-
-    Raises:
-        VerificationError: `log-invalid` or `state-illegal`.
-        UsageError: `file-missing` for one that cannot be read.
-    """
-    log, heads = folder / LOG_NAME, folder / HEADS_NAME
-    if not is_file(log):
-        return verdict
-    try:
-        with log.open("rb") as lines:
-            if not is_file(heads):
-                return verify_log_beside(verdict, read_lines(lines))
-            with heads.open("rb") as kept:
-                return verify_log_beside(verdict, read_lines(lines), _head_lines(kept))
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(Code.FILE_MISSING, f"cannot read the log in {folder}: {reason}") from None
-
-
-def verify_outputs_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
-    """Compare the sealed outputs in a receipt's folder with it, byte for byte, without opening them.
+def verify_log_in(verdict: Verdict, folder: Path, *, required: Collection[str] = _LOGS) -> Verdict:
+    """Check the `events.log` and `heads.log` of a folder as `verify_log_beside` does.
 
     Args:
         verdict: of the receipt.
-        folder: where the receipt lies.
-        expected: whether the outputs must be there; otherwise a receipt that lies alone is left at that.
+        folder: where both lie.
+        required: which of them must be there; another is checked if something stands under its name.
 
     Raises:
-        PackageError: `output-tampered` for an output that is missing or is not the one that the receipt names.
+        VerificationError: `log-invalid` or `state-illegal`; `log-invalid` also for a file that is not there or is a
+            link, a folder or a pipe.
     """
-    outputs = verdict.chain.receipt.outputs
-    if not expected and not any(is_there(folder / output.file_name) for output in outputs):
+    wanted = [name for name in _LOGS if name in required or is_there(folder / name)]
+    if LOG_NAME not in wanted:
         return verdict
-    for output in outputs:
-        path = folder / output.file_name
+    with ExitStack() as opened:
         try:
-            with open_regular(path) as stream:
-                same = os.fstat(stream.fileno()).st_size == output.sealed_bytes
-                same = same and hashlib.file_digest(stream, "sha256").digest() == output.sealed_sha256
-        except OSError:
-            raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is named by the receipt but not there") from None
-        if not same:
-            raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the output that the receipt names")
-    return replace(verdict, outputs_match=len(outputs))
+            streams = [opened.enter_context(open_regular(folder / name)) for name in wanted]
+            heads = _head_lines(streams[1]) if len(streams) > 1 else None
+            return verify_log_beside(verdict, read_lines(streams[0]), heads)
+        except OSError as error:
+            path = Path(error.filename or folder)
+            raise VerificationError(
+                Code.LOG_INVALID, f"{path} belongs to the run and cannot be read: {_why(path, error)}"
+            ) from None
+
+
+def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
+    """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
+
+    Args:
+        verdict: of the receipt, and of the log if there is one: the log names the segments.
+        folder: where the receipt lies.
+        expected: whether they must be there; otherwise a receipt that lies alone is left at that.
+
+    Raises:
+        PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
+            that the receipt or the log names.
+    """
+    outputs = [(o.file_name, o.sealed_bytes, o.sealed_sha256) for o in verdict.chain.receipt.outputs]
+    segments = [
+        (segment_name(event), int(str(event.body["sealed_bytes"])), bytes.fromhex(str(event.body["sealed_sha256"])))
+        for event in (verdict.log.of(EventType.SEGMENT) if verdict.log else ())
+    ]
+    for named, by in ((outputs, "receipt"), (segments, "log")):
+        if not expected and not any(is_there(folder / name) for name, _, _ in named):
+            continue
+        for name, size, digest in named:
+            _check_sealed(folder / name, size, digest, by)
+        if by == "receipt":
+            verdict = replace(verdict, outputs_match=len(named))
+        elif verdict.log:
+            verdict = replace(verdict, segments_match=len(named))
+    return verdict
+
+
+def segment_name(event: Event) -> str:
+    """Return where a log segment lies in the run's folder, from the event that names it."""
+    return f"log/{int(str(event.body['sequence'])):04d}.sealed"
+
+
+def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
+    try:
+        with open_regular(path) as stream:
+            same = os.fstat(stream.fileno()).st_size == size
+            same = same and hashlib.file_digest(stream, "sha256").digest() == digest
+    except OSError as error:
+        raise PackageError(
+            Code.OUTPUT_TAMPERED, f"{path} is named by the {by} but cannot be read: {_why(path, error)}"
+        ) from None
+    if not same:
+        raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
+
+
+def _why(path: Path, error: OSError) -> str:
+    """Return why a file was not opened: a link, a folder or a pipe in its place is said as such."""
+    if error.errno == errno.ENOENT:
+        return "there is no such file"
+    if is_there(path) and not stat.S_ISREG(path.lstat().st_mode):
+        return "not a regular file"
+    return (error.strerror or type(error).__name__).lower()
 
 
 def _head_lines(stream: BinaryIO) -> Iterable[bytes]:
@@ -268,23 +316,39 @@ def _head_lines(stream: BinaryIO) -> Iterable[bytes]:
         yield line
 
 
-def _verify_heads(chain: Chain, lines: Iterable[bytes], log: VerifiedLog) -> None:
-    if not chain.claims:
-        for _ in lines:
-            raise VerificationError(Code.LOG_INVALID, "countersigned heads of a run whose key was never attested")
-        return
-    heads = []
+def _verify_heads(chain: Chain, lines: Iterable[bytes], log: VerifiedLog) -> int:
+    """Check the countersigned heads of a run and return how many there are."""
+    heads: list[CountersignedHead] = []
     for line in lines:
+        if not chain.claims:
+            raise VerificationError(Code.LOG_INVALID, "countersigned heads of a run whose key was never attested")
+        if not line.endswith(b"\n"):
+            raise VerificationError(Code.LOG_INVALID, f"line {len(heads)} of heads is cut short or too long")
         try:
             found = CountersignedHead.parse(
-                line.rstrip(b"\n"),
+                line[:-1],
                 broker_public=chain.delegation.broker_public,
                 evidence_public=chain.claims.evidence_public,
             )
         except FormatError as error:
             raise VerificationError(Code.LOG_INVALID, f"a line of heads that is none: {error.message}") from None
-        heads.append(found.head)
-    verify_heads(heads, log)
+        heads.append(found)
+    verify_heads([found.head for found in heads], log)
+    _check_unbroken(chain, heads)
+    return len(heads)
+
+
+def _check_unbroken(chain: Chain, heads: Sequence[CountersignedHead]) -> None:
+    """No head that the broker countersigned was taken out, and the last one is the bundle's."""
+    size = time_us = 0
+    for found in heads:
+        # A full disk can lose a line of a run that fails of it; of one that completed every line is there.
+        lost = found.previous_size > size and chain.receipt.outcome is not Outcome.COMPLETED
+        if (found.previous_size != size and not lost) or found.time_us < time_us:
+            raise VerificationError(Code.LOG_INVALID, f"head {found.head.sequence} does not follow the one before it")
+        size, time_us = found.head.size, found.time_us
+    if chain.countersigned_head and (not heads or heads[-1] != chain.countersigned_head):
+        raise VerificationError(Code.LOG_INVALID, "the last of the heads is not the one that the receipt came with")
 
 
 def _signing(owner: OwnerPublic | bytes) -> bytes:

@@ -12,7 +12,7 @@ from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.machines import check_group
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.verdict import Status, Verdict
-from glasshouse.jobs.verify import verify_file, verify_outputs_in
+from glasshouse.jobs.verify import verify_file, verify_sealed_in
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
@@ -89,7 +89,7 @@ def verify_group(run: RunFolder, first: Verdict, *, owner: OwnerPublic) -> Group
     Raises:
         VerificationError: as `verify_file`; `incomplete` for a machine without a receipt, `group-mismatch`, or
             `receipt-invalid` for a receipt of another run.
-        PackageError: as `verify_outputs_in`.
+        PackageError: as `verify_sealed_in`.
     """
     machines = [first, *(_verified(one, owner) for one in run.machines()[1:])]
     for machine, (one, folder) in enumerate(zip(machines, run.machines(), strict=True)):
@@ -106,7 +106,7 @@ def _chains(machines: Sequence[Verdict]) -> list[Chain]:
 def _verified(folder: RunFolder, owner: OwnerPublic) -> Verdict:
     if not is_there(folder.receipt):
         raise VerificationError(Code.CHAIN_INCOMPLETE, f"a machine of the group left no receipt in {folder.path}")
-    verdict = verify_file(folder.receipt, owner=owner)
+    verdict = verify_file(folder.receipt, owner=owner, whole=True)
     if not isinstance(verdict, Verdict):
         raise VerificationError(Code.CHAIN_RECEIPT, f"{folder.receipt} is another document")
-    return verify_outputs_in(verdict, folder.out, expected=True)
+    return verify_sealed_in(verdict, folder.out, expected=True)

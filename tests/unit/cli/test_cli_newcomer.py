@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs import control
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Ended
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
@@ -124,6 +126,7 @@ def test_verify_compares_the_outputs_of_a_run_and_says_when_it_could_not(
     code, out, _ = verified(str(alone), *home, capsys=capsys)
     assert code == 0
     assert "outputs: not looked at" in out
+    assert "the sealed log segments (1), the sealed outputs (3)." in out
     sealed = folder.out / "outputs" / "0001.sealed"
     data = sealed.read_bytes()
     sealed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -135,7 +138,7 @@ def test_verify_compares_the_outputs_of_a_run_and_says_when_it_could_not(
         path.unlink()
     code, _, err = verified("latest", *home, capsys=capsys)
     assert code == ExitCode.VERIFICATION_FAILED
-    assert "not there" in err
+    assert "there is no such file" in err
 
 
 def test_verify_names_the_file_and_says_first_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,3 +199,55 @@ def test_a_missed_bar_is_put_down_to_the_machine_and_bytes_can_be_read(capsys: p
     assert "3.2 MB" in out
     assert "at most 64.0 MB" in out
     assert "1.0 GB" in out
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> tuple[OwnersWorld, RunFolder]:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    return world, folder
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("events.log", "log-invalid"),
+        ("heads.log", "log-invalid"),
+        ("log/0000.sealed", "output-tampered"),
+        ("outputs/0001.sealed", "output-tampered"),
+    ],
+)
+@pytest.mark.parametrize("instead", ["nothing", "a link", "a folder", "a pipe"])
+def test_of_a_run_everything_must_be_there_and_be_a_file(
+    ended: tuple[OwnersWorld, RunFolder], name: str, code: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, folder = ended
+    path = folder.out / name
+    kept = path.rename(path.with_name("kept"))
+    match instead:
+        case "a link":
+            path.symlink_to(kept)
+        case "a folder":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+    for what in ("latest", str(folder.out), str(folder.path)):
+        exit_code, _, err = verified(what, "--home", str(world.home.path), capsys=capsys)
+        assert (exit_code, f"[{code}]" in err) == (ExitCode.VERIFICATION_FAILED, True)
+        assert name in err
+
+
+def test_a_log_segment_that_was_exchanged_is_noticed(
+    ended: tuple[OwnersWorld, RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, folder = ended
+    home = ("--home", str(world.home.path))
+    code, out, _ = verified("latest", *home, "--json", capsys=capsys)
+    found = json.loads(out)
+    assert (code, found["segments_match"], found["outputs_match"], found["not_looked_at"]) == (0, 1, 3, [])
+    assert found["heads"] > 1
+    segment = folder.out / "log" / "0000.sealed"
+    segment.write_bytes(segment.read_bytes()[:-1] + b"!")
+    code, _, err = verified("latest", *home, capsys=capsys)
+    assert (code, "[output-tampered]" in err) == (ExitCode.VERIFICATION_FAILED, True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ def world() -> World:
 @pytest.fixture(scope="module")
 def run(world: World) -> Run:
     return world.run()
+
+
+def head_lines(run: Run) -> list[bytes]:
+    return [head.encode() + b"\n" for head in run.heads]
 
 
 def refusal(data: bytes, owner: bytes) -> Code:
@@ -64,7 +70,7 @@ def test_a_run_that_did_not_complete_is_authentic_and_not_good(
     assert (verdict.status, verdict.outcome, verdict.exit_code) == (Status.NOT_COMPLETED, outcome, exit_code)
     assert "assurance software" in verdict.sentence
     assert code.value in verdict.sentence
-    assert verify_log_beside(verdict, run.lines, [head.encode() for head in run.heads]).log
+    assert verify_log_beside(verdict, run.lines, head_lines(run)).log
 
 
 def test_without_the_brokers_last_word_a_run_is_incomplete(world: World) -> None:
@@ -259,7 +265,7 @@ def verdict(world: World, run: Run) -> Verdict:
 
 
 def test_log_and_heads_tell_the_receipts_story(verdict: Verdict, run: Run) -> None:
-    told = verify_log_beside(verdict, run.lines, [head.encode() + b"\n" for head in run.heads])
+    told = verify_log_beside(verdict, run.lines, head_lines(run))
     assert told.to_json()["log_events"] == len(run.lines)
 
 
@@ -331,7 +337,8 @@ def test_a_log_whose_digests_are_of_something_else(world: World) -> None:
 
 def test_heads_that_are_none_or_of_another_run(verdict: Verdict, run: Run) -> None:
     other = World("rival").run()
-    for lines in ([b"{}\n"], [other.heads[0].encode()], [run.heads[1].encode(), run.heads[0].encode()]):
+    mine = head_lines(run)
+    for lines in ([b"{}\n"], head_lines(other)[:1], [mine[1], mine[0]], [*mine, mine[-1]]):
         with pytest.raises(VerificationError) as caught:
             verify_log_beside(verdict, run.lines, lines)
         assert caught.value.code is Code.LOG_INVALID
@@ -343,7 +350,25 @@ def test_countersigned_heads_beside_a_run_that_nobody_attested(world: World, run
     )
     verdict = verify_bundle(refused.data, owner=world.owner.public)
     with pytest.raises(VerificationError, match="never attested"):
-        verify_log_beside(verdict, refused.lines, [run.heads[0].encode()])
+        verify_log_beside(verdict, refused.lines, head_lines(run)[:1])
+
+
+def test_no_head_is_taken_out_in_silence_and_the_last_one_ends_with_its_line(verdict: Verdict, run: Run) -> None:
+    mine = head_lines(run)
+    assert len(mine) > 2
+    for lines in ([], mine[1:], mine[:1] + mine[2:], mine[:-1], [*mine[:-1], mine[-1][:-1]], [*mine, b"\n"]):
+        with pytest.raises(VerificationError) as caught:
+            verify_log_beside(verdict, run.lines, lines)
+        assert caught.value.code is Code.LOG_INVALID
+
+
+def test_a_full_disk_may_lose_a_head_of_a_run_that_failed_and_of_no_other(world: World) -> None:
+    failed = World().run(outcome=Outcome.FAILED, code=Code.DISK_FULL, reach=State.RUNNING)
+    verdict = verify_bundle(failed.data, owner=world.owner.public)
+    lines = head_lines(failed)
+    assert verify_log_beside(verdict, failed.lines, lines[:1] + lines[2:]).heads == len(lines) - 1
+    with pytest.raises(VerificationError):
+        verify_log_beside(verdict, failed.lines, lines[:-1])
 
 
 # ---- files
@@ -353,8 +378,23 @@ def test_countersigned_heads_beside_a_run_that_nobody_attested(world: World, run
 def folder(tmp_path: Path, run: Run) -> Path:
     (tmp_path / "receipt.json").write_bytes(run.data)
     (tmp_path / "events.log").write_bytes(b"".join(run.lines))
-    (tmp_path / "heads.log").write_bytes(b"".join(head.encode() + b"\n" for head in run.heads))
+    (tmp_path / "heads.log").write_bytes(b"".join(head_lines(run)))
     return tmp_path
+
+
+def link_to_itself(path: Path) -> None:
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real"))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 @pytest.mark.parametrize("name", ["receipt.json", "events.log", "heads.log"])
@@ -377,6 +417,41 @@ def test_a_bundle_alone_is_verified_without_its_log(world: World, folder: Path) 
     verdict = verify_file(folder / "receipt.json", owner=world.owner.public)
     assert isinstance(verdict, Verdict)
     assert verdict.log is None
+    assert any("events" in part for part in verdict.not_looked_at)
+    assert verdict.to_json()["not_looked_at"] == list(verdict.not_looked_at)
+
+
+@pytest.mark.parametrize("name", ["events.log", "heads.log"])
+def test_of_a_run_a_log_that_is_missing_is_never_passed_over(world: World, folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(VerificationError, match=name) as caught:
+        verify_file(folder / "receipt.json", owner=world.owner.public, whole=True)
+    assert caught.value.code is Code.LOG_INVALID
+    with pytest.raises(UsageError) as named:
+        verify_file(folder / name, owner=world.owner.public)
+    assert named.value.code is Code.FILE_MISSING
+
+
+@pytest.mark.parametrize("instead", [link_to_itself, a_folder, a_pipe])
+@pytest.mark.parametrize("name", ["events.log", "heads.log"])
+def test_what_stands_in_the_place_of_a_log_must_be_a_file(
+    world: World, folder: Path, name: str, instead: Callable[[Path], None]
+) -> None:
+    """A pipe would never end, and a link leads to what somebody can change while it is read."""
+    instead(folder / name)
+    for whole in (True, False):
+        with pytest.raises(VerificationError, match="not a regular file") as caught:
+            verify_file(folder / "receipt.json", owner=world.owner.public, whole=whole)
+        assert caught.value.code is Code.LOG_INVALID
+
+
+@pytest.mark.parametrize("instead", [link_to_itself, a_folder, a_pipe])
+def test_what_stands_in_the_place_of_a_receipt_must_be_a_file(
+    world: World, folder: Path, instead: Callable[[Path], None]
+) -> None:
+    instead(folder / "receipt.json")
+    with pytest.raises(UsageError, match="not a regular file"):
+        verify_file(folder / "receipt.json", owner=world.owner.public)
 
 
 def test_a_log_alone_proves_nothing(world: World, folder: Path) -> None:
