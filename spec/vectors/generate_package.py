@@ -25,6 +25,7 @@ from package_parts import (
     Messages,
     Package,
     b64,
+    digest,
     fixed,
     flip,
     put,
@@ -70,6 +71,8 @@ def valid_packages() -> Iterator[Vector]:
         ("valid-aes-256-gcm", Package()),
         ("valid-chacha20-poly1305", Package(suite=Suite.CHACHA20_POLY1305)),
         ("valid-without-assets", Package(files=empty)),
+        ("valid-version-1", Package(version=1)),
+        ("valid-version-1-chacha20-poly1305", Package(version=1, suite=Suite.CHACHA20_POLY1305)),
     ):
         assets = [
             {
@@ -77,8 +80,8 @@ def valid_packages() -> Iterator[Vector]:
                 "bytes": len(data),
                 "content": b64(data),
                 "path": path,
-                "sha256": hashlib.sha256(data).hexdigest(),
             }
+            | digest(package.version, data)
             for number, (path, data) in enumerate(package.files, start=1)
         ]
         yield (
@@ -108,7 +111,9 @@ def hostile_headers() -> Iterator[Vector]:
         ("magic-line-ends", "a transfer rewrote CR LF", "package-not-recognised", data.replace(b"\r\n", b"\n", 1)),
         ("file-empty", "no bytes at all", "package-not-recognised", b""),
         ("header-truncated", "ends within the header", "package-truncated", data[:83]),
-        ("version-unknown", "version 2", "unsupported", put(data, 8, b"\x00\x02")),
+        ("version-unknown", "version 3", "unsupported", put(data, 8, b"\x00\x03")),
+        ("version-none", "version 0", "unsupported", put(data, 8, b"\x00\x00")),
+        ("version-of-another", "the header of version 1, all else of 2", "package-tampered", put(data, 8, b"\x00\x01")),
         ("suite-unknown", "suite 3", "unsupported", put(data, 10, b"\x03")),
         ("header-zero-byte", "the zero byte is 1", "unsupported", put(data, 11, b"\x01")),
         ("chunk-odd", "a chunk size of 1025", "package-limit", put(data, 12, (1025).to_bytes(4, "big"))),
@@ -175,7 +180,13 @@ def hostile_manifests() -> Iterator[Vector]:
             Package(signers=(OWNER, STRANGER)).join(),
         ),
         ("manifest-unknown-field", "a field more", "schema-invalid", changing(note="")),
-        ("manifest-other-format", "glasshouse-package/2", "schema-invalid", changing(format="glasshouse-package/2")),
+        ("manifest-other-format", "glasshouse-package/3", "schema-invalid", changing(format="glasshouse-package/3")),
+        (
+            "manifest-of-version-1",
+            "a manifest of version 1 behind a header of 2",
+            "package-tampered",
+            changing(format="glasshouse-package/1"),
+        ),
         ("manifest-no-recipient", "results sealed to nobody", "schema-invalid", changing(recipients=[])),
         ("manifest-recipient-twice", "one recipient twice", "schema-invalid", changing(recipients=repeated)),
         (
@@ -260,10 +271,14 @@ def hostile_indexes() -> Iterator[Vector]:
     for name, description, expect, edit in (
         ("index-unknown-field", "a field more", "schema-invalid", {"note": 1}),
         ("index-job-list", "a job that is no object", "schema-invalid", {"job": []}),
-        ("index-other-format", "glasshouse-index/2", "schema-invalid", {"format": "glasshouse-index/2"}),
+        ("index-other-format", "glasshouse-index/3", "schema-invalid", {"format": "glasshouse-index/3"}),
     ):
         data = Package(edit_index=lambda value, edit=edit: value.update(edit)).join()  # type: ignore[misc]
         yield refused(name, description, expect, "unlock", data)
+    older = Package(edit_index=downgrade).join()
+    yield refused("index-of-version-1", "an index of version 1 in a package of 2", "schema-invalid", "unlock", older)
+    newer = Package(version=1, edit_index=upgrade).join()
+    yield refused("index-of-version-2", "an index of version 2 in a package of 1", "schema-invalid", "unlock", newer)
     spaced = Package(edit_index_bytes=lambda data: data.replace(b",", b", ", 1)).join()
     yield refused("index-not-canonical", "a space after a comma", "not-canonical", "unlock", spaced)
     doubled = Package(edit_index_bytes=lambda data: data.replace(b'"job":', b'"job":{},"job":', 1)).join()
@@ -279,6 +294,17 @@ def hostile_indexes() -> Iterator[Vector]:
         "unlock",
         Package(edit_index=shorter).join(),
     )
+
+
+def downgrade(index: dict[str, Any]) -> None:
+    """Make the index what version 1 says, SHA-256 digests included."""
+    index["format"] = "glasshouse-index/1"
+    index["assets"] = [{"bytes": len(data), "path": path} | digest(1, data) for path, data in FILES]
+
+
+def upgrade(index: dict[str, Any]) -> None:
+    index["format"] = "glasshouse-index/2"
+    index["assets"] = [{"bytes": len(data), "path": path} | digest(2, data) for path, data in FILES]
 
 
 Assets = list[list[bytes]]  # each asset's sealed chunks
@@ -339,12 +365,12 @@ def hostile_assets() -> Iterator[Vector]:
         yield refused(name, description, "package-tampered", "verify", package.join(), path=path)
 
     def lie(value: dict[str, Any]) -> None:
-        value["assets"][2]["sha256"] = "00" * 32
+        (member,) = value["assets"][2].keys() & {"sha256", "blake3"}
+        value["assets"][2][member] = "00" * 32
 
-    data = Package(edit_index=lie).join()
-    yield refused(
-        "asset-digest-wrong", "the index names another digest", "asset-digest-mismatch", "verify", data, path="weights"
-    )
+    for version, name in ((2, "asset-digest-wrong"), (1, "asset-digest-wrong-version-1")):
+        data = Package(version=version, edit_index=lie).join()
+        yield refused(name, "the index names another digest", "asset-digest-mismatch", "verify", data, path="weights")
     good = Package().join()
     yield refused("asset-unknown", "a name that is not in the index", "asset-unknown", "verify", good, path="other")
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from glasshouse.wire import dsse, hpke
 from glasshouse.wire.aead import ChunkCipher, Suite
 from glasshouse.wire.canonical import encode
@@ -66,6 +68,7 @@ def stream(suite: Suite, key: bytes, associated_data: bytes, plain: bytes) -> li
 class Package:
     """A package in parts, each of which a vector may spoil before `assemble` signs and joins them."""
 
+    version: int = 2
     suite: Suite = Suite.AES_256_GCM
     files: tuple[tuple[str, bytes], ...] = FILES
     key: bytes = KEY
@@ -106,7 +109,7 @@ class Package:
             "assets_bytes": self.assets_bytes,
             "chunk_bytes": CHUNK,
             "floor": {"assurance": "software", "egress": [], "profile": "standard"},
-            "format": "glasshouse-package/1",
+            "format": f"glasshouse-package/{self.version}",
             "index_bytes": self.index_bytes,
             "index_sha256": index_sha256.hex(),
             "key_commitment": self.commitment.hex(),
@@ -126,7 +129,7 @@ class Package:
     def _header(self, envelope_bytes: int) -> bytes:
         return (
             b"\x89GHS\r\n\x1a\n"
-            + (1).to_bytes(2, "big")
+            + self.version.to_bytes(2, "big")
             + bytes([1 if self.suite is Suite.AES_256_GCM else 2, 0])
             + CHUNK.to_bytes(4, "big")
             + envelope_bytes.to_bytes(4, "big")
@@ -137,10 +140,8 @@ class Package:
         )
 
     def _index(self) -> bytes:
-        assets = [
-            {"bytes": len(data), "path": path, "sha256": hashlib.sha256(data).hexdigest()} for path, data in self.files
-        ]
-        value: dict[str, Any] = {"assets": assets, "format": "glasshouse-index/1", "job": JOB}
+        assets = [{"bytes": len(data), "path": path} | digest(self.version, data) for path, data in self.files]
+        value: dict[str, Any] = {"assets": assets, "format": f"glasshouse-index/{self.version}", "job": JOB}
         self.edit_index(value)
         return self.edit_index_bytes(encode(value))
 
@@ -197,6 +198,11 @@ def output(
     body = edit_bytes(encode(value))
     header = b"\x89GHO\r\n\x1a\n" + len(body).to_bytes(4, "big") + body
     return header, stream(suite, key, hashlib.sha256(header).digest(), plain)
+
+
+def digest(version: int, data: bytes) -> dict[str, str]:
+    """Return the member of the index, and of a valid vector, that holds an asset's digest."""
+    return {"sha256": hashlib.sha256(data).hexdigest()} if version == 1 else {"blake3": blake3(data).hexdigest()}
 
 
 def render(value: object) -> str:

@@ -60,7 +60,8 @@ def test_everything_that_can_be_sealed_opens_again(files: dict[str, int], job: d
     package, index = unlock(data)
     assert index.job == json.loads(encode(job))
     assert {entry.path: entry.bytes for entry in index.assets} == files
-    assert Index.parse(index.encode(), chunk_bytes=CHUNK, assets_offset=package.header.assets_offset) == index
+    offset = package.header.assets_offset
+    assert Index.parse(index.encode(), chunk_bytes=CHUNK, assets_offset=offset, version=index.version) == index
     for path, content in contents.items():
         asset = reader(data, path)
         asset.verify()
@@ -119,7 +120,7 @@ def test_parsers_refuse_noise_and_never_crash(data: bytes) -> None:
         lambda: Header.parse(data),
         lambda: Manifest.parse(data),
         lambda: parse_signed(data),
-        lambda: Index.parse(data, chunk_bytes=CHUNK, assets_offset=0),
+        lambda: Index.parse(data, chunk_bytes=CHUNK, assets_offset=0, version=2),
         lambda: Grant.parse(data),
         lambda: OutputHeader.parse(data),
         lambda: open_output(io.BytesIO(data), key, run_id="00" * 16, manifest_sha256=bytes(32)),
@@ -166,11 +167,18 @@ def test_a_manifest_with_a_strange_field_is_refused_or_reads_as_it_is_written(ch
 
 
 @BOUNDED
-@given(entry=st.dictionaries(st.sampled_from(["bytes", "path", "sha256", "x"]), JSON, max_size=4), job=JSON)
-def test_an_index_with_strange_entries_is_refused_or_reads_as_it_is_written(entry: dict[str, Any], job: Any) -> None:
-    data = encode({"assets": [entry] if entry else [], "format": "glasshouse-index/1", "job": job})
+@given(
+    entry=st.dictionaries(st.sampled_from(["blake3", "bytes", "path", "sha256", "x"]), JSON, max_size=4),
+    job=JSON,
+    written=st.integers(1, 3),
+    expected=st.integers(1, 2),
+)
+def test_an_index_with_strange_entries_is_refused_or_reads_as_it_is_written(
+    entry: dict[str, Any], job: Any, written: int, expected: int
+) -> None:
+    data = encode({"assets": [entry] if entry else [], "format": f"glasshouse-index/{written}", "job": job})
     try:
-        found = Index.parse(data, chunk_bytes=CHUNK, assets_offset=84)
+        found = Index.parse(data, chunk_bytes=CHUNK, assets_offset=84, version=expected)
     except GlasshouseError:
         return
     assert found.encode() == data

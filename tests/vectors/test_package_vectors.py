@@ -76,10 +76,14 @@ def test_a_valid_package_gives_what_the_vector_says(name: str) -> None:
         with granted.open(stream, asset["path"]) as reader:
             reader.verify()
             assert reader.stream().read() == content
-        assert (entry.bytes, entry.sha256.hex()) == (asset["bytes"], asset["sha256"])
+        expected = asset["sha256" if index.version == 1 else "blake3"]
+        assert (entry.bytes, entry.digest.hex()) == (asset["bytes"], expected)
 
 
-@pytest.mark.parametrize("name", [name for name in PACKAGES if VECTORS[name]["expect"] == "valid"])
+WRITTEN = [name for name in PACKAGES if VECTORS[name]["expect"] == "valid" and "version-1" not in name]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_writer_makes_the_vector_byte_for_byte(name: str) -> None:
     vector = VECTORS[name]
     package = Package.open(io.BytesIO(the_package(vector)))

@@ -11,6 +11,7 @@ the runtime never loads it.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import site
@@ -91,7 +92,7 @@ def measure_environment() -> bytes:
         found = {
             name: f"{place}/{name}/RECORD" for place in _site_directories() for name in _names(place, ".dist-info")
         }
-        others = {name: record for name, record in found.items() if not name.startswith("glasshouse-")}
+        others = {name: record for name, record in found.items() if not name.startswith("glasshouse_train-")}
         digests = dict(_digests([(name, record) for name, record in others.items() if os.path.isfile(record)]))
     except OSError as error:
         raise _unreadable(error) from error
@@ -106,8 +107,17 @@ def _places() -> Iterator[tuple[str, str]]:
     yield from _beside_the_interpreter(os.path.dirname(stdlib))
     yield from _tree(own, "glasshouse")
     yield from _tree(crypto, "cryptography")
+    yield from _tree(_directory("blake3"), "blake3")  # native code beside the plaintext of every package's assets
     yield from _tree(stdlib, "stdlib", skipped=_SKIPPED | {"test"})  # its own tests, which nothing imports
     yield from _start_up(stdlib)
+
+
+def _directory(package: str) -> str:
+    """Return where a package that we depend on is installed, without importing it."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise OSError(f"{package}, which this version needs, is not installed")
+    return os.path.dirname(found.origin)
 
 
 def _beside_the_interpreter(directory: str) -> Iterator[tuple[str, str]]:

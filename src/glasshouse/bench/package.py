@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from glasshouse.errors import Code, InternalError, UsageError
-from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
+from glasshouse.package.content import ContentHash, content_hash
+from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, VERSION
 from glasshouse.package.read import Package
 from glasshouse.package.write import Source, write
 from glasshouse.wire.aead import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
@@ -35,7 +36,9 @@ __all__ = ["run"]
 
 DEFAULT_BYTES = 1 << 30
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - storage that is memory is the point
-BARS = {"open_to_cipher": 0.5, "open_to_age": 4.0, "seal_gb_per_s": 1.0}
+# Sealing on one core meets its bar by rate, or by its part of the bare cipher on a slower machine.
+BARS = {"open_to_cipher": 0.5, "open_to_age": 4.0, "seal_gb_per_s": 1.3, "seal_two_cores_to_one": 1.7}
+SEAL_TO_CIPHER = 0.35
 MAX_READER_BYTES = 64 << 20
 
 
@@ -105,7 +108,8 @@ class _Bench:
             ("open", self._open, True),
             ("cipher", self._cipher, True),
             ("cipher_seal", self._cipher_seal, True),
-            ("sha256", self._sha256, True),
+            ("blake3", lambda: self._hash(content_hash(VERSION)), True),
+            ("sha256", lambda: self._hash(hashlib.sha256()), True),
         ]
         if self.age is not None:
             arms += [
@@ -197,9 +201,10 @@ class _Bench:
             self.cipher.seal_into(0, last=False, plaintext=plain, out=sealed)
         return time.perf_counter() - begin
 
-    def _sha256(self) -> float:
+    def _hash(self, digest: ContentHash) -> float:
+        """Hash as many bytes, from one chunk in the cache."""
         plain = bytearray(min(self.size, DEFAULT_CHUNK_BYTES))
-        digest, begin = hashlib.sha256(), time.perf_counter()
+        begin = time.perf_counter()
         for _ in range(0, self.size, len(plain)):
             digest.update(plain)
         return time.perf_counter() - begin
@@ -301,12 +306,16 @@ def _report(bench: _Bench, *, place: Path, memory: int) -> dict[str, Any]:
         for name, arm in (("cipher", "cipher_seal"), ("cp", "cp"), ("age", "age_seal"))
         if arm in medians
     }
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = {**ratios, "seal_gb_per_s": rates["seal_one_core"]}
+    if cores > 1 and hasattr(os, "sched_setaffinity"):
+        found["seal_two_cores_to_one"] = round(medians["seal_one_core"] / medians["seal"], 3)
     bars: dict[str, Any] = {
         name: {"at_least": least, "found": found[name], "met": found[name] >= least}
         for name, least in BARS.items()
         if name in found
     }
+    bars["seal_gb_per_s"]["met"] |= ratios["seal_to_cipher"] >= SEAL_TO_CIPHER
     bars["reader_memory_bytes"] = {"at_most": MAX_READER_BYTES, "found": memory, "met": memory <= MAX_READER_BYTES}
     return {
         # Said where it is missing: a comparison that was not made must not look like one that was.
@@ -314,7 +323,7 @@ def _report(bench: _Bench, *, place: Path, memory: int) -> dict[str, Any]:
         "bars": bars,
         "bytes": bench.size,
         "chunk_bytes": DEFAULT_CHUNK_BYTES,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores,
         "one_core_pinned": hasattr(os, "sched_setaffinity"),
         "rates_gb_per_s": rates,
         "ratios": ratios,

@@ -25,6 +25,6 @@ def canaries_of(folder: RunFolder, record: RunRecord, *, home: Home, identity: I
     with record.package.open("rb") as stream:
         index = Package.open(stream, owner_signing=identity.signing.public).unlock(key)
         for entry in index.assets:
-            found += [entry.path, *entry.path.split("/"), entry.sha256]
+            found += [entry.path, *entry.path.split("/"), entry.digest]
     found += [record.name, str(record.package), str(home.path), str(folder.path)]
     return [one for one in found if one]

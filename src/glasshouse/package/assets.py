@@ -6,13 +6,13 @@ destination is zero; memory beyond the destination is two chunks, whatever the a
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import io
 from _thread import allocate_lock  # `threading` costs the agent 7 ms uncompiled
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
+from glasshouse.package.content import content_hash
 from glasshouse.package.index import Entry
 from glasshouse.package.layout import chunk_count, stream_cipher
 from glasshouse.package.streams import Positioned, as_bytes, write_all
@@ -31,6 +31,7 @@ class AssetReader:
         chunk_bytes: the package's chunk size.
         header_sha256: SHA-256 of the package's header.
         asset_key: the asset's key, 32 bytes.
+        version: of the package format, which names the hash of the entry's digest.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class AssetReader:
         chunk_bytes: int,
         header_sha256: bytes,
         asset_key: bytes | bytearray | memoryview,
+        version: int,
     ) -> None:
         self.entry = entry
+        self._version = version
         self._source = stream if isinstance(stream, Positioned) else Positioned(stream)
         self._chunk_bytes = chunk_bytes
         self._chunks = chunk_count(entry.bytes, chunk_bytes)
@@ -149,7 +152,7 @@ class AssetReader:
         return min(self._chunk_bytes, self.entry.bytes - index * self._chunk_bytes)
 
     def _walk(self, out: BinaryIO | None) -> None:
-        digest = hashlib.sha256()
+        digest = content_hash(self._version)
         with self._lock:
             try:
                 for index in range(self._chunks):
@@ -159,7 +162,7 @@ class AssetReader:
                         write_all(out, plain)
             finally:
                 self._wipe()
-        if not hmac.compare_digest(digest.digest(), self.entry.sha256):
+        if not hmac.compare_digest(digest.digest(), self.entry.digest):
             raise PackageError(Code.ASSET_DIGEST, "an asset that is not what its owner's index says")
 
     def _wipe(self) -> None:

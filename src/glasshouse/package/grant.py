@@ -8,8 +8,9 @@ from typing import BinaryIO
 from glasshouse.errors import Code, FormatError
 from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset
+from glasshouse.package.content import DIGEST_NAMES
 from glasshouse.package.index import MAX_ASSETS, Entry, Index, check_job, find, path_field
-from glasshouse.package.layout import MAX_INDEX_BYTES, asset_key, check_chunk_bytes
+from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, asset_key, check_chunk_bytes
 from glasshouse.package.paths import check_paths
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
@@ -32,6 +33,7 @@ class Grant:
     Law: ``Grant.parse(g.encode()) == g``, also with anything behind the encoded bytes.
 
     Attributes:
+        version: of the package format.
         job: the workload's parameters.
         suite: bulk cipher.
         chunk_bytes: plaintext bytes of a full chunk.
@@ -41,6 +43,7 @@ class Grant:
         group_secret: what the ranks of this run share; None for a run in one process.
     """
 
+    version: int
     job: dict[str, Json] = field(repr=False)
     suite: Suite
     chunk_bytes: int
@@ -66,7 +69,7 @@ class Grant:
                 "key": b64encode(key),
                 "offset": entry.offset,
                 "path": entry.path,
-                "sha256": entry.sha256.hex(),
+                DIGEST_NAMES[self.version]: entry.digest.hex(),
             }
             for entry, key in zip(self.assets, self.keys, strict=True)
         ]
@@ -78,6 +81,7 @@ class Grant:
                 "header_sha256": self.header_sha256.hex(),
                 "job": self.job,
                 "suite": self.suite.value,
+                "version": self.version,
                 **group,
             }
         )
@@ -96,6 +100,7 @@ class Grant:
         if length > MAX_GRANT_BYTES or LENGTH_BYTES + length > len(view):
             raise FormatError(Code.TOO_LARGE, "a grant that is longer than its memory or its limit")
         fields = Fields(decode(view[LENGTH_BYTES : LENGTH_BYTES + length], max_bytes=MAX_GRANT_BYTES), "grant")
+        version = fields.integer("version", low=min(VERSIONS), high=max(VERSIONS))
         entries: list[Entry] = []
         keys: list[bytes] = []
         for item in fields.items("assets", max_items=MAX_ASSETS):
@@ -106,12 +111,13 @@ class Grant:
                     id=one.integer("id", low=1),
                     path=path_field(one),
                     bytes=one.integer("bytes"),
-                    sha256=one.digest("sha256"),
+                    digest=one.digest(DIGEST_NAMES[version]),
                     offset=one.integer("offset"),
                 )
             )
             one.end()
         found = cls(
+            version=version,
             job=check_job(fields.any("job")),
             suite=Suite(fields.choice("suite", list(Suite))),
             chunk_bytes=fields.integer("chunk_bytes"),
@@ -141,6 +147,7 @@ class Grant:
             chunk_bytes=self.chunk_bytes,
             header_sha256=self.header_sha256,
             asset_key=self.keys[self.assets.index(entry)],
+            version=self.version,
         )
 
     def sealed(self, source: Positioned, path: str) -> SealedAsset:
@@ -170,6 +177,7 @@ def grant(
     """Derive the keys of an unlocked package's assets; runs in the custodian alone."""
     suite = package.manifest.suite
     return Grant(
+        version=package.manifest.version,
         job=index.job,
         suite=suite,
         chunk_bytes=package.manifest.chunk_bytes,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.package.layout import MAX_INDEX_BYTES, sealed_size
+from glasshouse.package.content import DIGEST_NAMES
+from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, sealed_size
 from glasshouse.package.paths import check_paths
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields
@@ -20,7 +21,7 @@ __all__ = ["INDEX_ID", "MAX_ASSETS", "Entry", "Index", "find"]
 
 INDEX_ID = 0
 MAX_ASSETS = 1 << 14
-FORMAT = "glasshouse-index/1"
+FORMATS = {version: f"glasshouse-index/{version}" for version in VERSIONS}
 
 Digest: TypeAlias = bytes  # within Entry, `bytes` is a length
 
@@ -33,14 +34,14 @@ class Entry:
         id: its number in the package, from 1.
         path: relative, with `/` between components.
         bytes: plaintext length.
-        sha256: digest of the plaintext.
+        digest: of the plaintext, 32 bytes, by the hash of the package's version (`content`).
         offset: where its first sealed chunk begins in the file.
     """
 
     id: int
     path: str
     bytes: int
-    sha256: Digest
+    digest: Digest
     offset: int
 
 
@@ -53,22 +54,31 @@ class Index:
     Attributes:
         job: the workload's parameters, canonical JSON (no floats).
         assets: in ascending order of their paths' UTF-8 bytes.
+        version: of the package format, as in the header.
     """
 
     job: dict[str, Json]
     assets: tuple[Entry, ...]
+    version: int
 
     @classmethod
     def of(
-        cls, *, job: dict[str, Json], files: Iterable[tuple[str, int, bytes]], chunk_bytes: int, assets_offset: int
+        cls,
+        *,
+        job: dict[str, Json],
+        files: Iterable[tuple[str, int, bytes]],
+        chunk_bytes: int,
+        assets_offset: int,
+        version: int,
     ) -> Index:
         """Number and place the assets.
 
         Args:
             job: the workload's parameters.
-            files: (path, plaintext bytes, SHA-256), in order.
+            files: (path, plaintext bytes, digest of the plaintext), in order.
             chunk_bytes: the package's chunk size.
             assets_offset: where the asset area begins in the file.
+            version: of the package format.
 
         Raises:
             PackageError: `package-path` or `package-limit`.
@@ -78,36 +88,41 @@ class Index:
         for number, (path, size, digest) in enumerate(files, start=1):
             if number > MAX_ASSETS:
                 raise PackageError(Code.PACKAGE_LIMIT, f"more than {MAX_ASSETS} assets; pack small files together")
-            entries.append(Entry(id=number, path=path, bytes=size, sha256=digest, offset=offset))
+            entries.append(Entry(id=number, path=path, bytes=size, digest=digest, offset=offset))
             offset += sealed_size(size, chunk_bytes)
         check_paths(entry.path for entry in entries)
-        return cls(job=job, assets=tuple(entries))
+        return cls(job=job, assets=tuple(entries), version=version)
 
     def encode(self) -> bytes:
         """Return the canonical bytes that are sealed."""
         files: list[Json] = [
-            {"bytes": entry.bytes, "path": entry.path, "sha256": entry.sha256.hex()} for entry in self.assets
+            {"bytes": entry.bytes, "path": entry.path, DIGEST_NAMES[self.version]: entry.digest.hex()}
+            for entry in self.assets
         ]
-        return encode({"assets": files, "format": FORMAT, "job": self.job})
+        return encode({"assets": files, "format": FORMATS[self.version], "job": self.job})
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview, *, chunk_bytes: int, assets_offset: int) -> Index:
-        """Inverse of `encode`.
+    def parse(
+        cls, data: bytes | bytearray | memoryview, *, chunk_bytes: int, assets_offset: int, version: int
+    ) -> Index:
+        """Inverse of `encode`, for the version that the signed manifest states.
 
         Raises:
             FormatError: `too-large`, `not-canonical` or `schema-invalid`.
             PackageError: `package-path` or `package-limit`.
         """
         fields = Fields(decode(data, max_bytes=MAX_INDEX_BYTES), "index")
-        fields.choice("format", [FORMAT])
+        fields.choice("format", [FORMATS[version]])
         job = fields.any("job")
         files: list[tuple[str, int, bytes]] = []
         for item in fields.items("assets", max_items=MAX_ASSETS):
             one = Fields(item, "index.assets")
-            files.append((path_field(one), one.integer("bytes"), one.digest("sha256")))
+            files.append((path_field(one), one.integer("bytes"), one.digest(DIGEST_NAMES[version])))
             one.end()
         fields.end()
-        return cls.of(job=check_job(job), files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset)
+        return cls.of(
+            job=check_job(job), files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=version
+        )
 
     def find(self, path: str) -> Entry:
         """Return the asset called `path`; raises `PackageError` (`asset-unknown`)."""

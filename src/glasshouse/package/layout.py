@@ -22,6 +22,8 @@ __all__ = [
     "MAX_ENVELOPE_BYTES",
     "MAX_INDEX_BYTES",
     "SUITE_CODES",
+    "VERSION",
+    "VERSIONS",
     "Header",
     "asset_key",
     "check_chunk_bytes",
@@ -36,7 +38,8 @@ __all__ = [
 ]
 
 MAGIC = b"\x89GHS\r\n\x1a\n"  # in the manner of PNG: a transfer that rewrites line ends or bit 7 breaks it
-VERSION = 1
+VERSION = 2  # what is written
+VERSIONS = (1, 2)  # what is read
 SUITE_CODES = {Suite.AES_256_GCM: 1, Suite.CHACHA20_POLY1305: 2}
 
 DEFAULT_CHUNK_BYTES = 1 << 20
@@ -60,6 +63,7 @@ class Header:
     """The first 84 bytes of a package; their SHA-256 is bound to every chunk.
 
     Attributes:
+        version: of the format: 1 or 2; they differ in the hash of the assets' digests (`content`).
         suite: the bulk cipher.
         chunk_bytes: plaintext bytes of every chunk but an asset's last.
         package_id: 16 random bytes as hex.
@@ -69,6 +73,7 @@ class Header:
         assets_bytes: length of all sealed assets together.
     """
 
+    version: int
     suite: Suite
     chunk_bytes: int
     package_id: str
@@ -80,7 +85,7 @@ class Header:
     def encode(self) -> bytes:
         return _FIELDS.pack(
             MAGIC,
-            VERSION,
+            self.version,
             SUITE_CODES[self.suite],
             0,
             self.chunk_bytes,
@@ -106,7 +111,7 @@ class Header:
             data[:HEADER_BYTES]
         )
         suites = {code: suite for suite, code in SUITE_CODES.items()}
-        if version != VERSION or suite_code not in suites or reserved:
+        if version not in VERSIONS or suite_code not in suites or reserved:
             raise PackageError(
                 Code.UNSUPPORTED, f"a sealed package of version {version}, suite {suite_code}, which is not known here"
             )
@@ -119,6 +124,7 @@ class Header:
             if not least <= value <= limit:
                 raise PackageError(Code.PACKAGE_LIMIT, f"a {what} of {value} bytes; the limit is {limit}")
         return cls(
+            version=version,
             suite=suites[suite_code],
             chunk_bytes=chunk,
             package_id=package_id.hex(),

@@ -9,6 +9,8 @@ from glasshouse.package.layout import (
     MAX_ASSETS_BYTES,
     MAX_ENVELOPE_BYTES,
     MAX_INDEX_BYTES,
+    VERSION,
+    VERSIONS,
     Header,
     check_chunk_bytes,
     check_package_id,
@@ -24,7 +26,7 @@ from glasshouse.wire.signing import SigningKey
 __all__ = ["MANIFEST_TYPE", "MAX_RECIPIENTS", "WORKLOADS", "Manifest", "parse_signed"]
 
 MANIFEST_TYPE = "application/vnd.glasshouse.manifest+json"
-FORMAT = "glasshouse-package/1"
+FORMATS = {version: f"glasshouse-package/{version}" for version in VERSIONS}
 WORKLOADS = ("lora", "mlp", "script")
 MAX_RECIPIENTS = 8
 
@@ -48,6 +50,7 @@ class Manifest:
         index_sha256: SHA-256 of the sealed index.
         index_bytes: length of the sealed index.
         assets_bytes: length of all sealed assets.
+        version: of the package format, as in the header.
     """
 
     package_id: str
@@ -62,6 +65,7 @@ class Manifest:
     index_sha256: bytes
     index_bytes: int
     assets_bytes: int
+    version: int = VERSION
 
     def __post_init__(self) -> None:
         check_package_id(self.package_id)
@@ -85,7 +89,7 @@ class Manifest:
             "assets_bytes": self.assets_bytes,
             "chunk_bytes": self.chunk_bytes,
             "floor": self.floor.to_json(),
-            "format": FORMAT,
+            "format": FORMATS[self.version],
             "index_bytes": self.index_bytes,
             "index_sha256": self.index_sha256.hex(),
             "key_commitment": self.key_commitment.hex(),
@@ -106,7 +110,7 @@ class Manifest:
             PackageError: `package-limit`.
         """
         fields = Fields(value, "manifest")
-        fields.choice("format", [FORMAT])
+        written = fields.choice("format", list(FORMATS.values()))
         texts = fields.texts("recipients", max_items=MAX_RECIPIENTS, max_chars=2 * hpke.PUBLIC_BYTES)
         manifest = cls(
             package_id=fields.text("package_id", max_chars=32),
@@ -121,6 +125,7 @@ class Manifest:
             index_sha256=fields.digest("index_sha256"),
             index_bytes=fields.integer("index_bytes"),
             assets_bytes=fields.integer("assets_bytes"),
+            version=next(version for version, name in FORMATS.items() if name == written),
         )
         fields.end()
         return manifest
@@ -152,6 +157,7 @@ class Manifest:
     def header(self, envelope_bytes: int) -> Header:
         """Return the one header that a package with this manifest may begin with."""
         return Header(
+            version=self.version,
             suite=self.suite,
             chunk_bytes=self.chunk_bytes,
             package_id=self.package_id,

@@ -86,6 +86,7 @@ class Package:
             self._open_index(package_key, sealed),
             chunk_bytes=manifest.chunk_bytes,
             assets_offset=self.header.assets_offset,
+            version=manifest.version,
         )
         if sum(sealed_size(entry.bytes, manifest.chunk_bytes) for entry in index.assets) != manifest.assets_bytes:
             raise PackageError(Code.PACKAGE_TAMPERED, "an index whose assets do not fill the package")
@@ -101,6 +102,7 @@ class Package:
             chunk_bytes=self.manifest.chunk_bytes,
             header_sha256=self.header_sha256,
             asset_key=asset_key(package_key, entry.id, suite, self.header_sha256),
+            version=self.manifest.version,
         )
 
     def _open_index(self, package_key: bytes | bytearray | memoryview, sealed: memoryview) -> bytearray:

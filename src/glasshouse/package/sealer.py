@@ -1,12 +1,11 @@
 """Seals the content of a package: reads and hashes one chunk while the one before is encrypted and written.
 
-Memory is three chunks, whatever the sizes. SHA-256 is the slowest stage and OpenSSL releases the
-interpreter's lock, so that the second thread nearly halves the time where there is a second core.
+Memory is three chunks, whatever the sizes. Hash and cipher release the interpreter's lock, so that
+the second thread nearly halves the time where there is a second core.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ from io import UnsupportedOperation
 from typing import BinaryIO, TypeAlias
 
 from glasshouse.errors import Code, PackageError, UsageError
+from glasshouse.package.content import content_hash
 from glasshouse.package.layout import Header, asset_key, chunk_count, stream_cipher
 from glasshouse.package.streams import write_all
 from glasshouse.wire.aead import TAG_BYTES, ChunkCipher, zero
@@ -53,6 +53,7 @@ class Sealer:
     def __init__(self, header: Header, package_key: bytes | bytearray | memoryview) -> None:
         self._chunk_bytes = header.chunk_bytes
         self._suite = header.suite
+        self._version = header.version
         self._header_sha256 = header.sha256
         self._key = package_key
 
@@ -60,7 +61,7 @@ class Sealer:
         """Seal every source behind the other.
 
         Returns:
-            The SHA-256 of each one's plaintext.
+            The digest of each one's plaintext, by the hash of the package's version.
 
         Raises:
             PackageError: `source-changed`.
@@ -73,7 +74,7 @@ class Sealer:
         done = 0
         with _Pipeline(out, largest) as pipeline:
             for number, source in enumerate(sources, start=1):
-                digest = hashlib.sha256()
+                digest = content_hash(self._version)
                 for length in self._chunks(number, source, pipeline, digest.update):
                     done += length
                     if progress is not None:
@@ -94,7 +95,7 @@ class Sealer:
         return bytes(out)
 
     def _chunks(
-        self, number: int, source: Source, pipeline: _Pipeline, digest: Callable[[memoryview], None]
+        self, number: int, source: Source, pipeline: _Pipeline, digest: Callable[[memoryview], object]
     ) -> Iterator[int]:
         """Seal one source; yield the length of each chunk when it is read."""
         cipher = self._cipher(number)

@@ -17,6 +17,7 @@ from glasshouse.package.layout import (
     DEFAULT_CHUNK_BYTES,
     MAX_ASSETS_BYTES,
     MAX_INDEX_BYTES,
+    VERSION,
     key_commitment,
     sealed_size,
 )
@@ -139,7 +140,9 @@ def _draft(
     """Return the index; with zeros for digests it has its final length already."""
     known = digests or [bytes(32)] * len(sources)
     files = [(source.path, source.bytes, digest) for source, digest in zip(sources, known, strict=True)]
-    index = Index.of(job=check_job(job), files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset)
+    index = Index.of(
+        job=check_job(job), files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=VERSION
+    )
     if (size := sealed_size(len(index.encode()), chunk_bytes)) > MAX_INDEX_BYTES:
         raise PackageError(Code.PACKAGE_LIMIT, f"an index of {size} bytes; the limit is {MAX_INDEX_BYTES}")
     return index

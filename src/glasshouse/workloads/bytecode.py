@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MEASURED", "allow_third_party"]
 
-MEASURED = frozenset({"_cffi_backend", "cryptography", "glasshouse"})
+MEASURED = frozenset({"_cffi_backend", "blake3", "cryptography", "glasshouse"})
 """Packages whose sources the runtime measurement covers, wherever they are installed."""
 
 _HEADER_BYTES = 16

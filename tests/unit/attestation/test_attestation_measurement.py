@@ -47,6 +47,7 @@ def test_it_covers_what_is_trusted_with_keys() -> None:
     assert files["interpreter"] == hashlib.sha256(Path(sys.executable).resolve().read_bytes()).digest()
     assert {"glasshouse/runtime/__init__.py", "glasshouse/wire/hpke.py", "stdlib/hashlib.py"} <= names
     assert any(name.startswith("cryptography/") and name.endswith(".so") for name in names)
+    assert any(name.startswith("blake3/") and name.endswith(".so") for name in names)
     assert any(name.startswith("stdlib/lib-dynload/") and name.endswith(".so") for name in names)
     assert not any("__pycache__" in name or "site-packages" in name for name in names)
     for directory in site.getsitepackages():
@@ -74,7 +75,7 @@ for name, module in sorted(sys.modules.items()):
 @pytest.fixture
 def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small installation of our own to poison: packages, standard library, site directory."""
-    for name in ("glasshouse", "cryptography", STDLIB):
+    for name in ("glasshouse", "cryptography", "blake3", STDLIB):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
         (tmp_path / name / "code.py").write_text("genuine = True\n")
@@ -86,6 +87,7 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "site" / "torch-2.dist-info" / "RECORD").write_text("torch/__init__.py,sha256=abc,0\n")
     monkeypatch.setattr(glasshouse, "__file__", str(tmp_path / "glasshouse" / "__init__.py"))
     monkeypatch.setattr(cryptography, "__file__", str(tmp_path / "cryptography" / "__init__.py"))
+    monkeypatch.setattr(measurement, "_directory", lambda package: str(tmp_path / package))
     monkeypatch.setattr(measurement.os, "__file__", str(tmp_path / STDLIB / "os.py"))
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
     return tmp_path
@@ -112,6 +114,7 @@ def _link(path: str, target: str) -> Callable[[Path], None]:
     [
         _write("glasshouse/code.py", "genuine = False\n"),
         _write("cryptography/code.py", "genuine = False\n"),
+        _write("blake3/code.py", "genuine = False\n"),  # sees the plaintext of every asset
         _write(f"{STDLIB}/code.py", "genuine = False\n"),
         _write("glasshouse/code.cpython-311-x86_64-linux-gnu.so"),  # an extension is found before the source
         _write("glasshouse/code/__init__.py"),  # and so is a package of the same name
@@ -162,10 +165,11 @@ def test_what_is_never_loaded_does_not_matter(installation: Path, harmless: Call
 def test_where_it_is_installed_does_not_matter(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = runtime_files()
     moved = installation / "moved"
-    for name in ("glasshouse", "cryptography", STDLIB, "site"):
+    for name in ("glasshouse", "cryptography", "blake3", STDLIB, "site"):
         shutil.copytree(installation / name, moved / name)
     monkeypatch.setattr(glasshouse, "__file__", str(moved / "glasshouse" / "__init__.py"))
     monkeypatch.setattr(cryptography, "__file__", str(moved / "cryptography" / "__init__.py"))
+    monkeypatch.setattr(measurement, "_directory", lambda package: str(moved / package))
     monkeypatch.setattr(measurement.os, "__file__", str(moved / STDLIB / "os.py"))
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(moved / "site")])
     assert runtime_files() == before
@@ -182,7 +186,7 @@ def test_the_environment_is_told_by_versions_and_records(installation: Path) -> 
         change(installation)
         seen.add(measure_environment())
     assert len(seen) == 4
-    _write("site/glasshouse-9.dist-info/RECORD", "x")(installation)  # measured file by file already
+    _write("site/glasshouse_train-9.dist-info/RECORD", "x")(installation)  # measured file by file already
     assert measure_environment() in seen
 
 

@@ -261,7 +261,7 @@ def test_a_digest_that_the_index_does_not_know_is_found_by_a_full_read() -> None
     data, _ = seal()
     package, index = unlock(data)
     asset = package.asset(index.find("weights"), KEY)
-    object.__setattr__(asset.entry, "sha256", bytes(32))
+    object.__setattr__(asset.entry, "digest", bytes(32))
     for check in (asset.verify, lambda: asset.copy_to(io.BytesIO())):
         with pytest.raises(PackageError) as refusal:
             check()
