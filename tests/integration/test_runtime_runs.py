@@ -59,6 +59,26 @@ def test_a_run_ends_with_sealed_results_and_a_receipt_that_holds(world: Callable
     assert here.broker.client().deployment(here.deployment)["releases"] == 1
 
 
+POOLS = """
+import math, pathlib
+from concurrent.futures import ThreadPoolExecutor
+from joblib import Parallel, delayed
+pool = ThreadPoolExecutor(2)
+pool.submit(lambda: pathlib.Path("outputs/thread.txt").write_text("done"))
+total = sum(Parallel(n_jobs=2)(delayed(math.isqrt)(n * n) for n in range(10)))
+pathlib.Path("outputs/total.txt").write_text(str(total))
+"""
+
+
+def test_a_script_that_leaves_pools_of_threads_and_processes_open_ends_in_the_sandbox(
+    world: Callable[..., World],
+) -> None:
+    pytest.importorskip("joblib")
+    agent = world(POOLS).start()
+    ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
+    assert agent.outputs() == {"thread.txt": b"done", "total.txt": b"45"}
+
+
 def test_the_first_second_of_a_run_is_not_wasted(world: Callable[..., World]) -> None:
     agent = world().start()
     receipt = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).chain.receipt

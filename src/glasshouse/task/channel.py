@@ -24,6 +24,7 @@ _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
 _RECEIVE_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
 _ORDERS = ("pace-end", "pace-go")
+_END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
 
 
 class Channel(Protocol):
@@ -103,7 +104,7 @@ class AgentLink:
                     if on_stop is not None:
                         on_stop()
         except (EOFError, OSError, FormatError):
-            os._exit(1)
+            _END_PROCESS(1)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message, with file descriptors beside it."""

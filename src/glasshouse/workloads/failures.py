@@ -17,7 +17,7 @@ import glasshouse
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.workloads import environment
 
-__all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "in_a_line", "of_script", "say"]
+__all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "ignored", "in_a_line", "of_script", "say"]
 
 # How frameworks say that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -89,7 +89,7 @@ def say(error: GlasshouseError) -> None:
     _write("".join(f"glasshouse: {line}\n" for line in lines))
 
 
-def of_script(error: Exception, trace: TracebackType | None) -> GlasshouseError:
+def of_script(error: BaseException, trace: TracebackType | None) -> GlasshouseError:
     """Write a script's traceback to the sealed log and return what to raise in the place of its error.
 
     Args:
@@ -102,10 +102,15 @@ def of_script(error: Exception, trace: TracebackType | None) -> GlasshouseError:
     return understood if understood is error else _SaidError(understood, error)
 
 
+def ignored(error: BaseException, where: str) -> None:
+    """Write what failed at the end of a script's interpreter, where it changes nothing, as Python does."""
+    _write(f"Exception ignored in {where}:\n" + _traceback(error, error.__traceback__ and error.__traceback__.tb_next))
+
+
 class _SaidError(RunError):
     """What is said in the place of a script's own error."""
 
-    def __init__(self, understood: GlasshouseError, own: Exception) -> None:
+    def __init__(self, understood: GlasshouseError, own: BaseException) -> None:
         super().__init__(understood.code, understood.message, hint=understood.hint)
         self.own = own
 

@@ -47,12 +47,22 @@ def _tell() -> int:
     try:
         result = _run(channel)
     except BaseException as error:
-        sys.stdout.flush()
-        sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
-        failures.explain(error)
-        code, words = failures.code_of(error).value, failures.in_a_line(error)
-        channel.send({"type": "failed", "code": code, "words": words})
-        return 1
+        return _failed(channel, error)
+    return _ended(channel, result)
+
+
+def _failed(channel: RankChannel, error: BaseException) -> int:
+    from glasshouse.workloads import failures
+
+    sys.stdout.flush()
+    sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
+    failures.explain(error)
+    code, words = failures.code_of(error).value, failures.in_a_line(error)
+    channel.send({"type": "failed", "code": code, "words": words})
+    return 1
+
+
+def _ended(channel: RankChannel, result: Result) -> int:
     channel.send(
         {
             "type": "ended",
@@ -69,7 +79,7 @@ def _tell() -> int:
 def _run(channel: RankChannel) -> Result:
     from pathlib import Path
 
-    from glasshouse.errors import Code, FormatError
+    from glasshouse.errors import Code, FormatError, RunError
     from glasshouse.task.handle import Task
     from glasshouse.task.session import install
     from glasshouse.workloads import allocator, bytecode, script
@@ -98,7 +108,11 @@ def _run(channel: RankChannel) -> Result:
         from glasshouse.workloads.rank_channel import OtherMachines
 
         route.dial_through(OtherMachines(channel, channel.machine))
-    result = script.train(task, params, stop.register)
+
+    def conclude(_task: Task, outcome: Result | RunError) -> int:
+        return _failed(channel, outcome) if isinstance(outcome, RunError) else _ended(channel, outcome)
+
+    result = script.train(task, params, stop.register, conclude)
     task.close()
     return result
 

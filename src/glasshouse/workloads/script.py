@@ -6,39 +6,53 @@ leaves sealed at the end. Its standard output and error are the sealed log.
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import io
 import os
 import signal
 import sys
 import threading
-import types
+import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TypeAlias
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.workloads import environment, failures
+from glasshouse.workloads import environment, interpreter
 from glasshouse.workloads.params import ScriptParams
 
-__all__ = ["check_requirements", "prepare", "run", "train", "warm"]
+__all__ = ["Conclude", "Script", "check_requirements", "prepare", "train"]
+
+# A run that is stopped is given five seconds to its end; what is written until then comes back.
+_ENDING_S = 2.5
+
+Conclude: TypeAlias = Callable[[Task, Result | RunError], int]
+"""Reports the end of a script that ends its process itself, and returns the status to end it with."""
 
 
-def warm() -> None:
-    """Nothing: what a script imports is its own affair and part of its own time."""
+class Script:
+    """The workload `script` in one process.
 
-
-def run(task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None]) -> Result:
-    """Lay the inputs out, run the script, and report what it said last.
-
-    Raises:
-        RunError: `script-failed`, `requirement-missing` or `out-of-memory`.
-        UsageError: `file-missing` when the package has no such script.
+    Args:
+        conclude: called when the script ends this process.
     """
-    prepare(task, params)
-    return train(task, params, on_stop)
+
+    def __init__(self, conclude: Conclude) -> None:
+        self._conclude = conclude
+
+    def warm(self) -> None:
+        """Nothing: what a script imports is its own affair and part of its own time."""
+
+    def run(self, task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None]) -> Result:
+        """Lay the inputs out, run the script, and report what it said last.
+
+        Raises:
+            RunError: `script-failed`, `requirement-missing` or `out-of-memory`.
+            UsageError: `file-missing` when the package has no such script.
+        """
+        prepare(task, params)
+        return train(task, params, on_stop, self._conclude)
 
 
 def prepare(task: Task, params: ScriptParams) -> None:
@@ -50,8 +64,10 @@ def prepare(task: Task, params: ScriptParams) -> None:
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
 
 
-def train(task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None]) -> Result:
-    """Run the script in this process, over inputs that are laid out; raises as `run`."""
+def train(
+    task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None], conclude: Conclude
+) -> Result:
+    """Run the script in this process, over inputs that are laid out; raises as `Script.run`."""
     folder = task.input_dir
     _determinism(params)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -59,12 +75,26 @@ def train(task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None
         sys.stdout.reconfigure(line_buffering=True)
     interrupt = _Interrupt(task)
     on_stop(interrupt)
+
+    def left(status: int) -> int:
+        interrupt.disarm()
+        status &= 0xFF
+        failure = RunError(Code.SCRIPT_FAILED, f"the script ended its process with exit status {status}")
+        return conclude(task, failure if status else _result(task, interrupt))
+
+    def stopped(error: BaseException) -> bool:
+        return isinstance(error, KeyboardInterrupt) and interrupt.sent
+
     try:
-        with interrupt:
-            _execute(folder / params.script, params.arguments, folder)
+        with interrupt, interpreter.leaving(left):
+            interpreter.execute(folder / params.script, params.arguments, folder, expected=stopped)
     except KeyboardInterrupt:
         if not interrupt.sent:
             raise
+    return _result(task, interrupt)
+
+
+def _result(task: Task, interrupt: _Interrupt) -> Result:
     done, unit, first, final, elapsed_us = task.last_report
     return Result(
         unit=unit,
@@ -96,6 +126,10 @@ class _Interrupt:
             self._armed = True
 
     def __exit__(self, *_: object) -> None:
+        self.disarm()
+
+    def disarm(self) -> None:
+        """Interrupt no more."""
         # The lock: a signal that is under way arrives before this returns, and not in the middle of what follows.
         with self._lock:
             self._armed = False
@@ -106,53 +140,21 @@ class _Interrupt:
             if not self._armed or self._task.asks_to_stop:
                 return
             self.sent = True
+            threading.Thread(target=self._insist, name="glasshouse-stop", daemon=True).start()
             if threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt
-            # A real signal, so that a script asleep in a system call wakes up too.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self._signal()
 
+    def _insist(self) -> None:
+        """Interrupt once more, as a second Ctrl-C does: a script waits at its end for its pools and threads."""
+        time.sleep(_ENDING_S)
+        with self._lock:
+            if self._armed:
+                self._signal()
 
-def _execute(path: Path, arguments: tuple[str, ...], folder: Path) -> None:
-    module = types.ModuleType("__main__")
-    module.__file__ = str(path)
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module
-    sys.argv = [str(path), *arguments]
-    sys.path.insert(0, str(path.parent))
-    os.chdir(folder)
-    source = path.read_bytes()
-    try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the job
-        _settle()
-    except SystemExit as end:
-        _ended(end.code)
-        _settle()
-    except Exception as error:
-        # The first frame is this one; the script's own begin behind it.
-        raise failures.of_script(error, error.__traceback__ and error.__traceback__.tb_next) from None
-    finally:
-        sys.stdout.flush()
-        # What Glasshouse imports from here on is not to be found in the owner's folder.
-        sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
-
-
-def _ended(code: object) -> None:
-    """Take the words and the number with which a script ends itself as the interpreter would."""
-    if code in (None, 0):
-        return
-    sys.stdout.flush()
-    if isinstance(code, int):
-        raise RunError(Code.SCRIPT_FAILED, f"the script ended itself with exit status {code}")
-    sys.stderr.write(f"{code}\n")
-    raise RunError(Code.SCRIPT_FAILED, "the script ended itself with the words above")
-
-
-def _settle() -> None:
-    """End a script as the interpreter would: its threads first, then what it registered for the end."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
+    def _signal(self) -> None:
+        # A real signal, so that a script asleep in a system call wakes up too.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def check_requirements(requirements: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -175,13 +176,30 @@ def work(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     except (ConnectionError, EOFError):
         return 1  # the agent is gone; nobody is left to tell
     except BaseException as error:
-        failures.explain(error)
-        leg.channel.send({"type": "failed", "code": failures.code_of(error).value})
-        return 1
+        return _failed(leg.channel, error)
     finally:
         sys.stdout.flush()
     if result is not None:
         leg.channel.send(result)
+    return 0
+
+
+def _failed(channel: Channel, error: BaseException) -> int:
+    failures.explain(error)
+    channel.send({"type": "failed", "code": failures.code_of(error).value})
+    return 1
+
+
+def _conclude(channel: Channel, task: Task, outcome: Result | RunError) -> int:
+    """Report the end of a script that ends this process by `os._exit`; return the status to end it with."""
+    try:
+        if isinstance(outcome, RunError):
+            _save_what_there_is(task)
+            return _failed(channel, outcome)
+        task.close()
+    except BaseException as error:
+        return _failed(channel, error)
+    channel.send(outcome.to_json())
     return 0
 
 
@@ -192,7 +210,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     allocator.keep_freed_memory()
     bytecode.allow_third_party()
     os.chdir(workspace)
-    workload = _workload(kind) if ranks is None else _ranked(leg, kind, ranks)
+    workload = _workload(leg, kind) if ranks is None else _ranked(leg, kind, ranks)
     started = time.perf_counter_ns()
     workload.warm()
     leg.channel.send({"type": "imported", "us": (time.perf_counter_ns() - started) // 1000})
@@ -295,7 +313,7 @@ def _ranked(leg: Leg, kind: str, ranks: int) -> Workload:
     return Ranked(ranks, leg.for_ranks, leg.channel)
 
 
-def _workload(kind: str) -> Workload:
+def _workload(leg: Leg, kind: str) -> Workload:
     # Each is imported only where it runs: a script must not pay for a framework that it does not use.
     if kind == "mlp":
         from glasshouse.workloads import mlp
@@ -306,7 +324,7 @@ def _workload(kind: str) -> Workload:
 
         return lora
     if kind == "script":
-        from glasshouse.workloads import script
+        from glasshouse.workloads.script import Script
 
-        return script
+        return Script(partial(_conclude, leg.channel))
     raise RunError(Code.WORKER_FAILED, "there is no such workload")

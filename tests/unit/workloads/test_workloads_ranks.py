@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_ends_without_a_word_has_failed(tmp_path: Path) -> None:
-    script = "import os, time\nif os.environ['RANK'] == '0': os._exit(3)\ntime.sleep(60)"
+    script = "import ctypes, os, time\nif os.environ['RANK'] == '0': ctypes.CDLL(None)._exit(3)\ntime.sleep(60)"
     ended = raw(tmp_path, script)
     assert ended.one("failed")["code"] == "script-failed"
     assert "rank 0 ended without a word, with exit status 3" in ended.log

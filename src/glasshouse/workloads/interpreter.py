@@ -1,0 +1,125 @@
+"""Runs a script as ``python script.py`` does, from its first line to the end of the interpreter.
+
+The process itself goes on: what the script wrote has yet to be sealed. Law: what ends a script under ``python``, and in
+which order (its threads and pools, what it registered with `atexit`, what it left open), ends it here too.
+Source: CPython's ``Py_FinalizeEx`` and ``finalize_modules`` (Python/pylifecycle.c).
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from glasshouse.errors import Code, RunError
+from glasshouse.workloads import failures
+
+__all__ = ["execute", "leaving"]
+
+
+def execute(path: Path, arguments: tuple[str, ...], folder: Path, *, expected: Callable[[BaseException], bool]) -> None:
+    """Run a script to the end of its interpreter.
+
+    Args:
+        path: of the script.
+        arguments: its command line.
+        folder: the working directory.
+        expected: whether an exception that ends the script is no failure of it, and is raised as it is.
+
+    Raises:
+        GlasshouseError: for the failure of the script, after everything that it left to its end was done.
+    """
+    module = types.ModuleType("__main__")
+    module.__file__ = str(path)
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.parent))
+    os.chdir(folder)
+    source = path.read_bytes()
+    failure: BaseException | None = None
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the job
+    except SystemExit as end:
+        failure = _ended(end.code)
+    except BaseException as error:
+        # The first frame is this one; the script's own begin behind it.
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        failure = error if expected(error) else failures.of_script(error, trace)
+        error.__traceback__ = None  # it holds the variables of every function that the failure went through
+    try:
+        _finalize(module)
+    finally:
+        # What Glasshouse imports from here on is not to be found in the owner's folder.
+        sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
+    if failure is not None:
+        raise failure from None
+
+
+def _ended(code: object) -> RunError | None:
+    """Take the words and the number with which a script ends itself as the interpreter would."""
+    if code in (None, 0):
+        return None
+    if isinstance(code, int):
+        return RunError(Code.SCRIPT_FAILED, f"the script ended itself with exit status {code}")
+    sys.stdout.flush()
+    sys.stderr.write(f"{code}\n")
+    return RunError(Code.SCRIPT_FAILED, "the script ended itself with the words above")
+
+
+def _finalize(module: types.ModuleType) -> None:
+    """End a script's interpreter: pools and threads, exit handlers, standard streams, and what it left open."""
+    try:
+        # Pools register here what makes their threads end; joined without it, they would be waited for for ever.
+        threading._shutdown()  # type: ignore[attr-defined]  # not in the type stubs
+    except BaseException as error:
+        failures.ignored(error, "the threads of the script")
+    atexit._run_exitfuncs()  # reports what fails in there, and goes on
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException as error:
+            failures.ignored(error, "a standard stream of the script")
+    # A stream that the script put there may be written in the script, of which nothing is left in a moment.
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    # Daemon threads do not see the end of an interpreter, and so fail at nothing that it takes away.
+    threading.excepthook = lambda _failure: None
+    _clear(module)
+    gc.collect()
+
+
+def _clear(module: types.ModuleType) -> None:
+    """Let go of a script's variables, private ones first: a file that was left open is written to its end."""
+    for private in (True, False):
+        for name in list(module.__dict__):
+            if (name.startswith("_") and not name.startswith("__")) is private and name != "__builtins__":
+                module.__dict__[name] = None
+
+
+@contextmanager
+def leaving(conclude: Callable[[int], int]) -> Iterator[None]:
+    """Have `os._exit` in this process conclude the job first; a process that the script forks is its own affair.
+
+    Args:
+        conclude: takes the status that the script ends itself with, and returns the one that the process ends with.
+    """
+    real, own, once = os._exit, os.getpid(), threading.Lock()
+
+    def leave(status: int) -> None:
+        if os.getpid() == own:
+            once.acquire()  # for good: of two threads that leave, and of the script's own end, one is the end
+            status = conclude(status)
+        real(status)
+
+    os._exit = leave  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with once:
+            os._exit = real
