@@ -71,12 +71,18 @@ class WithoutNamespaces(Kernel):
     def unshare(self, flags: int) -> None:
         raise KernelError("unshare", 1)
 
+    def read_only_view(self, path: str) -> int:
+        raise KernelError("open_tree", 1)
+
 
 class WithoutMounts(Kernel):
     """A container that gives a mount namespace, but no mounts in it."""
 
     def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
         raise KernelError(f"mount {target}", 1)
+
+    def read_only_view(self, path: str) -> int:
+        raise KernelError("open_tree", 1)
 
 
 class WithoutNoswap(Kernel):

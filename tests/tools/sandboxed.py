@@ -100,18 +100,18 @@ def _drained(descriptor: int) -> str:
 
 
 def forking(kernel: Kernel) -> sandbox.Spawn:
-    def spawn(spec: SandboxSpec, streams: list[str | int]) -> int:
+    def spawn(spec: SandboxSpec, streams: list[int]) -> int:
         pid = os.fork()
         if pid:
             return pid
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            taken = [os.open(item, os.O_RDONLY) if isinstance(item, str) else os.dup(item) for item in streams]
+            taken = [os.dup(item) for item in streams]
             high = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(taken)]
             for index, descriptor in enumerate(high):
                 os.dup2(descriptor, index)
             given = marshal.loads(os.read(4, 1 << 16))
-            launcher.run(kernel, given, 3, 5)
+            launcher.attempt(kernel, given, 3, 5)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:

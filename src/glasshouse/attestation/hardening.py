@@ -77,7 +77,7 @@ _STRICT_BOTH = _BOTH | {"no-swap", "secret-memory"}
 CHECKS: Mapping[Process, frozenset[str]] = MappingProxyType(
     {
         "agent": _STRICT_BOTH | {"memory-locked"},
-        "worker": _STRICT_BOTH | {"egress-closed", "landlock", "workspace-in-memory"},
+        "worker": _STRICT_BOTH | {"egress-closed", "landlock", "metadata-closed", "workspace-in-memory"},
     }
 )
 """Every check there is, for each process."""
@@ -85,7 +85,7 @@ CHECKS: Mapping[Process, frozenset[str]] = MappingProxyType(
 REQUIRED: Mapping[Profile, Mapping[Process, frozenset[str]]] = MappingProxyType(
     {
         Profile.OFF: MappingProxyType({"agent": frozenset(), "worker": frozenset()}),
-        Profile.STANDARD: MappingProxyType({"agent": _BOTH, "worker": _BOTH | {"egress-closed"}}),
+        Profile.STANDARD: MappingProxyType({"agent": _BOTH, "worker": _BOTH | {"egress-closed", "metadata-closed"}}),
         Profile.STRICT: CHECKS,
     }
 )

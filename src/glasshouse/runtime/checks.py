@@ -39,6 +39,8 @@ _LEAST_LOCKABLE_BYTES = 1 << 30
 _NO_SUCH_KEYCTL = 9999
 # What the loader and libraries saw when this process began; removing a variable later undoes nothing.
 _STARTED_WITH = tuple(os.environ)
+# What the worker's launcher tries from inside its sandbox.
+_TRIED_INSIDE = ("debug-env-clean", "egress-closed", "landlock", "metadata-closed", "preload-clean", "seccomp-filter")
 _MAX_DETAILS = 31  # and one that the story may add
 
 
@@ -142,10 +144,7 @@ def observe_worker(
     pid, report = worker.pid, worker.report
     if pid is None or report is None:
         raise ValueError("a worker that is not confirmed")
-    tried = {
-        name: report.observed.get(name, _UNAVAILABLE)
-        for name in ("debug-env-clean", "egress-closed", "landlock", "preload-clean", "seccomp-filter")
-    }
+    tried = {name: report.observed.get(name, _UNAVAILABLE) for name in _TRIED_INSIDE}
     if _filter_mode(kernel, pid) != "2":
         # Read back after the exec: what the launcher saw of itself must still hold.
         tried["seccomp-filter"] = _worse(tried["seccomp-filter"], _FAILED)

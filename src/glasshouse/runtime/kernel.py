@@ -46,6 +46,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
+_AT_EMPTY_PATH = 0x1000
+_OPEN_TREE_CLONE = 1
 _SECCOMP_SET_MODE_FILTER = 1
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -223,6 +225,23 @@ class Kernel:
         add = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | (0 if devices else MOUNT_ATTR_NODEV)
         attributes = add.to_bytes(8, "little") + bytes(24)
         self.call("mount_setattr", _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes))
+
+    def read_only_view(self, path: str) -> int:
+        """Open a file for reading, through a mount of its own that is read-only and has no name.
+
+        No call on the descriptor changes anything of the file, whoever owns it; needs a mount namespace of one's own.
+
+        Raises:
+            KernelError: the kernel refuses.
+            OSError: the file cannot be opened.
+        """
+        tree = self.call("open_tree", _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+        try:
+            attributes = (MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV).to_bytes(8, "little") + bytes(24)
+            self.call("mount_setattr", tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+            return os.open(f"/proc/self/fd/{tree}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(tree)
 
     def umount(self, target: str) -> None:
         self._checked(f"umount {target}", self._libc.umount2(os.fsencode(target), MNT_DETACH))

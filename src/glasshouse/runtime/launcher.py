@@ -4,17 +4,18 @@
 python -I -B -X pycache_prefix=D -c 'from glasshouse.runtime.launcher import main; main()' LINK SPEC PID
 ```
 (`-m` would import 45 ms of the import system.) LINK is the descriptor of the socket to the agent, SPEC
-that of a pipe with the specification, which holds no secret (`sandbox.SandboxSpec`), PID that of a pipe on
-which the agent is told the worker's pid. In order:
+that of a pipe with the specification, which holds no secret (`sandbox.SandboxSpec`), PID that of a socket on
+which the agent is told the worker's pid and given its view of the package. In order:
 
 1. die with the agent;
 2. namespaces, each by itself: user (where not allowed otherwise), processes, mounts, network, IPC, host name;
 3. a child in them goes on; this process is gone before it does, so that the agent is the worker's parent;
-4. private root in memory; where that cannot be, a named directory; for several ranks, the loopback of the network
+4. the package once more, through a read-only mount; where that cannot be, copied into sealed memory;
+5. private root in memory; where that cannot be, a named directory; for several ranks, the loopback of the network
    namespace, and nothing else of it;
-5. no capability, no_new_privs, limits, Landlock, system call filter last;
-6. trials of all that is forbidden; one `sandbox` frame says what happened;
-7. exec of the worker with an environment of its own.
+6. no capability, no_new_privs, limits, Landlock, system call filter last;
+7. trials of all that is forbidden; one `sandbox` frame says what happened;
+8. exec of the worker with an environment of its own.
 
 Nothing here decides whether the result suffices: the agent reads it back and does. What a step could not
 do is a note. Imports are few: nothing is compiled beforehand, and this stands in the run's way.
@@ -24,6 +25,8 @@ from __future__ import annotations
 
 # The C module beneath `signal`, which costs 40 ms to import without compiled bytecode.
 import _signal  # type: ignore[import-not-found]
+import _socket
+import errno
 import marshal
 import os
 import resource
@@ -31,14 +34,16 @@ import select
 import sys
 
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import landlock, private_root, seccomp, trials
+from glasshouse.runtime import landlock, outside, private_root, read_only, seccomp, trials
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 
-__all__ = ["main", "run"]
+__all__ = ["attempt", "main", "run"]
 
 LINK_FD = 3
+PACKAGE_FD = 6
 _CONTROL = 1
 _EXIT_FAILED = 70
+_LEAST_WORKSPACE_BYTES = 1 << 20
 _RANKS_NEED = ("no-network-namespace", "no-pid-namespace", "no-mount-namespace", "no-private-root")
 _NAMESPACES = (
     ("pid", linux.CLONE_NEWPID),
@@ -53,12 +58,18 @@ def main() -> None:
     link, pipe, answer = (int(argument) for argument in sys.argv[1:4])
     with os.fdopen(pipe, "rb") as stream:
         spec = marshal.loads(stream.read())  # noqa: S302 - written by the agent, our parent; json costs 80 ms
+    attempt(REAL, spec, link, answer)
+    os._exit(_EXIT_FAILED)
+
+
+def attempt(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None:
+    """Do as `run`, and tell the agent what came of it if it raises."""
     try:
-        run(REAL, spec, link, answer)
+        run(kernel, spec, link, answer)
     except Exception as error:
         os.write(2, f"launcher: {type(error).__name__}: {error}\n".encode())
-        os.write(link, frame('{"code":"platform-unsupported","type":"failed"}'))
-    os._exit(_EXIT_FAILED)
+        code = "out-of-memory" if isinstance(error, MemoryError) else "platform-unsupported"
+        os.write(link, frame(f'{{"code":"{code}","type":"failed"}}'))
 
 
 def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None:
@@ -68,7 +79,11 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
         kernel: the kernel.
         spec: as `sandbox.SandboxSpec.to_spec` made it.
         link: descriptor of the worker's end of the socket to the agent.
-        answer: descriptor on which the agent is told the worker's pid, 4 bytes big endian.
+        answer: descriptor of a socket on which the agent is told the worker's pid, 4 bytes big endian, and then given
+            the view of the package, beside one byte.
+
+    Raises:
+        MemoryError: the package, which has to be copied here, has no room beside the workspace.
     """
     agent_pid = _integer(spec, "agent_pid")
     agent = os.pidfd_open(agent_pid)
@@ -79,10 +94,11 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     notes = _separate(kernel)
     _hand_over(kernel, agent, answer)
     os.setsid()
-    base = _house(kernel, spec, notes)
+    package, taken = _give_package(kernel, spec, answer, notes)
+    base = _house(kernel, spec, notes, taken)
     _connect_ranks(spec, notes)
     abi = _confine(kernel, spec, base, notes)
-    observed = _observe(kernel, spec, base, abi, notes)
+    observed = _observe(kernel, spec, base, abi, notes, package)
     in_memory, no_swap = private_root.is_memory(kernel, base)
     workspace = "directory" if not in_memory else "tmpfs-noswap" if no_swap else "tmpfs"
     os.write(link, report(observed, workspace, base, notes))
@@ -145,7 +161,6 @@ def _hand_over(kernel: Kernel, agent: int, answer: int) -> None:
     if pid:
         os.write(answer, pid.to_bytes(4, "big"))
         os._exit(0)
-    os.close(answer)
     # Only now: the signal would come at the launcher's own end, and getppid says nothing across namespaces.
     select.select([launcher], [], [])
     kernel.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
@@ -155,9 +170,37 @@ def _hand_over(kernel: Kernel, agent: int, answer: int) -> None:
     os.close(agent)
 
 
-def _house(kernel: Kernel, spec: dict[str, object], notes: list[str]) -> str:
+def _give_package(kernel: Kernel, spec: dict[str, object], answer: int, notes: list[str]) -> tuple[int | None, int]:
+    """Give the agent what the worker will read the package by; return it, and how much memory it takes."""
+    package, taken = None, 0
+    agent = _socket.socket(fileno=answer)
+    if spec["package"]:
+        package = read_only.view(kernel, PACKAGE_FD)
+        if package is None:
+            notes.append("sealed-package")
+            taken = os.fstat(PACKAGE_FD).st_size
+            package = _copied(kernel, taken, _integer(spec, "workspace_bytes"))
+        agent.sendmsg([b"p"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, package.to_bytes(4, sys.byteorder))])
+        os.close(PACKAGE_FD)
+    agent.close()
+    return package, taken
+
+
+def _copied(kernel: Kernel, size: int, workspace_bytes: int) -> int:
+    short = f"the package takes {size} bytes of memory here, and the workspace has {workspace_bytes} for both"
+    if size > workspace_bytes - _LEAST_WORKSPACE_BYTES:
+        raise MemoryError(short)
+    try:
+        return read_only.sealed_copy(kernel, PACKAGE_FD)
+    except OSError as error:
+        if error.errno in (errno.ENOMEM, errno.ENOSPC):
+            raise MemoryError(short) from None
+        raise
+
+
+def _house(kernel: Kernel, spec: dict[str, object], notes: list[str], taken: int) -> str:
     """Give the worker its file system; return the directory that holds its workspace."""
-    size = _integer(spec, "workspace_bytes")
+    size = _integer(spec, "workspace_bytes") - taken
     if "no-mount-namespace" not in notes:
         try:
             private_root.build(kernel, read=_texts(spec, "read"), devices=_texts(spec, "devices"), workspace_bytes=size)
@@ -221,7 +264,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
             kernel,
             seccomp.worker(
                 kernel.machine,
-                named_sockets=private,
+                private_root=private,
                 own_session="no-pid-namespace" not in notes,
                 loopback="loopback" in notes,
             ),
@@ -232,7 +275,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
 
 
 def _observe(
-    kernel: Kernel, spec: dict[str, object], base: str, abi: int | None, notes: list[str]
+    kernel: Kernel, spec: dict[str, object], base: str, abi: int | None, notes: list[str], package: int | None
 ) -> dict[str, bool | None]:
     """Try everything that is forbidden; failed trials become notes."""
     names = list(_environment(spec, base))
@@ -243,6 +286,9 @@ def _observe(
         "debug-env-clean": trials.environment(names),
         "egress-closed": trials.egress(kernel, targets, loopback="loopback" in notes),
         "landlock": trials.files(base, [str(targets["file"])]),
+        "metadata-closed": outside.metadata(
+            kernel, package=package, paths=_texts(spec, "read") + _texts(spec, "devices")
+        ),
         "preload-clean": trials.libraries(kernel, names),
         "seccomp-filter": trials.system_calls(kernel),
     }

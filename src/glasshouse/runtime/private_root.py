@@ -138,8 +138,8 @@ def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bo
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     kernel.mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | MS_REC)
-    if not device:
-        kernel.mount_read_only(target)
+    # Of a device node this keeps mode, owner and times; it is written to all the same.
+    kernel.mount_read_only(target, devices=device)
 
 
 def _proc(kernel: Kernel, target: str) -> None:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
-from glasshouse.runtime import named_directory
+from glasshouse.runtime import named_directory, read_only
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
@@ -56,6 +56,7 @@ class SandboxSpec:
             the report has the note `loopback` where they may.
         environment: names and values added to the minimal environment.
         pycache_prefix: an empty private directory for the launcher's own interpreter.
+        package: descriptor of the sealed package, of which the worker is handed a view that reaches no disk.
     """
 
     argv: tuple[str, ...]
@@ -67,6 +68,7 @@ class SandboxSpec:
     egress: tuple[str, ...] = ()
     loopback: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    package: int | None = None
 
     def __post_init__(self) -> None:
         if self.workspace_bytes < 1 << 20:
@@ -83,7 +85,7 @@ class SandboxSpec:
             )
 
 
-Spawn: TypeAlias = Callable[[SandboxSpec, list[str | int]], int]
+Spawn: TypeAlias = Callable[[SandboxSpec, list[int]], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,17 +134,20 @@ class Worker:
         pid: None until `confirm`.
         pidfd: readable once the worker has ended; -1 until `confirm`.
         report: None until `confirm`.
+        package: descriptor of the sealed package for the worker; -1 until `confirm`, and where it is handed none.
     """
 
     def __init__(
-        self, *, kernel: Kernel, launcher: int, answer: int, link: socket.socket, stdout: int, stderr: int,
-        private: str, controls: Controls,
+        self, *, kernel: Kernel, launcher: int, answer: socket.socket, link: socket.socket, stdout: int, stderr: int,
+        private: str, controls: Controls, source: int | None = None,
     ) -> None:  # fmt: skip
         self.link, self.stdout, self.stderr = link, stdout, stderr
         self.pid: int | None = None
         self.pidfd = -1
         self.report: SandboxReport | None = None
         self.exit_code: int | None = None
+        self.package = -1
+        self._source = source
         self._kernel, self._private, self._controls = kernel, private, controls
         self._launcher, self._answer = launcher, answer
 
@@ -155,7 +160,8 @@ class Worker:
 
         Raises:
             FormatError: not the frame, or a second one.
-            PlatformError: `platform-unsupported`: the worker was gone before it began.
+            PlatformError: `platform-unsupported`: the worker was gone before it began, or the package can be handed to
+                it neither read-only nor sealed.
         """
         if self.report is not None:
             raise FormatError(Code.SCHEMA, "a second sandbox frame")
@@ -164,6 +170,8 @@ class Worker:
         if self.pid is None or self.poll() is not None:
             raise PlatformError(Code.PLATFORM, "the worker was gone before it began")
         self.pidfd = os.pidfd_open(self.pid)
+        if self._source is not None:
+            self.package = self._take_package(self._source)
         observed, notes = dict(report.observed), list(report.notes)
         touched, unproven = self._controls.touched(), self._controls.unproven
         notes += [f"reached-{name}" for name in touched] + [f"unproven-{name}" for name in unproven]
@@ -225,6 +233,10 @@ class Worker:
                 time.sleep(_REAP_S)
         self._controls.close()
         named_directory.remove(self._private)
+        self._answer.close()
+        if self.package >= 0:
+            os.close(self.package)
+            self.package = -1
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -240,9 +252,26 @@ class Worker:
                 os.kill(self._launcher, signal.SIGKILL)
                 deadline += patience_s
             time.sleep(_REAP_S)
-        answer = os.read(self._answer, 4)
-        os.close(self._answer)
+        try:
+            answer = self._answer.recv(4, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            answer = b""  # it was ended before it knew
         self._launcher, self.pid = 0, int.from_bytes(answer, "big") if answer else None
+
+    def _take_package(self, source: int) -> int:
+        """Take the view of the package that the launcher made, and read back that it is one."""
+        try:
+            found = socket.recv_fds(self._answer, 1, 1, socket.MSG_DONTWAIT)[1]
+        except OSError:
+            found = []
+        size = os.fstat(source).st_size
+        for descriptor in found:
+            if read_only.kind(self._kernel, descriptor) is not None and os.fstat(descriptor).st_size == size:
+                return descriptor
+            os.close(descriptor)
+        raise PlatformError(
+            Code.PLATFORM, "the package cannot be handed to the worker so that no disk is reached by it"
+        )
 
 
 def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:
@@ -261,28 +290,33 @@ def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = Non
     private = named_directory.make(kernel)
     controls = Controls(private)
     ours, theirs = socket.socketpair()
-    out, err, given, answer = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+    answer, theirs_answer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    out, err, given, nothing = os.pipe(), os.pipe(), os.pipe(), os.pipe()
     try:
         kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
         data = marshal.dumps(_specification(spec, private, controls))
         if len(data) > _MAX_SPEC_BYTES:
             raise ValueError("a sandbox with too many paths")
         os.write(given[1], data)
-        launcher = (spawn or _spawn)(spec, [os.devnull, out[1], err[1], theirs.fileno(), given[0], answer[1]])
+        # Its standard input is an empty pipe: the machine's /dev/null would keep a mode and times that it sets.
+        streams = [nothing[0], out[1], err[1], theirs.fileno(), given[0], theirs_answer.fileno()]
+        launcher = (spawn or _spawn)(spec, streams if spec.package is None else [*streams, spec.package])
     except (OSError, ValueError) as error:
         controls.close()
         named_directory.remove(private)
         ours.close()
-        for descriptor in (out[0], err[0], answer[0]):
+        answer.close()
+        for descriptor in (out[0], err[0]):
             os.close(descriptor)
         raise PlatformError(Code.PLATFORM, f"the worker cannot be started: {error}") from error
     finally:
         theirs.close()
-        for descriptor in (out[1], err[1], *given, answer[1]):
+        theirs_answer.close()
+        for descriptor in (out[1], err[1], *given, *nothing):
             os.close(descriptor)
     return Worker(
-        kernel=kernel, launcher=launcher, answer=answer[0], link=ours, stdout=out[0], stderr=err[0],
-        private=private, controls=controls,
+        kernel=kernel, launcher=launcher, answer=answer, link=ours, stdout=out[0], stderr=err[0],
+        private=private, controls=controls, source=spec.package,
     )  # fmt: skip
 
 
@@ -294,6 +328,7 @@ def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[
         "environment": {**minimal_environment(spec.python), **spec.environment},
         "loopback": spec.loopback,
         "named_workspace": private,
+        "package": spec.package is not None,
         "python": spec.python,
         "read": list(spec.read_paths),
         "targets": controls.targets,
@@ -301,9 +336,10 @@ def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[
     }
 
 
-def _spawn(spec: SandboxSpec, streams: list[str | int]) -> int:
+def _spawn(spec: SandboxSpec, streams: list[int]) -> int:
     """Start the launcher with `streams` as its descriptors 0, 1, 2 and so on."""
-    spare = [_above(stream) for stream in streams]
+    # Out of the way of the numbers that they get.
+    spare = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD) for stream in streams]
     try:
         return os.posix_spawn(
             spec.python,
@@ -316,14 +352,3 @@ def _spawn(spec: SandboxSpec, streams: list[str | int]) -> int:
     finally:
         for descriptor in spare:
             os.close(descriptor)
-
-
-def _above(stream: str | int) -> int:
-    """Return a copy of a stream out of the way of the numbers that the launcher's streams get."""
-    if isinstance(stream, str):
-        descriptor = os.open(stream, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD)
-        finally:
-            os.close(descriptor)
-    return fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD)

@@ -42,6 +42,14 @@ _PR_SET_DUMPABLE = 4
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
 
+# Attributes of a file that a descriptor for reading suffices to change: flags and project (linux/fs.h, in their sizes
+# for 64 and 32 bits), version, encryption policy, verity, label; what only writes to the disk's own book-keeping.
+_ATTRIBUTE_IOCTLS = (
+    0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x800C6613, 0x40806685, 0x41009432, 0xC0189436,
+)  # fmt: skip
+# F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read.
+_FILE_NOTES = (1024, 1036, 1038)
+
 # Ways to read or steer another process.
 _OTHERS_MEMORY = (
     "kcmp", "migrate_pages", "move_pages", "pidfd_getfd", "process_madvise", "process_vm_writev", "ptrace",
@@ -61,6 +69,11 @@ _NAMESPACES = (
     "chroot", "fsconfig", "fsmount", "fsopen", "fspick", "listmount", "mount", "mount_setattr", "move_mount",
     "open_tree", "pivot_root", "sethostname", "setns", "statmount", "umount2", "unshare",
 )  # fmt: skip
+# Kept by a file system for whoever comes later; copying a file (shutil.copy2, cp) does without where there are none.
+_XATTRS = ("fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "setxattr")
+# Times and modes of files by their names: Landlock governs neither.
+_TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "utime", "utimensat", "utimes")
+_OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
 
 
 def supports(machine: str) -> bool:
@@ -102,13 +115,14 @@ def sealed_agent(machine: str, *, own_pid: int) -> bytes:
     return filter_.program()
 
 
-def worker(machine: str, *, named_sockets: bool, own_session: bool, loopback: bool = False) -> bytes:
+def worker(machine: str, *, private_root: bool, own_session: bool, loopback: bool = False) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
         machine: a name of `syscalls.ARCHITECTURES`.
-        named_sockets: whether Unix sockets may be bound and connected by name. True only in a private
-            root, where no name leads outside: Landlock does not govern them.
+        private_root: whether no name leads outside, nor to a file that is not read-only. Elsewhere Unix sockets are not
+            bound and connected by name, which Landlock does not govern, and times and modes of files stay as they are:
+            the machine's own files would keep them. A script that sets them is answered that it was done.
         own_session: whether the worker's children may leave its process group. True only in a process
             namespace, which ends them all; elsewhere the group is how they are ended.
         loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
@@ -124,9 +138,13 @@ def worker(machine: str, *, named_sockets: bool, own_session: bool, loopback: bo
     # Once not dumpable, always not dumpable.
     filter_.only_value("prctl", 1, 0, when=_PR_SET_DUMPABLE)
     filter_.personality()
-    filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX))
-    if not named_sockets:
-        filter_.refuse(("bind", "connect"), errno.EPERM)
+    filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS))
+    filter_.no_value("fcntl", 1, _FILE_NOTES)
+    filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
+    if not private_root:
+        filter_.refuse(("bind", "connect", *_OWNERS_AND_SIZES), errno.EPERM)
+        # Not an error: copying, unpacking and saving set times and modes, and end where that fails.
+        filter_.refuse(_TIMES_AND_MODES, 0)
     if not own_session:
         filter_.refuse(("setpgid", "setsid"), errno.EPERM)
     return filter_.program()

@@ -84,7 +84,8 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
     manifest = found.package.manifest
     if options.ranks is not None and manifest.workload != "script":
         raise UsageError(Code.USAGE, "only the job of a script runs in several ranks")
-    found.worker = sandbox.start(_specification(options, manifest.workload, manifest.floor.egress))
+    specification = _specification(options, manifest.workload, manifest.floor.egress, found.package_file.fileno())
+    found.worker = sandbox.start(specification)
     # It may import its frameworks as soon as it lives; it is given nothing before it has been observed.
     found.worker.link.sendall(control({"type": "prepare"}))
 
@@ -98,7 +99,7 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
     found.custodian = Custodian.start(loop, found.package_file, found.regions, make_key)
 
 
-def _specification(options: Options, workload: str, egress: tuple[str, ...]) -> sandbox.SandboxSpec:
+def _specification(options: Options, workload: str, egress: tuple[str, ...], package: int) -> sandbox.SandboxSpec:
     prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
     argv = ("-c", _WORKER, "--fd", "3", "--workload", workload, "--workspace", "{workspace}")
     ranks = () if options.ranks is None else ("--ranks", str(options.ranks))
@@ -110,6 +111,7 @@ def _specification(options: Options, workload: str, egress: tuple[str, ...]) -> 
         device_paths=sandbox.default_devices(),
         egress=egress,
         loopback=options.ranks is not None,
+        package=package,
     )
 
 

@@ -62,7 +62,6 @@ class _Parts:
             raise InternalError(Code.INTERNAL, "a story without all its processes")
         self.identity: Identity = run.identity
         self.manifest: Manifest = begun.package.manifest
-        self.package_fd = begun.package_file.fileno()
         self.regions: Regions = begun.regions
         self.custodian: Custodian = begun.custodian
         self.sentinel: Sentinel = begun.sentinel
@@ -282,7 +281,7 @@ def _open(run: Run, parts: _Parts) -> None:
         session.give(
             parts.regions.grant.fd,
             parts.regions.grant.size,
-            parts.package_fd,
+            session.worker.package,
             Outputs(run.out, parts.sealing),
             machines=machines,
         )

@@ -19,7 +19,7 @@ from tools.sandboxed import run
 
 pytestmark = needs_filters
 
-TRIED = {"debug-env-clean", "egress-closed", "landlock", "preload-clean", "seccomp-filter"}
+TRIED = {"debug-env-clean", "egress-closed", "landlock", "metadata-closed", "preload-clean", "seccomp-filter"}
 
 TALK = """
 import socket

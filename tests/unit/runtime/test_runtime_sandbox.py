@@ -33,7 +33,7 @@ from tools.sandboxed import WORKSPACE_BYTES, Ran, children_of, first_message, is
 
 pytestmark = needs_filters
 
-TRIED = {"debug-env-clean", "egress-closed", "landlock", "preload-clean", "seccomp-filter"}
+TRIED = {"debug-env-clean", "egress-closed", "landlock", "metadata-closed", "preload-clean", "seccomp-filter"}
 
 LOOK = """
 import json, os, sys
@@ -214,7 +214,7 @@ def test_a_worker_can_be_ended_before_it_has_said_anything() -> None:
 
 
 def test_a_launcher_that_is_held_up_does_not_hold_up_the_end() -> None:
-    def spawn(_spec: sandbox.SandboxSpec, _streams: list[str | int]) -> int:
+    def spawn(_spec: sandbox.SandboxSpec, _streams: list[int]) -> int:
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
@@ -320,7 +320,7 @@ def test_a_launcher_that_fails_says_so_and_nothing_runs() -> None:
     assert b"ran" not in said
 
 
-def _broken(spec: sandbox.SandboxSpec, streams: list[str | int]) -> int:
+def _broken(spec: sandbox.SandboxSpec, streams: list[int]) -> int:
     """Spawn a launcher that finds nothing in its specification."""
     os.read(int(streams[4]), 1 << 16)
     reader, writer = os.pipe()

@@ -52,11 +52,11 @@ def judge(program: bytes, *, arch: int, number: int, arguments: tuple[int, ...] 
 
 
 def worker_filter(machine: str, *, named: bool = True, session: bool = True) -> bytes:
-    return seccomp.worker(machine, named_sockets=named, own_session=session)
+    return seccomp.worker(machine, private_root=named, own_session=session)
 
 
 def ranks_filter(machine: str) -> bytes:
-    return seccomp.worker(machine, named_sockets=True, own_session=True, loopback=True)
+    return seccomp.worker(machine, private_root=True, own_session=True, loopback=True)
 
 
 def all_filters(machine: str) -> list[bytes]:
@@ -116,6 +116,32 @@ def test_a_call_that_nobody_knows_yet_does_not_exist(machine: str) -> None:
 )  # fmt: skip
 def test_the_worker_is_refused(machine: str, name: str) -> None:
     assert call(worker_filter(machine), machine, name) == ERRNO | errno.EPERM
+
+
+@MACHINES
+@pytest.mark.parametrize("private", [True, False], ids=["private-root", "named-workspace"])
+def test_the_worker_leaves_nothing_in_attributes_flags_leases_or_hints(machine: str, private: bool) -> None:
+    program = worker_filter(machine, named=private)
+    for name in ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"):
+        assert call(program, machine, name) == ERRNO | errno.EOPNOTSUPP
+    for number in (463, 466, 469):  # setxattrat, removexattrat, file_setattr, newer than all that is known here
+        assert judge(program, arch=ARCH[machine], number=number) == ERRNO | errno.ENOSYS
+    for request in (0x40086602, 0x40046602, 0x401C5820, 0x40806685):
+        assert call(program, machine, "ioctl", 4, request) == ERRNO | errno.EPERM
+    assert call(program, machine, "ioctl", 4, 0x5401) == ALLOW
+    for command in (1024, 1036, 1038):
+        assert call(program, machine, "fcntl", 4, command) == ERRNO | errno.EPERM
+    for command in (1, 3, 6, 1030, 1033):
+        assert call(program, machine, "fcntl", 4, command) == ALLOW
+
+
+@MACHINES
+def test_without_a_private_root_times_and_modes_are_answered_and_stay_as_they_are(machine: str) -> None:
+    inside, outside = worker_filter(machine), worker_filter(machine, named=False)
+    for name in ("utimensat", "fchmod", "fchmodat", "fchmodat2"):
+        assert (call(inside, machine, name), call(outside, machine, name)) == (ALLOW, ERRNO)
+    for name in ("fchown", "fchownat", "truncate"):
+        assert (call(inside, machine, name), call(outside, machine, name)) == (ALLOW, ERRNO | errno.EPERM)
 
 
 @MACHINES
@@ -220,7 +246,7 @@ def test_the_sealed_agent_can_build_no_second_sandbox_and_start_no_program(machi
 def test_an_unknown_machine_has_no_filter_rather_than_an_empty_one() -> None:
     assert not seccomp.supports("riscv64")
     with pytest.raises(ValueError, match="riscv64"):
-        seccomp.worker("riscv64", named_sockets=True, own_session=True)
+        seccomp.worker("riscv64", private_root=True, own_session=True)
 
 
 # for real

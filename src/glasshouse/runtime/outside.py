@@ -1,0 +1,116 @@
+"""What the launcher tries on the files that the worker can reach outside of its workspace; see `trials`.
+
+Bits of plaintext can be left in the times, mode or attributes of a file that cannot be written to. Whether a call did
+something is read back: an answer alone would prove nothing. All of it is tried with the values that are there already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+
+from glasshouse.runtime import read_only
+from glasshouse.runtime.kernel import Kernel, KernelError
+
+__all__ = ["metadata"]
+
+_XATTR = "user.glasshouse-trial"
+_FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
+_FS_IOC_FSGETXATTR, _FS_IOC_FSSETXATTR = 0x801C581F, 0x401C5820
+_F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
+
+
+def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[str]:
+    """Try to leave something on a disk beside what files hold.
+
+    Args:
+        kernel: the kernel.
+        package: the descriptor that the worker will be handed; None where it is handed none.
+        paths: what the worker can see of the machine: files, folders and device nodes.
+
+    Returns:
+        what succeeded, as ``package-times`` or ``shown-attribute``.
+    """
+    found = {f"stdio-{how}" for descriptor in (0, 1, 2) for how in _left_on(kernel, descriptor)}
+    found |= {f"shown-{how}" for path in paths if os.path.lexists(path) for how in _left_at(path)}
+    if package is not None:
+        found |= {f"package-{how}" for how in (*_left_on(kernel, package), *_written(package))}
+        if read_only.kind(kernel, package) is None:
+            found.add("package-descriptor")
+    return sorted(found)
+
+
+def _left_on(kernel: Kernel, descriptor: int) -> list[str]:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return []  # of no file system that lies on a disk
+    found = _attribute(descriptor)
+    if read_only.kind(kernel, descriptor) != read_only.MEMORY:
+        found += _times_and_mode(descriptor)  # else they are memory, like the file
+    for name, get, put in (
+        ("flags", _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS),
+        ("project", _FS_IOC_FSGETXATTR, _FS_IOC_FSSETXATTR),
+    ):
+        held = ctypes.create_string_buffer(64)
+        if _answers(kernel, "ioctl", descriptor, get, held) and _answers(kernel, "ioctl", descriptor, put, held):
+            found.append(name)
+    if _answers(kernel, "fcntl", descriptor, _F_SETLEASE, _F_RDLCK):
+        kernel.call("fcntl", descriptor, _F_SETLEASE, _F_UNLCK)
+        found.append("lease")
+    if _answers(kernel, "fcntl", descriptor, _F_SET_RW_HINT, bytes(8)):
+        found.append("hint")
+    return found
+
+
+def _left_at(path: str) -> list[str]:
+    return _times_and_mode(path) + _attribute(path)
+
+
+def _times_and_mode(target: str | int) -> list[str]:
+    """Set times, mode and owner to what they are: the kernel notes when, if it does."""
+    before = os.stat(target)  # noqa: PTH116 - pathlib is slow to import
+    for what in ("times", "mode", "owner"):
+        try:
+            if what == "times":
+                os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+            elif what == "mode":
+                os.chmod(target, stat.S_IMODE(before.st_mode))  # noqa: PTH101
+            else:
+                os.chown(target, before.st_uid, before.st_gid)
+        except OSError:
+            continue
+    return ["times"] if os.stat(target).st_ctime_ns != before.st_ctime_ns else []  # noqa: PTH116
+
+
+def _attribute(target: str | int) -> list[str]:
+    try:
+        os.setxattr(target, _XATTR, b"")
+        os.removexattr(target, _XATTR)
+    except OSError:
+        return []
+    return ["attribute"]
+
+
+def _written(descriptor: int) -> list[str]:
+    """Try to get a descriptor for writing out of one for reading, and to write back what is there."""
+    try:
+        writable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        os.pwrite(writable, os.pread(descriptor, 1, 0), 0)
+    except OSError:
+        return []
+    finally:
+        os.close(writable)
+    return ["write"]
+
+
+def _answers(kernel: Kernel, name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char]) -> bool:
+    words = [ctypes.addressof(word) if isinstance(word, ctypes.Array) else word for word in arguments]
+    try:
+        kernel.call(name, *words)
+    except KernelError:
+        return False
+    return True

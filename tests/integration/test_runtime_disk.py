@@ -1,0 +1,48 @@
+"""What a hostile dependency of the owner's script leaves on the rented machine's disk: nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from glasshouse.attestation.hardening import CheckResult
+from glasshouse.evidence.events import ProbeResult
+from tools.runtime_world import CANARY, script_world
+
+# With the plaintext in hand, on every descriptor that leads out of the workspace and on every file it can see.
+HOSTILE = """
+import fcntl, os
+canary = open('train.csv', 'rb').read()
+numbers = int.from_bytes(canary[:7], 'little'), int.from_bytes(canary[7:14], 'little')
+for number in map(int, os.listdir('/proc/self/fd')):
+    for act in (
+        lambda: os.setxattr(number, 'user.canary', canary),
+        lambda: os.setxattr(number, 'user.canary', canary * 70, os.XATTR_CREATE),
+        lambda: os.utime(number, ns=numbers),
+        lambda: os.fchmod(number, 0o600 | canary[0] & 0o77),
+        lambda: os.fchown(number, os.getuid(), os.getgid()),
+        lambda: fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_RDLCK),
+        lambda: fcntl.ioctl(number, 0x40086602, (0x80).to_bytes(8, 'little')),
+        lambda: os.write(os.open(f'/proc/self/fd/{number}', os.O_RDWR), canary) if number > 3 else None,
+    ):
+        try:
+            act()
+        except OSError:
+            pass
+print('done')
+"""
+
+
+def test_a_script_leaves_nothing_in_the_attributes_of_its_package(tmp_path: Path) -> None:
+    with script_world(tmp_path, HOSTILE, {"train.csv": CANARY}) as world:
+        before = world.package.path.stat()
+        agent = world.start()
+        assert agent.wait() == 0, agent.stderr.read_text()
+        after = world.package.path.stat()
+        checks = [event["body"] for event in agent.events() if event["type"] == "check"]
+    assert "done" in agent.log()
+    assert os.listxattr(world.package.path) == []
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert after.st_ctime_ns == before.st_ctime_ns
+    assert {"name": "metadata-closed", "process": "worker", "result": CheckResult.PASSED.value} in checks
+    assert ProbeResult.FOUND.value not in str(agent.events())

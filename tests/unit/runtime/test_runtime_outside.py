@@ -1,0 +1,244 @@
+"""A hostile dependency with plaintext in hand looks for anything that a disk would keep of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from glasshouse.attestation.hardening import CheckResult
+from glasshouse.runtime import outside, read_only, sandbox
+from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.sandbox import Worker
+from tools.forked import in_child
+from tools.machine import (
+    WithoutMounts,
+    WithoutNamespaces,
+    WithoutSeccomp,
+    needs_filters,
+    needs_landlock,
+    needs_namespaces,
+    needs_root,
+)
+from tools.sandboxed import WORKSPACE_BYTES, Ran, first_message, run, specification
+
+pytestmark = needs_filters
+
+SEALED = os.urandom(70_000)
+
+# Takes the package as a worker does, and leaves bits of it wherever a file keeps more than its content.
+ATTACK = """
+import array, ctypes, fcntl, json, os, socket, sys
+link = socket.socket(fileno=3)
+package = socket.recv_fds(link, 1, 1)[1][0]
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(what):
+    try:
+        answer = what()
+    except OSError as error:
+        return error.errno
+    return 0
+flags = array.array('l', [0])
+attacks = {}
+for name, target in {'package': package, 'shown': PATH, 'null': '/dev/null', 'stdin': 0}.items():
+    attacks[name] = {
+        'utime': tried(lambda: os.utime(target, ns=(19480101, 17990000))),
+        'chmod': tried(lambda: os.chmod(target, 0o640)),
+        'xattr': tried(lambda: os.setxattr(target, 'user.canary', b'malignant')),
+        'trusted': tried(lambda: os.setxattr(target, 'security.canary', b'malignant')),
+        'chown': tried(lambda: os.chown(target, os.getuid(), os.getgid())),
+        'truncate': tried(lambda: os.truncate(target, 17)),
+    }
+attacks['package'] |= {
+    'flags': tried(lambda: fcntl.ioctl(package, 0x40086602, flags)),
+    'lease': tried(lambda: fcntl.fcntl(package, 1024, 0)),
+    'hint': tried(lambda: fcntl.fcntl(package, 1036, bytes([5]) + bytes(7))),
+    'write': tried(lambda: os.write(package, b'malignant')),
+    'again': tried(lambda: os.write(os.open(f'/proc/self/fd/{package}', os.O_RDWR), b'malignant')),
+    'append': tried(lambda: fcntl.fcntl(package, 4, os.O_APPEND) or os.write(package, b'x')),
+}
+print(json.dumps({'attacks': attacks, 'same': os.pread(package, 1 << 20, 0).hex(), 'rest': sys.stdin.read()}))
+"""
+
+
+def kept(path: Path) -> tuple[object, ...]:
+    """Return all that a file system keeps of a file, but when it was last read."""
+    found = path.stat()
+    held = (found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (*held, *((name, os.getxattr(path, name)) for name in os.listxattr(path)))
+
+
+def attack(package: Path, shown: Path, **changes: object) -> tuple[Ran, dict[str, dict[str, int]], dict[str, object]]:
+    def hand_over(worker: Worker) -> dict[str, object]:
+        socket.send_fds(worker.link, [b"x"], [worker.package])
+        return {"kind": read_only.kind(REAL, worker.package), "offset": os.lseek(opened.fileno(), 0, os.SEEK_CUR)}
+
+    with package.open("rb", buffering=0) as opened:
+        ran = run(
+            ATTACK.replace("PATH", repr(str(shown))),
+            after=hand_over,
+            package=opened.fileno(),
+            read_paths=(*sandbox.default_read_paths(), str(shown)),
+            **changes,  # type: ignore[arg-type]
+        )
+    said = json.loads(ran.output or "{}")
+    assert said, ran.errors
+    assert bytes.fromhex(said["same"]) == SEALED
+    assert said["rest"] == ""
+    return ran, said["attacks"], ran.facts
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    path = tmp_path / "job.sealed"
+    path.write_bytes(SEALED)
+    return path
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Path:
+    path = tmp_path / "shown"
+    path.write_text("to be read")
+    return path
+
+
+@needs_namespaces
+@needs_landlock
+def test_nothing_is_left_on_a_disk_by_way_of_the_package_a_shown_file_or_a_device(package: Path, shown: Path) -> None:
+    before = kept(package), kept(shown), kept(Path("/dev/null"))
+    ran, attacks, facts = attack(package, shown)
+    assert (kept(package), kept(shown), kept(Path("/dev/null"))) == before
+    assert facts["kind"] == read_only.MOUNT
+    assert {name: done for name, done in attacks["package"].items() if not done} == {}
+    assert {name: done for name, done in attacks["shown"].items() if not done} == {}
+    assert attacks["null"]["utime"] == attacks["null"]["chmod"] == 30  # EROFS
+    assert ran.report.observed["metadata-closed"] is CheckResult.PASSED
+    assert "sealed-package" not in ran.report.notes
+
+
+@pytest.mark.parametrize("kernel", [WithoutMounts(), WithoutNamespaces()], ids=["no-mounts", "no-namespaces"])
+def test_where_nothing_can_be_mounted_the_package_is_memory_and_the_machines_files_stay_as_they_are(
+    kernel: WithoutMounts | WithoutNamespaces, package: Path, shown: Path
+) -> None:
+    before = kept(package), kept(shown), kept(Path("/dev/null"))
+    ran, attacks, facts = attack(package, shown, kernel=kernel)
+    assert (kept(package), kept(shown), kept(Path("/dev/null"))) == before
+    assert facts["kind"] == read_only.MEMORY
+    # What changes a file's content is refused; what sets its times and mode is answered and not done.
+    assert not {"write", "again", "append", "xattr", "trusted", "flags", "lease", "hint", "truncate"} & {
+        name for name, done in attacks["package"].items() if not done
+    }
+    assert ran.report.observed["metadata-closed"] is CheckResult.PASSED
+    assert "sealed-package" in ran.report.notes
+
+
+def test_a_package_without_room_beside_the_workspace_is_refused_before_anything_is_released(tmp_path: Path) -> None:
+    large = tmp_path / "large.sealed"
+    large.touch()
+    os.truncate(large, WORKSPACE_BYTES)
+
+    def story() -> tuple[object, bytes]:
+        from tools.sandboxed import forking
+
+        with large.open("rb", buffering=0) as opened:
+            worker = sandbox.start(specification("", package=opened.fileno()), spawn=forking(WithoutMounts()))
+            message = first_message(worker)
+            worker.end()
+            return message, os.read(worker.stderr, 4096)
+
+    message, said = in_child(story)
+    assert message == {"code": "out-of-memory", "type": "failed"}
+    assert b"8388608 bytes of memory" in said
+
+
+@needs_namespaces
+def test_the_copy_counts_as_part_of_the_workspace(package: Path) -> None:
+    big = package.with_name("big.sealed")
+    big.write_bytes(bytes(4 << 20))
+    with big.open("rb", buffering=0) as opened:
+        big.rename(package)  # its name leads elsewhere: what was opened is copied
+        big.write_bytes(b"another")
+        code = f"with open('file', 'wb') as file: file.write(bytes({WORKSPACE_BYTES - (4 << 20) + 1}))"
+        ran = run(code, package=opened.fileno(), after=lambda worker: {"size": os.fstat(worker.package).st_size})
+    assert "sealed-package" not in ran.report.notes  # the kernel follows the rename
+    assert ran.facts["size"] == 4 << 20
+    with package.open("rb", buffering=0) as opened:
+        package.unlink()
+        package.write_bytes(b"another")
+        ran = run(code, package=opened.fileno(), after=lambda worker: {"size": os.fstat(worker.package).st_size})
+    assert "sealed-package" in ran.report.notes
+    assert ran.facts["size"] == 4 << 20
+    assert "No space left on device" in ran.errors
+
+
+ORDINARY = """
+import os, shutil, subprocess, sys, tarfile, tempfile, zipfile
+open('a', 'w').write('text')
+os.utime('a', (1_000_000_000, 1_000_000_000)); os.chmod('a', 0o700)
+shutil.copy2('a', 'b'); shutil.copy('a', 'c'); shutil.copytree('.', tempfile.gettempdir() + '/tree')
+with tarfile.open('t.tar', 'w') as archive: archive.add('a')
+with tarfile.open('t.tar') as archive: archive.extractall('out')
+with zipfile.ZipFile('z.zip', 'w') as archive: archive.write('a')
+with zipfile.ZipFile('z.zip') as archive: archive.extractall('unzipped')
+subprocess.run(['cp', '-a', 'a', 'd'], check=True)
+os.truncate('c', 2) if FULL else os.ftruncate(os.open('c', os.O_RDWR), 2)
+with open('/dev/null', 'w') as nowhere: nowhere.write('x')
+print([open(name).read() for name in 'abcd'], int(os.stat('b').st_mtime) == 1_000_000_000, oct(os.stat('d').st_mode))
+"""
+
+
+@needs_namespaces
+@needs_landlock
+def test_scripts_copy_unpack_and_set_times_and_modes_in_their_workspace() -> None:
+    ran = run(ORDINARY.replace("FULL", "True"))
+    assert (ran.errors, ran.output) == ("", "['text', 'text', 'te', 'text'] True 0o100700\n")
+
+
+@needs_landlock
+def test_scripts_copy_and_unpack_where_times_and_modes_stay_as_they_are() -> None:
+    ran = run(ORDINARY.replace("FULL", "False"), kernel=WithoutMounts())
+    assert ran.errors.count("\n") == 1  # the launcher's own, on the missing private root
+    assert ran.output == "['text', 'text', 'te', 'text'] False 0o100600\n"
+
+
+@needs_namespaces
+def test_without_filters_what_still_takes_is_noticed(package: Path, shown: Path) -> None:
+    with package.open("rb", buffering=0) as opened:
+        ran = run("", kernel=WithoutSeccomp(), package=opened.fileno())
+    assert ran.report.observed["metadata-closed"] is CheckResult.FAILED
+    assert {"open-package-lease", "open-package-hint"} <= set(ran.report.notes)
+
+
+@needs_root
+def test_the_trials_find_each_of_these_where_nothing_stands_against_them(package: Path, shown: Path) -> None:
+    with package.open("rb", buffering=0) as opened:
+        found = outside.metadata(REAL, package=opened.fileno(), paths=[str(shown), str(shown.parent / "missing")])
+    everything = {"package-descriptor", "package-lease", "package-times", "package-write", "shown-times"}
+    assert everything <= set(found)
+    assert package.read_bytes() == SEALED
+    assert stat.S_IMODE(shown.stat().st_mode) == 0o644 - (0o044 & _umask())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_descriptor_for_writing_is_no_view_of_a_package(package: Path) -> None:
+    with package.open("r+b") as writable, package.open("rb") as readable:
+        assert read_only.kind(REAL, writable.fileno()) is None
+        assert read_only.kind(REAL, readable.fileno()) is None
+        copy = read_only.sealed_copy(REAL, readable.fileno())
+        assert readable.tell() == 0
+    try:
+        assert read_only.kind(REAL, copy) == read_only.MEMORY
+        with pytest.raises(OSError, match="not permitted"):
+            os.truncate(f"/proc/self/fd/{copy}", 1)
+        assert os.pread(copy, 1 << 20, 0) == SEALED
+    finally:
+        os.close(copy)
