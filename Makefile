@@ -4,7 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-long lint vectors count clean
+# As many test processes as the machine has cores, up to eight: a test may start several processes of its own.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# Each test starts processes; without cached bytecode each of those would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help setup demo test test-fast test-long lint vectors count clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -31,7 +36,10 @@ demo: $(VENV)/.ready-run ## a protected LoRA run on this machine, verified
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/clinic/demo.sh
 
 test: $(VENV)/.ready-dev ## the whole test suite
-	$(BIN)/python -m pytest
+	$(PYTEST) $(ARGUMENTS)
+
+test-fast: $(VENV)/.ready-dev ## units, vectors, properties and a few whole runs, in about three minutes
+	$(PYTEST) -m 'not long and not slow and (not integration or smoke)'
 
 test-long: $(VENV)/.ready-dev ## the statistical runs that take minutes
 	$(BIN)/python -m pytest -m long

@@ -1,4 +1,4 @@
-"""Lets tests import the simulators and tools that live beside them: `from simulators.world import ...`."""
+"""For all tests: imports of the simulators and tools beside them, the same examples everywhere, what may be skipped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 _HERE = str(Path(__file__).parent)
@@ -21,3 +22,21 @@ settings.load_profile("glasshouse")
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration" in item.path.parts:
+            item.add_marker(pytest.mark.integration)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "fail when a test was skipped for want of a program or of data; what a machine cannot have is allowed"
+    parser.addoption("--nothing-missing", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--nothing-missing"):
+        from tools.skips import NothingMissing
+
+        config.pluginmanager.register(NothingMissing())

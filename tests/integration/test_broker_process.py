@@ -43,7 +43,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no Linux /proc here to read memory and time from")
+@pytest.mark.skipif(sys.platform != "linux", reason="this machine has no Linux /proc to read memory and time from")
 def test_a_broker_is_small_and_sleeps_when_nobody_asks(directory: Path) -> None:
     with BrokerProcess(directory) as broker:
         owner = Owner(broker, releases=30)

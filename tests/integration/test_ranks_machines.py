@@ -19,6 +19,7 @@ from glasshouse.handshake.tokens import issue_token
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey
 from tools.machine import needs_landlock, needs_namespaces
+from tools.ports import free_port
 from tools.runtime_world import CANARY, AgentProcess, Broken, World, ended, verified
 
 pytestmark = [needs_namespaces, needs_landlock]
@@ -133,11 +134,6 @@ def network() -> Iterator[Callable[[int], Network]]:
             return made
 
         yield make
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def two(here: World, network: Callable[[int], Network], *, ranks: int = 1) -> tuple[list[AgentProcess], Network]:

@@ -34,13 +34,14 @@ def _secret_memory() -> bool:
     return True
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="this machine's user is not root")
 needs_namespaces = pytest.mark.skipif(not _namespaces(), reason="this machine gives no namespaces")
 needs_landlock = pytest.mark.skipif(REAL.landlock_abi() < 1, reason="this kernel has no Landlock")
 needs_secret_memory = pytest.mark.skipif(not _secret_memory(), reason="this kernel has no memfd_secret")
-needs_filters = pytest.mark.skipif(not seccomp.supports(REAL.machine), reason="no seccomp filter for this architecture")
+needs_filters = pytest.mark.skipif(not seccomp.supports(REAL.machine), reason="this machine has another architecture")
 needs_tracing = pytest.mark.skipif(
-    not REAL.capable(CAP_SYS_PTRACE), reason="attaching to a process that is not dumpable needs CAP_SYS_PTRACE"
+    not REAL.capable(CAP_SYS_PTRACE),
+    reason="this machine gives no CAP_SYS_PTRACE, to attach to a process that is not dumpable",
 )
 
 

@@ -65,7 +65,7 @@ def unavailable() -> str | None:
             return f"two hosts need `{tool}` (iproute2, util-linux)"
     trial = "mount -t tmpfs tmpfs /run && ip netns add trial && ip link add veth0 type veth peer name veth1 netns trial"
     done = subprocess.run([*_unshared(), "sh", "-c", trial], capture_output=True, text=True, check=False)
-    return None if done.returncode == 0 else f"no network namespaces here: {done.stderr.strip() or 'refused'}"
+    return None if done.returncode == 0 else f"this machine gives no namespaces: {done.stderr.strip() or 'refused'}"
 
 
 class TwoHosts:

@@ -42,7 +42,7 @@ def test_only_windows_of_assets_can_be_dropped() -> None:
 
 @pytest.mark.parametrize(
     ("window", "says"),
-    [(bytes(32), False), (b"ab" * 16, False), (os.urandom(31), False), (bytes(range(32)), True)],
+    [(bytes(32), False), (b"ab" * 16, False), (bytes(range(31)), False), (bytes(range(32)), True)],
 )
 def test_what_every_process_holds_says_nothing(window: bytes, says: bool) -> None:
     assert is_distinctive(window) is says

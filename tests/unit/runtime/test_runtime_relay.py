@@ -18,14 +18,10 @@ from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.relay import CALL, CALLED, FAILED, MESSAGE, Relay
 from tools.forked import in_child
 from tools.machine import needs_filters
+from tools.ports import free_port
 from tools.sandboxed import is_gone
 
 pytestmark = needs_filters
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def heard(end: socket.socket) -> tuple[tuple[int, int, int], socket.socket | None]:
@@ -129,7 +125,7 @@ def test_ipv6_is_written_in_brackets(started: Callable[..., Relay]) -> None:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
             port = listener.getsockname()[1]
     except OSError:
-        pytest.skip("no IPv6 here")
+        pytest.skip("this machine has no IPv6")
     made = started(f"[::1]:{port}")
     made.listen(0)
     socket.create_connection(("::1", port), timeout=5).close()

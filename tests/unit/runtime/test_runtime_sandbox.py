@@ -341,7 +341,7 @@ def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace(loopback: bo
     words = [sys.executable, script, *(["--loopback"] if loopback else [])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode == 77:
-        pytest.skip("no user namespaces for ordinary users here")
+        pytest.skip("this machine has no user namespaces for ordinary users")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert set(answer["passed"]) == TRIED
@@ -368,7 +368,7 @@ def test_root_without_its_capabilities_as_in_a_container_uses_a_user_namespace(p
 
     ran = in_child(story)
     if "no-user-namespace" in ran.report.notes:
-        pytest.skip("no user namespaces for ordinary users here")
+        pytest.skip("this machine has no user namespaces for ordinary users")
     assert ran.passed() == TRIED
     assert ("unmapped-user" in ran.report.notes) is not private
     assert ran.report.workspace is (WorkspaceKind.TMPFS if private else WorkspaceKind.DIRECTORY)

@@ -1,0 +1,21 @@
+"""Ports for tests that must name one before anything listens there."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+# Below what the kernel hands out by itself (32768 and up): only another test can take one in between.
+_FIRST, _COUNT = 20_000, 12_000
+
+
+def free_port() -> int:
+    """Return a port of the loopback on which nothing listens."""
+    for _ in range(100):
+        port = _FIRST + secrets.randbelow(_COUNT)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise OSError("no port is free")
