@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,16 @@ def plain_ddp(rank: int, bucket_mb: float | None) -> str:
     return digest(net)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As many as a rank has: the order in which a product's terms are added depends on how many share the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("ranks", "bucket_mb"), [(2, None), (3, 0.001)])
 def test_ddp_ends_with_the_digest_of_one_process_that_does_the_same(ranks: int, bucket_mb: float | None) -> None:
     digests = in_ranks(plain_ddp, ranks, bucket_mb)

@@ -13,7 +13,7 @@ import gc
 from collections.abc import Callable
 from typing import TypeVar
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.results import Probe
@@ -21,6 +21,7 @@ from glasshouse.runtime import probes
 from glasshouse.runtime.closing import close_books
 from glasshouse.runtime.needles import Needles
 from glasshouse.runtime.run import Ending, Run
+from glasshouse.runtime.shared_files import Before
 from glasshouse.wire.states import Outcome, State
 
 __all__ = ["finish"]
@@ -125,7 +126,7 @@ def _probe(run: Run) -> list[Probe]:
     agent, other = (run.report.agent, run.report.worker) if run.report is not None else ({}, {})
     found = [
         probes.probe_workspace(worker),
-        probes.probe_shared_memory(windows),
+        probes.probe_shared_memory(windows, before=_shared_before(run)),
         probes.probe_swap(agent=agent.get("no-swap", no_swap), worker=other.get("no-swap", no_swap)),
         probes.probe_gpu(worker.pid if worker is not None else None),
     ]
@@ -139,6 +140,15 @@ def _probe(run: Run) -> list[Probe]:
     for answer in answers:
         run.record(EventType.PROBE, {"detail": answer.detail, "probe": answer.probe, "result": answer.result.value})
     return answers
+
+
+def _shared_before(run: Run) -> Before:
+    """Return what needs no search in shared memory: where the worker saw the machine's, that is nothing.
+
+    A write through a mapping may leave a file's times as they were; only the worker of a run maps any.
+    """
+    report = run.begun.worker.report if run.begun.worker is not None else None
+    return run.shared_before if report is not None and report.workspace is not WorkspaceKind.DIRECTORY else {}
 
 
 def _wipe_needles(run: Run) -> None:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.runtime import private_root
+from glasshouse.runtime import private_root, shared_files
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.memory import Finder, search_self
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.runtime.shared_files import Before
 
 __all__ = ["Probe", "probe_gpu", "probe_memory", "probe_shared_memory", "probe_swap", "probe_workspace", "scan_self"]
 
-_SHARED_FOLDER = "/dev/shm"  # noqa: S108
-_MAX_SEARCHED_BYTES = 64 << 20
 _NVML = "libnvidia-ml.so.1"
 _NVML_PROCESSES = 64
 _NVML_PROCESS_BYTES = 24  # struct nvmlProcessInfo_v2: pid, used memory, two instance ids
@@ -104,23 +102,27 @@ def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
     return Probe(name=name, result=ProbeResult.CLEAN, detail=f"{worker.report.workspace.value}-gone")
 
 
-def probe_shared_memory(needles: Iterable[memoryview], *, folder: str = _SHARED_FOLDER, kernel: Kernel = REAL) -> Probe:
-    """Search this user's files in the machine's shared memory, which the worker's own hides from it, for needles."""
-    name, unsearched = "shared-memory", 0
+def probe_shared_memory(
+    needles: Iterable[memoryview], *, before: Before, folder: str = shared_files.FOLDER, kernel: Kernel = REAL
+) -> Probe:
+    """Search the files in the machine's shared memory that this run may have written, for needles.
+
+    Args:
+        needles: what to search for; none at all is `unverifiable`, not clean.
+        before: what was there before anything was released; empty where the worker could map what it did not make.
+        folder: where shared memory is mounted.
+        kernel: the kernel.
+    """
+    name = "shared-memory"
     with Finder(needles, kernel=kernel) as finder:
         try:
-            for path in _own_files(folder):
-                try:
-                    complete = _search_file(path, finder)
-                except OSError:
-                    complete = False
-                if finder.found:
-                    return Probe(name=name, result=ProbeResult.FOUND, detail="needle-in-file")
-                unsearched += not complete
+            unsearched = shared_files.search(finder, before, folder)
         except FileNotFoundError:
             return Probe(name=name, result=ProbeResult.CLEAN, detail="no-shared-memory")
         except OSError:
-            unsearched += 1
+            unsearched = 1
+        if finder.found:
+            return Probe(name=name, result=ProbeResult.FOUND, detail="needle-in-file")
         if unsearched or not finder.needles:
             return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=f"files-not-searched-{unsearched}")
         return Probe(name=name, result=ProbeResult.CLEAN, detail=f"searched-{finder.searched_bytes >> 10}-KiB")
@@ -189,38 +191,6 @@ def _session_members(kernel: Kernel, session: int) -> list[int]:
             if int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
                 found.append(int(name))
     return found
-
-
-def _own_files(folder: str) -> Iterable[str]:
-    for parent, _directories, names in os.walk(folder, onerror=_raise):
-        for name in names:
-            path = os.path.join(parent, name)  # noqa: PTH118
-            found = os.lstat(path)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-                yield path
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _search_file(path: str, finder: Finder) -> bool:
-    """Search one file; returns whether that reached its end within the limit."""
-    kept = 0
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        while finder.searched_bytes < _MAX_SEARCHED_BYTES:
-            count = os.readv(descriptor, [finder.view[kept:]])
-            if not count:
-                return True
-            held = kept + count
-            if finder.search(held):
-                return True
-            kept = min(finder.overlap, held)
-            finder.view[:kept] = finder.view[held - kept : held]
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _gpu_nodes() -> list[str]:

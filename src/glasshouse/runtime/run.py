@@ -23,6 +23,7 @@ from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import Options
 from glasshouse.runtime.outdir import OutDir
 from glasshouse.runtime.sealed_log import SealedLog
+from glasshouse.runtime.shared_files import Before
 from glasshouse.runtime.start import Beginning
 from glasshouse.runtime.worker_messages import OutputBegins, Progress
 from glasshouse.runtime.worker_session import Stage, WorkerSession
@@ -101,6 +102,7 @@ class Run:
     lifecycle: Lifecycle
     started_us: int
     begun: Beginning
+    shared_before: Before = field(default_factory=dict)
     session: WorkerSession | None = None
     pacing: Pacing | None = None
     sealed_log: SealedLog | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from glasshouse.attestation.claims import Claims
@@ -23,6 +24,7 @@ from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.sealed_log import SealedLog
 from glasshouse.runtime.sealing import Outputs, Sealing
 from glasshouse.runtime.sentinel import Sentinel
+from glasshouse.runtime.shared_files import look_before
 from glasshouse.runtime.worker_session import Stage, WorkerSession
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance
@@ -44,6 +46,7 @@ def tell(run: Run) -> None:
         GlasshouseError: how it ended otherwise.
     """
     parts = _Parts(run)
+    run.shared_before = look_before(now_ns=time.time_ns())
     _check_launch(run, parts)
     _harden(run, parts)
     _attest(run, parts)

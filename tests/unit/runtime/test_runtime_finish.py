@@ -6,10 +6,12 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.hardening import WorkspaceKind
 from glasshouse.errors import Code, RunError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import EventLog
@@ -189,3 +191,18 @@ def test_a_run_that_never_began_ends_without_a_word(scene: Scene) -> None:
     ending = Ending(outcome=Outcome.FAILED, code=Code.USAGE)
     assert finish(scene.run, ending) == ending
     assert not (scene.folder / "receipt.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("workspace", "left_out"),
+    [(WorkspaceKind.TMPFS_NOSWAP, True), (WorkspaceKind.TMPFS, True), (WorkspaceKind.DIRECTORY, False), (None, False)],
+)
+def test_unchanged_files_in_shared_memory_are_left_out_only_where_the_worker_could_not_map_them(
+    scene: Scene, workspace: WorkspaceKind | None, left_out: bool
+) -> None:
+    before = {(1, 2): (3, 4)}
+    scene.run.shared_before = before
+    report = None if workspace is None else SimpleNamespace(workspace=workspace)
+    scene.run.begun.worker = SimpleNamespace(report=report)  # type: ignore[assignment]
+    assert finishing._shared_before(scene.run) == (before if left_out else {})
+    scene.run.begun.worker = None

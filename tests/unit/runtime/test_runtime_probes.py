@@ -8,7 +8,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -262,35 +261,7 @@ def test_a_workspace_that_never_was_is_clean() -> None:
     assert probes.probe_workspace(None).result is CLEAN
 
 
-# shared memory, swap, GPU
-
-
-def test_needles_in_files_of_shared_memory_are_found_also_across_pieces(tmp_path: Path) -> None:
-    def story(table: Table) -> object:
-        answers = [probes.probe_shared_memory(table.windows(), folder=str(tmp_path)).result]
-        (tmp_path / "below").mkdir()
-        path = tmp_path / "below" / "sem"
-        path.write_bytes(bytes(memory.CHUNK_BYTES + 31 - 16) + bytes(table.windows()[2]))
-        answers.append(probes.probe_shared_memory(table.windows(), folder=str(tmp_path)).result)
-        path.write_bytes(b"nothing")
-        return [*answers, probes.probe_shared_memory(table.windows(), folder=str(tmp_path)).result]
-
-    assert with_table(story) == [CLEAN, FOUND, CLEAN]
-
-
-def test_more_shared_memory_than_is_searched_is_unverifiable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_MAX_SEARCHED_BYTES", 1 << 20)
-    (tmp_path / "large").write_bytes(bytes(4 << 20))
-
-    def story(table: Table) -> object:
-        return probes.probe_shared_memory(table.windows(), folder=str(tmp_path)).result
-
-    assert with_table(story) is UNVERIFIABLE
-
-
-def test_a_machine_without_shared_memory_is_clean_and_a_search_for_nothing_is_not(tmp_path: Path) -> None:
-    assert probes.probe_shared_memory([], folder=str(tmp_path)).result is UNVERIFIABLE
-    assert probes.probe_shared_memory([], folder=str(tmp_path / "missing")).detail == "no-shared-memory"
+# swap, GPU
 
 
 def test_swap_is_clean_only_where_there_is_none_or_both_were_kept_out_of_it() -> None:
