@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from glasshouse.runtime import seccomp
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, Kernel, KernelError
+from glasshouse.runtime.process_tree import Look, ProcessTree
 
 __all__ = ["BEAT_BYTES", "LATE_S", "MESSAGE_BYTES", "REST_PERIOD_S", "STOPPED_AGENT_S", "Alarm", "Watch"]
 
@@ -26,6 +27,10 @@ REST_PERIOD_S = 10.0
 LATE_S = 4.0
 
 STOPPED_AGENT_S = 5.0
+# A look at thousands of threads takes a while: the sentinel takes a tenth of a core for it at most, and still looks
+# more often than the agent demands (`sentinel.SILENT_S`).
+_PAUSE_PER_LOOK = 9
+_LONGEST_PAUSE_S = 1.5
 MESSAGE_BYTES = 64
 BEAT_BYTES = 8
 
@@ -35,11 +40,12 @@ class Alarm(StrEnum):
 
     AGENT_TRACED = "agent-traced"
     WORKER_TRACED = "worker-traced"
+    LOOK_INCOMPLETE = "look-incomplete"
     SENTINEL_GONE = "sentinel-gone"
 
 
 class Watch:
-    """One sentinel.
+    """One sentinel; made in its own process.
 
     Args:
         kernel: the kernel.
@@ -57,9 +63,8 @@ class Watch:
         self._worker_pid, self._worker, self._group = 0, -1, False
         self._stopped_since: float | None = None
         self._told: set[Alarm] = set()
-        self._files: dict[str, int] = {}
+        self._tree = ProcessTree(agent_pid, left_out=os.getpid())
         self._seen: set[int] = set()
-        self._own_pid = 0
         self._due_s = 0.0
         # While it rests: how long after waking it looks again, had it not rested.
         self._left_s: float | None = None
@@ -67,14 +72,14 @@ class Watch:
 
     def settle(self) -> None:
         """Become small: no descriptors, no capability, no reader."""
-        self._own_pid = os.getpid()
         keep = {self._agent, self._commands.fileno(), self._alarm}
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             if int(name) > 2 and int(name) not in keep:
-                _close(int(name))
+                with contextlib.suppress(OSError):  # the one that lists them
+                    os.close(int(name))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
@@ -98,8 +103,11 @@ class Watch:
         while True:
             if time.monotonic() >= self._due_s:
                 self._note_missed()
+                begun_s = time.monotonic()
                 self._tick()
-                self._due_s = time.monotonic() + (period_s if self._left_s is None else rest_period_s)
+                now_s = time.monotonic()
+                pause_s = max(period_s, min(_PAUSE_PER_LOOK * (now_s - begun_s), _LONGEST_PAUSE_S))
+                self._due_s = now_s + (pause_s if self._left_s is None else rest_period_s)
             wait_s = max(0.0, self._due_s - time.monotonic())
             ready = [descriptor for descriptor, _ in poll.poll(wait_s * 1000 + 1)]
             if self._agent in ready or not self._obey(self._commands.fileno() in ready, rest_period_s):
@@ -160,19 +168,32 @@ class Watch:
         if self._worker >= 0 and select.select([self._worker], [], [], 0)[0]:
             os.close(self._worker)  # it has ended, and its number may soon be another's
             self._worker, self._worker_pid = -1, 0
-        used: set[str] = set()
-        traced, stopped = self._look(used)
-        for path in self._files.keys() - used:
-            _close(self._files.pop(path))
-        if traced:
+        found = self._tree.look(self._worker_pid)
+        if not self._is_whole(found):
+            self._tree.forget()  # once more, with as many descriptors as it has
+            again = self._tree.look(self._worker_pid)
+            found.traced |= again.traced
+            found.seen, found.complete, found.root_stopped = again.seen, self._is_whole(again), again.root_stopped
+        self._seen = found.seen
+        if found.traced or not found.complete:
             self._kill_worker()
-            for pid in traced.keys() - {self._agent_pid}:
+        if found.traced:
+            for pid in found.traced.keys() - {self._agent_pid}:
                 _kill(pid)
-            in_worker = all(traced.values())
+            in_worker = all(found.traced.values())
             self._tell(Alarm.WORKER_TRACED if in_worker else Alarm.AGENT_TRACED)
-        self._judge_stop(stopped)
+        elif not found.complete:
+            self._tell(Alarm.LOOK_INCOMPLETE)
+        self._judge_stop(found.root_stopped)
         self._beat[:BEAT_BYTES] = time.monotonic_ns().to_bytes(BEAT_BYTES, "big")
-        return not traced
+        return not found.traced and found.complete
+
+    def _is_whole(self, found: Look) -> bool:
+        """Return whether it read all that lives; agent and worker are gone only when their pidfds say so."""
+        wards = ((self._agent_pid, self._agent), (self._worker_pid, self._worker))
+        return found.complete and all(
+            pidfd < 0 or pid in found.seen or bool(select.select([pidfd], [], [], 0)[0]) for pid, pidfd in wards
+        )
 
     def _judge_stop(self, stopped: bool) -> None:
         if not stopped:
@@ -182,52 +203,6 @@ class Watch:
         elif time.monotonic() - self._stopped_since > STOPPED_AGENT_S:
             self._kill_worker()
             _send(self._agent)
-
-    def _look(self, used: set[str]) -> tuple[dict[int, bool], bool]:
-        """Look at every thread of the agent and of all that descends from it: custodian, worker, its children.
-
-        Args:
-            used: receives the paths that were read.
-
-        Returns:
-            the traced processes, each with whether it belongs to the worker; whether the agent is stopped.
-        """
-        traced: dict[int, bool] = {}
-        stopped = False
-        self._seen = set()
-        waiting = [(self._agent_pid, False)]
-        while waiting:
-            pid, in_worker = waiting.pop()
-            try:
-                threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-            except OSError:
-                continue  # it has ended
-            for thread in threads:
-                place = f"/proc/{pid}/task/{thread}/"
-                status = self._fresh(place + "status", used)
-                if status:
-                    self._seen.add(pid)
-                    if b"\nTracerPid:\t0\n" not in status:
-                        traced[pid] = in_worker
-                    if pid == self._agent_pid:
-                        stopped = stopped or b"\nState:\tT" in status or b"\nState:\tt" in status
-                for child in self._fresh(place + "children", used).split():
-                    number = int(child)
-                    if number != self._own_pid:
-                        waiting.append((number, in_worker or number == self._worker_pid))
-        return traced, stopped
-
-    def _fresh(self, path: str, used: set[str]) -> bytes:
-        """Read a file of /proc whose descriptor is kept open, which halves the cost."""
-        descriptor = self._files.get(path, -1)
-        try:
-            if descriptor < 0:
-                descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            used.add(path)
-            return os.pread(descriptor, 4096, 0)
-        except OSError:
-            _close(self._files.pop(path, -1))
-            return b""
 
     def _kill_worker(self) -> None:
         if self._worker >= 0:
@@ -269,11 +244,3 @@ def _send(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        try:
-            os.close(descriptor)
-        except OSError:
-            return

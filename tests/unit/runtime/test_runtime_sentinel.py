@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import time
@@ -13,11 +14,19 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import PlatformError
-from glasshouse.runtime import checks, sentinel, watch
-from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel
+from glasshouse.runtime import checks, process_tree, sentinel, watch
+from glasshouse.runtime.kernel import (
+    CLONE_NEWNS,
+    MS_PRIVATE,
+    MS_REC,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    REAL,
+    Kernel,
+)
 from glasshouse.runtime.sentinel import Alarm, Sentinel
 from tools.forked import in_child
-from tools.machine import WithoutNamespaces, needs_filters, needs_tracing
+from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces, needs_root, needs_tracing
 from tools.sandboxed import children_of, is_gone, specification, start
 from tools.tracer import Tracer
 
@@ -25,6 +34,11 @@ QUICK_S = 0.1
 NOTICED_S = 8.0  # a second, by `PERIOD_S`, on a machine with nothing else to do
 SLEEP = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print('up', flush=True); time.sleep(60)"
 WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" + SLEEP
+WITH_1500_THREADS = (
+    "import threading, time\nthreading.stack_size(65536)\n"
+    "for _ in range(1500): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" + SLEEP
+)
+WITH_1000_CHILDREN = "import os, time\nfor _ in range(1000):\n  if os.fork() == 0: time.sleep(60)\n" + SLEEP
 WITH_CHILD = "import os, time\nif os.fork() == 0: time.sleep(60)\n" + SLEEP
 
 
@@ -34,11 +48,14 @@ class Scene:
     What the agent sees comes as lines of JSON: first the process numbers, then each alarm.
     """
 
-    def __init__(self, code: str = SLEEP, *, custodian: bool = False, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self, code: str = SLEEP, *, custodian: bool = False, kernel: Kernel | None = None, files: int = 1024
+    ) -> None:
         self._lines, writer = os.pipe()
         self.agent = os.fork()
         if self.agent == 0:
             try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
                 _be_agent(code, writer, custodian, kernel)
             finally:
                 os._exit(1)
@@ -148,6 +165,65 @@ def test_a_debugger_on_one_thread_of_the_worker_is_noticed() -> None:
 def test_a_debugger_on_a_child_of_the_worker_is_noticed() -> None:
     answer = played(lambda stage: noticed(stage, children_of(stage.worker)[0], stopping=True), code=WITH_CHILD)
     assert (answer["alarm"], answer["worker"]) == ("worker-traced", -signal.SIGKILL)
+
+
+@needs_tracing
+def test_a_debugger_on_the_last_of_1500_threads_is_noticed() -> None:
+    def story(stage: Scene) -> dict[str, object]:
+        threads = REAL.threads(stage.worker)
+        return {"threads": len(threads), **noticed(stage, threads[-1], stopping=False)}
+
+    answer = played(story, code=WITH_1500_THREADS, files=256)
+    assert (answer["threads"], answer["alarm"], answer["worker"]) == (1501, "worker-traced", -signal.SIGKILL)
+
+
+@needs_tracing
+def test_a_debugger_on_the_last_of_1000_children_is_noticed() -> None:
+    def story(stage: Scene) -> dict[str, object]:
+        children = children_of(stage.worker)
+        return {"children": len(children), **noticed(stage, children[-1], stopping=False)}
+
+    answer = played(story, code=WITH_1000_CHILDREN, files=256)
+    assert (answer["children"], answer["alarm"], answer["worker"]) == (1000, "worker-traced", -signal.SIGKILL)
+
+
+def test_1500_threads_cost_few_descriptors_a_tenth_of_a_core_and_no_false_alarm() -> None:
+    def story(stage: Scene) -> dict[str, object]:
+        before_s, begun_s = _cpu_s(stage.sentinel), time.monotonic()
+        alarm = stage.line(limit_s=3.0)
+        share = (_cpu_s(stage.sentinel) - before_s) / (time.monotonic() - begun_s)
+        return {"alarm": alarm, "share": share, "files": len(list(Path(f"/proc/{stage.sentinel}/fd").iterdir()))}
+
+    answer = played(story, code=WITH_1500_THREADS)
+    assert answer["alarm"] == {}
+    assert process_tree.CACHED_FILES < int(str(answer["files"])) < process_tree.CACHED_FILES + 16
+    assert float(str(answer["share"])) < 0.2
+
+
+def test_a_sentinel_that_runs_out_of_descriptors_does_not_take_threads_for_ended() -> None:
+    def story(stage: Scene) -> dict[str, object]:
+        resource.prlimit(stage.sentinel, resource.RLIMIT_NOFILE, (3, 3))
+        return stage.line()
+
+    answer = played(story)
+    assert (answer["alarm"], answer["worker"]) == ("look-incomplete", -signal.SIGKILL)
+
+
+@needs_root
+@needs_namespaces
+def test_a_proc_that_no_longer_shows_the_worker_is_an_alarm() -> None:
+    def act() -> dict[str, object]:
+        REAL.unshare(CLONE_NEWNS)
+        REAL.mount("none", "/", None, MS_REC | MS_PRIVATE)
+        stage = Scene()
+        try:
+            REAL.mount("none", f"/proc/{stage.worker}", "tmpfs", 0)
+            return stage.line()
+        finally:
+            stage.close()
+
+    answer = in_child(act)
+    assert (answer["alarm"], answer["worker"]) == ("look-incomplete", -signal.SIGKILL)
 
 
 @needs_tracing
