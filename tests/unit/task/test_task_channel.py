@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, FormatError
+from glasshouse.task import channel
 from glasshouse.task.channel import AgentLink, EventLines
 from glasshouse.wire import frames
 from glasshouse.wire.pacing import End
@@ -141,7 +142,7 @@ def test_an_order_to_a_job_that_is_not_paced_ends_its_process(
 ) -> None:
     agent, link = ends
     codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(channel, "_END_PROCESS", codes.append)
     agent.sendall(frames.control({"type": kind, "until": 1}))
     link._listen(None)
     assert codes == [1]
@@ -152,7 +153,7 @@ def test_orders_are_handed_over_and_what_is_refused_ends_the_process(
 ) -> None:
     agent, link = ends
     codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(channel, "_END_PROCESS", codes.append)
     port = AgentPort(link)
     agent.sendall(frames.control(End(until=3).to_json()))
     agent.sendall(frames.control({"type": "stop"}))
@@ -164,7 +165,7 @@ def test_orders_are_handed_over_and_what_is_refused_ends_the_process(
 
 def _until_eof(link: AgentLink, on_stop: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "_exit", lambda code: None)
+        patch.setattr(channel, "_END_PROCESS", lambda code: None)
         link._listen(on_stop)  # type: ignore[arg-type]
 
 
