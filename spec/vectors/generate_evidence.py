@@ -16,6 +16,7 @@ sys.path.insert(0, str(_HERE.parents[1] / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
 from glasshouse.evidence.heads import Head  # noqa: E402
+from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
 from glasshouse.jobs.artifact import make_artifact  # noqa: E402
 from glasshouse.wire.canonical import decode, encode  # noqa: E402
 from glasshouse.wire.dsse import Envelope  # noqa: E402
@@ -231,6 +232,19 @@ def countersigning_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         case("countersign", "a larger head, consistent with the last", given(then, proof), code=None, repeated=False),
     )
     yield "head-again", case("countersign", "the identical head again", given(last.head, []), code=None, repeated=True)
+    most = replace(heads[0], size=MAX_EVENTS)
+    yield (
+        "head-first-largest",
+        case(
+            "countersign",
+            "a first head as large as a log can be",
+            given(most, [], previous=False),
+            code=None,
+            repeated=False,
+        ),
+    )
+    huge = given(replace(heads[0], size=MAX_EVENTS + 1), [], previous=False)
+    yield refused("first-too-large", "a first head larger than a log can be", Code.MESSAGE_INVALID, huge)
     wrong = Code.HEAD_INCONSISTENT
     yield refused("rolled-back", "an earlier head", wrong, given(heads[0], []))
     yield refused("without-proof", "a larger head without its proof", wrong, given(then, []))

@@ -67,13 +67,13 @@ def test_a_budget_holds_between_runtimes_that_arrive_together(brokers: list[Brok
 
 def test_one_runtime_asking_everywhere_at_once_is_counted_once(brokers: list[BrokerProcess]) -> None:
     owner = Owner(brokers[0], releases=3)
-    copies = everywhere(brokers, Actor.enter(owner)) * 3
+    copies = everywhere(brokers, Actor.enter(owner)) * 2
     messages = [copy.sign(copy.claims(copy.challenge())) for copy in copies]
     with ThreadPoolExecutor(6) as pool:
         replies = list(pool.map(lambda pair: pair[0].send(pair[1]), zip(copies, messages, strict=True)))
-    assert [reply.status for reply in replies] == [200] * 6
+    assert [reply.status for reply in replies] == [200] * 4
     assert owner.releases() == 1
-    assert brokers[1].client().deployment(owner.deployment)["answers"] == 6
+    assert brokers[1].client().deployment(owner.deployment)["answers"] == 4
 
 
 def test_the_same_request_at_both_is_one_challenge(brokers: list[BrokerProcess]) -> None:

@@ -12,7 +12,7 @@ from glasshouse.attestation.evidence import EVIDENCE_TYPE, HardwareEvidence, Sig
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
 from glasshouse.handshake.messages import REQUEST_TYPE
-from glasshouse.handshake.tokens import TOKEN_TYPE, issue_token
+from glasshouse.handshake.tokens import CLOCK_STEP_S, TOKEN_TYPE, issue_token
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.fields import b64encode
@@ -135,7 +135,17 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
         ("missing-claim", "No state.", {key: value for key, value in payload["claims"].items() if key != "state"}),
         ("other-profile", "Another EAT profile.", {**payload["claims"], "eat_profile": "urn:example:evidence"}),
         ("short-nonce", "A nonce of 31 bytes.", {**payload["claims"], "eat_nonce": b64encode(bytes(31))}),
-        ("hpke-key", "An HPKE key that nothing can be sealed to.", {**payload["claims"], "hpke_public": zero_point()}),
+        ("hpke-key", "An HPKE key that nothing can be sealed to.", {**payload["claims"], "hpke_public": half(0)}),
+        (
+            "hpke-key-bit",
+            "An X25519 number with its highest bit set.",
+            {**payload["claims"], "hpke_public": half(9 | 1 << 255)},
+        ),
+        (
+            "hpke-key-field",
+            "An X25519 number beyond the field.",
+            {**payload["claims"], "hpke_public": half(2**255 - 19 + 9)},
+        ),
     ):
         body = encode({**payload, "claims": claims})
         yield invalid(name, description, dsse.sign(EVIDENCE_TYPE, body, keys).encode())
@@ -194,8 +204,9 @@ def gate_stranger_cases(world: World, honest: bytes) -> Iterator[Case]:
         yield case(f"gate-4-{name}", description, given, code="evidence-signature-invalid", check="4")
 
 
-def zero_point() -> str:
-    return b64encode(World().hpke.public[:1184] + bytes(32))
+def half(number: int) -> str:
+    """An HPKE key whose X25519 half is this number."""
+    return b64encode(World().hpke.public[:1184] + number.to_bytes(32, "little"))
 
 
 def gate_challenge_cases(world: World, honest: bytes) -> Iterator[Case]:
@@ -233,7 +244,17 @@ def gate_token_cases(world: World) -> Iterator[Case]:
     yield refused("token-garbage", "Not a token.", "a.b.c", "token-signature-invalid")
     yield refused("swap-ear", "An attestation result as launch token.", sample_ear(world), "token-type-mismatch")
     yield refused("token-expired", "The second in which it expires.", world.token(expires_s=second), "token-expired")
-    yield refused("token-early", "Before it was issued.", world.token(issued_s=second + 1), "token-expired")
+    early = world.token(issued_s=second + CLOCK_STEP_S + 1)
+    yield refused("token-early", "More than a minute before it was issued.", early, "token-expired")
+    stepped = world.message(world.claims(token=world.token(issued_s=second + CLOCK_STEP_S)))
+    signed = SignedEvidence.parse(stepped)
+    yield case(
+        "gate-valid-clock-back",
+        "The broker's clock stepped back by a minute since it issued the token.",
+        gate_input(world, stepped),
+        composite=signed.evidence.composite.hex(),
+        evidence_sha256=signed.sha256.hex(),
+    )
     yield refused(
         "token-key-mismatch",
         "A token for another launch key.",

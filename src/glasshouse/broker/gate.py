@@ -43,11 +43,13 @@ class GateLimits:
     Attributes:
         challenge_lifetime_us: from challenge to evidence.
         outstanding: unanswered challenges of one deployment at a time.
+        outstanding_per_launch: of them, those of one launch.
         per_launch: challenges of one launch altogether; each leaves a tombstone until its token expires.
     """
 
     challenge_lifetime_us: int = 120 * 1_000_000
     outstanding: int = 16
+    outstanding_per_launch: int = 4
     per_launch: int = 256
 
 
@@ -69,13 +71,12 @@ _REPLAYS = select(challenges.c.replays).where(challenges.c.nonce == bindparam("n
 _REPLAYED = update(challenges).where(_NAMED).values(replays=challenges.c.replays + 1)
 _ISSUE = insert(challenges)
 _CHALLENGES = select(func.count()).select_from(challenges)
+_OF_LAUNCH = challenges.c.jti == bindparam("jti")
+_OUTSTANDING = _CHALLENGES.where(challenges.c.used_us.is_(None), challenges.c.expires_us > bindparam("now_us"))
 _ROOM = select(
-    _CHALLENGES.where(
-        challenges.c.deployment == bindparam("deployment"),
-        challenges.c.used_us.is_(None),
-        challenges.c.expires_us > bindparam("now_us"),
-    ).scalar_subquery(),
-    _CHALLENGES.where(challenges.c.jti == bindparam("jti")).scalar_subquery(),
+    _OUTSTANDING.where(challenges.c.deployment == bindparam("deployment")).scalar_subquery(),
+    _OUTSTANDING.where(_OF_LAUNCH).scalar_subquery(),
+    _CHALLENGES.where(_OF_LAUNCH).scalar_subquery(),
 )
 
 
@@ -118,8 +119,9 @@ class Gate:
         request_sha256 = sha256(body)
 
         def decide(connection: Connection) -> Answer:
-            # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
-            now_us = self._clock_us()
+            # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry. And never before
+            # the token: were the clock set back since, the chain of a receipt would run backwards.
+            now_us = max(self._clock_us(), token.issued_s * 1_000_000)
             record = store.deployment_record(connection, token.deployment)
             launch = store.launch_record(connection, token.jti)
             if record is None or launch is None:
@@ -195,8 +197,10 @@ class Gate:
 
     def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> None:
         values = {"deployment": deployment, "jti": jti, "now_us": now_us}
-        outstanding, ever = connection.execute(_ROOM, values).one()
-        if outstanding >= self._limits.outstanding or ever >= self._limits.per_launch:
+        limits = self._limits
+        outstanding, of_launch, ever = connection.execute(_ROOM, values).one()
+        full = outstanding >= limits.outstanding or of_launch >= limits.outstanding_per_launch
+        if full or ever >= limits.per_launch:
             raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment or launch")
 
     def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:
@@ -222,6 +226,7 @@ class Gate:
         launch = store.as_launch(asked)
         try:
             challenge = _check_2(asked["body"], used=False, now_us=now_us)
+            now_us = max(now_us, challenge.issued_us)
             store.lock_deployment(connection, asked["deployment"])
             standing = store.standing(connection, asked["deployment"])
             if standing is None:

@@ -32,8 +32,6 @@ __all__ = ["OwnerSide"]
 MAX_BODY_BYTES = 256 * 1024
 MAX_LAUNCH_LIFETIME_S = 7 * 24 * 3600
 _SECOND_US = 1_000_000
-# A clock that is set back a little, or another broker's a little behind, still takes a fresh token.
-_BACKDATED_S = 5
 
 
 class OwnerSide:
@@ -185,7 +183,7 @@ class OwnerSide:
                 container_id=container_id,
                 container_source=source,
                 launch_public=launch_public,
-                issued_s=now_s - _BACKDATED_S,
+                issued_s=now_s,
                 # Rounded up: a token lives to the end of the second in which its deployment ends, and
                 # the deployment's own end is checked to the microsecond.
                 expires_s=min(now_s + lifetime_s, -(-record.policy.not_after_us // _SECOND_US)),

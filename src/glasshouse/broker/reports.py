@@ -59,6 +59,7 @@ class Reports:
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+            now_us = max(now_us, found.row["released_us"])  # a clock that was set back dates no head before its release
             self._delegated(connection, found, now_us)
             signed = countersign(
                 submission.head,

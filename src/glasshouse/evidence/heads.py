@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.evidence.rules import MAX_EVENTS
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
@@ -84,7 +85,7 @@ class Head:
         head = cls(
             run_id=run_id_field(fields),
             sequence=fields.integer("sequence"),
-            size=fields.integer("size", low=1),
+            size=fields.integer("size", low=1, high=MAX_EVENTS),
             root=fields.digest("root"),
             state=State(fields.choice("state", list(State))),
             time_us=fields.integer("time_us"),

@@ -20,6 +20,8 @@ __all__ = ["TOKEN_AUDIENCE", "TOKEN_TYPE", "TokenClaims", "issue_token", "parse_
 
 TOKEN_TYPE = "glasshouse-launch+jwt"  # noqa: S105 — a media type
 TOKEN_AUDIENCE = "glasshouse-broker"  # noqa: S105 — an audience
+CLOCK_STEP_S = 60
+"""How far a broker's clock may have stepped back since it issued a token, before the token is of another time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +105,9 @@ def parse_token_at_issue(text: str, *, broker_public: bytes) -> TokenClaims:
 
 
 def _verified(token: jwt.Token, broker_public: bytes, now_s: int) -> TokenClaims:
-    claims = token.verify(public=broker_public, typ=TOKEN_TYPE, audience=TOKEN_AUDIENCE, now_s=now_s)
+    claims = token.verify(
+        public=broker_public, typ=TOKEN_TYPE, audience=TOKEN_AUDIENCE, now_s=now_s, early_s=CLOCK_STEP_S
+    )
     fields = Fields(dict(claims), "token")
     fields.text("aud", max_chars=64)
     fields.choice("iss", [signing.key_id(broker_public)])

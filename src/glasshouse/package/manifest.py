@@ -79,8 +79,8 @@ class Manifest:
         # No recipient would mean that results are lost; a repeated one is a mistake of the signer's.
         if not 0 < len(self.recipients) <= MAX_RECIPIENTS or len(set(self.recipients)) != len(self.recipients):
             raise FormatError(Code.SCHEMA, "recipients that are missing, too many or repeated")
-        if any(len(key) != hpke.PUBLIC_BYTES for key in (*self.recipients, self.owner_sealing)):
-            raise FormatError(Code.SCHEMA, "an HPKE public key that is not 1216 bytes")
+        for key in {*self.recipients, self.owner_sealing}:
+            hpke.check_public(key)
         if any(len(value) != 32 for value in (self.owner_signing, self.key_commitment, self.index_sha256)):
             raise FormatError(Code.SCHEMA, "a key, commitment or digest that is not 32 bytes")
 

@@ -84,9 +84,14 @@ def attest(
             `release-invalid` when its answer cannot be believed, or when it never comes to an end of waiting.
     """
     give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
+    asking = b""
     while True:
         try:
-            return _once(loop, gate, launch, manifest, evidence_key, claims, sent)
+            # The same request again while none is answered: it is the same challenge again, and a launch may hold few.
+            asking = asking or challenge_request(launch)
+            challenge = read_challenge(gate.post("/v1/challenge", asking), launch, now_us=now_us())
+            asking = b""
+            return _once(loop, gate, launch, challenge, manifest, evidence_key, claims, sent)
         except (PeerError, RefusedError) as error:
             again = error.code is Code.BROKER_UNREACHABLE or error.code in _USED_UP
             if not again or loop.now_s() + wait_s > give_up_s:
@@ -99,12 +104,12 @@ def _once(
     loop: Loop,
     gate: Gate,
     launch: LaunchFile,
+    challenge: Challenge,
     manifest: Manifest,
     evidence_key: SigningKey,
     claims: Callable[[Challenge, int], Claims],
     sent: Callable[[bytes], None],
 ) -> Attested:
-    challenge = read_challenge(gate.post("/v1/challenge", challenge_request(launch)), launch, now_us=now_us())
     evidence = evidence_message(claims(challenge, now_us()), (), evidence_key=evidence_key, launch_key=launch.key())
     sent(evidence)
     release = check_release(

@@ -27,6 +27,7 @@ __all__ = [
     "PUBLIC_BYTES",
     "SUITE_ID",
     "RecipientKey",
+    "check_public",
     "recipient_id",
     "seal",
 ]
@@ -37,12 +38,41 @@ PRIVATE_BYTES = 64 + 32
 ENCAPSULATION_BYTES = 1088 + 32
 OVERHEAD_BYTES = ENCAPSULATION_BYTES + 16
 
+_FIELD = 2**255 - 19
+# The u coordinates of X25519 that every private key takes to zero (RFC 7748 section 6.1).
+_ORDER_8 = (
+    0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+    0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+)
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, *_ORDER_8})
+
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 
 def recipient_id(public: bytes) -> str:
     """Return the name of a public HPKE key: the first 16 bytes of its SHA-256, in hex."""
     return sha256(public)[:16].hex()
+
+
+def check_public(public: bytes) -> None:
+    """Check that something can be sealed to a raw public key, and that these bytes are its only encoding.
+
+    X25519 ignores the highest bit and takes numbers beyond the field, so that one key would have several names.
+
+    Raises:
+        FormatError: `schema-invalid`.
+    """
+    if len(public) != PUBLIC_BYTES:
+        raise FormatError(Code.SCHEMA, "an HPKE public key that is not 1216 bytes")
+    point = int.from_bytes(public[1184:], "little")
+    if point >= _FIELD:
+        raise FormatError(Code.SCHEMA, "an HPKE public key whose X25519 half is not in its one encoding")
+    if point in _SMALL_ORDER:
+        raise FormatError(Code.SCHEMA, "an HPKE public key that nothing can be sealed to")
+    try:
+        MLKEM768PublicKey.from_public_bytes(public[:1184])  # refuses coefficients beyond the modulus (FIPS 203, 7.2)
+    except ValueError:
+        raise FormatError(Code.SCHEMA, "an HPKE public key whose ML-KEM half is none") from None
 
 
 class RecipientKey:
@@ -91,14 +121,10 @@ def seal(plaintext: bytes | bytearray | memoryview, *, recipient: bytes, info: b
     """Seal to a raw public key: encapsulation (1120 bytes) ‖ ciphertext.
 
     Raises:
-        FormatError: `schema-invalid` when `recipient` is not a public key.
+        FormatError: `schema-invalid` when `recipient` is not a public key, see `check_public`.
     """
-    if len(recipient) != PUBLIC_BYTES:
-        raise FormatError(Code.SCHEMA, "an HPKE public key is 1216 bytes")
-    try:
-        public = MLKEM768X25519PublicKey(
-            MLKEM768PublicKey.from_public_bytes(recipient[:1184]), X25519PublicKey.from_public_bytes(recipient[1184:])
-        )
-        return _SUITE.encrypt(plaintext, public, info)
-    except ValueError:
-        raise FormatError(Code.SCHEMA, "not a usable HPKE public key") from None
+    check_public(recipient)
+    public = MLKEM768X25519PublicKey(
+        MLKEM768PublicKey.from_public_bytes(recipient[:1184]), X25519PublicKey.from_public_bytes(recipient[1184:])
+    )
+    return _SUITE.encrypt(plaintext, public, info)

@@ -36,8 +36,16 @@ class Token:
     typ: str
     claims: Mapping[str, Json]
 
-    def verify(self, *, public: bytes, typ: str, audience: str, now_s: int, leeway_s: int = 0) -> Mapping[str, Json]:
+    def verify(
+        self, *, public: bytes, typ: str, audience: str, now_s: int, leeway_s: int = 0, early_s: int = 0
+    ) -> Mapping[str, Json]:
         """Return the claims if signed by `public`, of this kind, for this audience and not expired.
+
+        Args:
+            public, typ, audience: whose, of what kind and for whom it must be.
+            now_s: the time at which it must be valid.
+            leeway_s: by how much that may be off at both ends.
+            early_s: by how much it may lie before the beginning besides; the end stays where it is.
 
         Raises:
             FormatError: `wrong-type`, `signature-invalid`, `token-claim-mismatch` (audience) or
@@ -52,7 +60,7 @@ class Token:
         if self.claims.get("aud") != audience:
             raise FormatError(Code.TOKEN_CLAIM, "a token for another audience")
         issued, expires = self._date("iat"), self._date("exp")
-        if not issued - leeway_s <= now_s < expires + leeway_s:
+        if not issued - leeway_s - early_s <= now_s < expires + leeway_s:
             raise FormatError(Code.TOKEN_EXPIRED, "a token outside its validity")
         return self.claims
 

@@ -17,11 +17,14 @@ from glasshouse.broker import audit, service
 from glasshouse.broker.database import Database
 from glasshouse.broker.gate import GateLimits
 from glasshouse.errors import Code, RefusedError, UsageError
+from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.messages import Challenge, ReleaseMessage
 from glasshouse.handshake.runtime_side import challenge_request
+from glasshouse.handshake.tokens import CLOCK_STEP_S
 from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.wire import jwt
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.hpke import RecipientKey
@@ -29,8 +32,9 @@ from glasshouse.wire.policy import Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.local_broker import LocalBroker
+from simulators.reporting import Reporter
 
-LIMITS = GateLimits(outstanding=3, per_launch=6)
+LIMITS = GateLimits(outstanding=3, outstanding_per_launch=2, per_launch=6)
 
 
 @pytest.fixture
@@ -195,6 +199,37 @@ def test_a_clock_that_is_set_back_a_little_costs_no_runtime_its_challenge(broker
     assert actor.open(actor.send(evidence).content(), challenge, evidence) == owner.package_key
 
 
+@pytest.mark.parametrize("when", ["before it asks", "before it answers", "before it reports"])
+def test_a_clock_that_steps_back_by_seconds_ends_no_launch_and_dates_nothing_backwards(
+    broker: LocalBroker, owner: Owner, when: str
+) -> None:
+    actor = Actor.enter(owner)
+    issued_us = actor.launch.claims().issued_s * 1_000_000
+    broker.advance(-30 if when == "before it asks" else 0)
+    challenge = actor.challenge()
+    broker.advance(-30 if when == "before it answers" else 0)
+    evidence = actor.sign(actor.claims(challenge))
+    content = actor.send(evidence).content()
+    assert actor.open(content, challenge, evidence) == owner.package_key
+    released_us = jwt.parse(ReleaseMessage.parse(content).ear).claims["iat"] * 1_000_000
+    broker.advance(-30 if when == "before it reports" else 0)
+    reporter = Reporter(actor)
+    reply = reporter.send(reporter.submission())
+    head = CountersignedHead.parse(
+        reply.content(), broker_public=broker.broker_public, evidence_public=actor.evidence.public
+    )
+    assert issued_us <= challenge.issued_us
+    assert issued_us <= released_us <= head.time_us, "what a verifier of the receipt asks"
+
+
+def test_a_clock_that_steps_back_by_more_is_not_believed(broker: LocalBroker, owner: Owner) -> None:
+    actor = Actor.enter(owner)
+    broker.advance(-CLOCK_STEP_S - 2)
+    with pytest.raises(RefusedError) as caught:
+        actor.challenge()
+    assert caught.value.code is Code.TOKEN_EXPIRED
+
+
 def test_a_challenge_does_not_outlive_its_token(broker: LocalBroker, owner: Owner) -> None:
     actor = Actor.enter(owner, owner.launch(lifetime_s=10))
     evidence = actor.sign(actor.claims(actor.challenge()))
@@ -203,15 +238,27 @@ def test_a_challenge_does_not_outlive_its_token(broker: LocalBroker, owner: Owne
 
 
 def test_outstanding_challenges_are_capped_and_expiry_makes_room(broker: LocalBroker, owner: Owner) -> None:
-    actor = Actor.enter(owner)
     for _ in range(LIMITS.outstanding):
-        actor.challenge()
+        Actor.enter(owner).challenge()
     with pytest.raises(RefusedError) as caught:
         Actor.enter(owner).challenge()
     assert caught.value.code is Code.TOO_MANY_CHALLENGES
     assert broker.count("challenges") == LIMITS.outstanding
     broker.advance(LIMITS.challenge_lifetime_us / 1e6 + 1)
     assert Actor.enter(owner).post("/v1/challenge", challenge_request(owner.launch())).status == 200
+
+
+def test_one_launch_cannot_hold_all_challenges_of_its_deployment(owner: Owner) -> None:
+    assert GateLimits().outstanding_per_launch < GateLimits().outstanding
+    greedy = Actor.enter(owner)
+    for _ in range(LIMITS.outstanding_per_launch):
+        challenge = greedy.challenge()
+    with pytest.raises(RefusedError) as caught:
+        greedy.challenge()
+    assert caught.value.code is Code.TOO_MANY_CHALLENGES
+    assert exchange(Actor.enter(owner)) == owner.package_key
+    greedy.send(greedy.sign(greedy.claims(challenge)))
+    greedy.challenge()
 
 
 def test_one_launch_cannot_fill_the_store(owner: Owner) -> None:

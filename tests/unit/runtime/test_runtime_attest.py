@@ -12,7 +12,7 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.runtime import attest
 from glasshouse.runtime.gate import PendingError
 from glasshouse.wire.kdf import sha256
-from simulators.key_release_world import World
+from simulators.key_release_world import NOW_US, World
 
 RELEASE = b"the release"
 AWAY = PeerError(Code.BROKER_UNREACHABLE, "no answer in time")
@@ -89,9 +89,11 @@ def test_a_refusal_is_final() -> None:
     assert len(gate.asked) == 2
 
 
-def attested(world: World, monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[object, Clock]:
-    """Run `attest` over exchanges that end as told: each is one challenge with its evidence."""
-    clock, left = Clock(), list(answers)
+def attested(
+    monkeypatch: pytest.MonkeyPatch, evidence: Sequence[object], *challenges: bytes | GlasshouseError
+) -> tuple[object, Gate, Clock]:
+    """Run `attest` where challenge requests and pieces of evidence are answered as told."""
+    world, clock, left = World(), Clock(), list(evidence)
 
     def once(*_arguments: object) -> object:
         answer = left.pop(0) if len(left) > 1 else left[0]
@@ -100,8 +102,11 @@ def attested(world: World, monkeypatch: pytest.MonkeyPatch, *answers: object) ->
         return answer
 
     monkeypatch.setattr(attest, "_once", once)
-    unused: dict[str, object] = dict.fromkeys(("gate", "launch", "manifest", "evidence_key", "claims", "sent"))
-    return attest.attest(loop=clock, **unused), clock  # type: ignore[arg-type]
+    monkeypatch.setattr(attest, "now_us", lambda: NOW_US)
+    gate, launch = Gate([*challenges, world.challenge.encode()]), world.launch_file()
+    unused: dict[str, object] = dict.fromkeys(("manifest", "evidence_key", "claims", "sent"))
+    found = attest.attest(loop=clock, gate=gate, launch=launch, **unused)  # type: ignore[arg-type]
+    return found, gate, clock
 
 
 USED = RefusedError(Code.NONCE_REPLAYED, "used")
@@ -109,15 +114,25 @@ USED = RefusedError(Code.NONCE_REPLAYED, "used")
 
 def test_evidence_that_a_reader_sent_first_is_made_anew_for_another_challenge(monkeypatch: pytest.MonkeyPatch) -> None:
     swept = RefusedError(Code.NONCE_UNKNOWN, "unknown")
-    found, clock = attested(World(), monkeypatch, USED, swept, USED, RELEASE)
+    found, gate, clock = attested(monkeypatch, [USED, swept, USED, RELEASE])
     assert found == RELEASE
     assert len(clock.naps) == 3
+    assert len(set(gate.asked)) == 4, "a challenge of its own each time"
+
+
+def test_a_challenge_whose_answer_was_lost_is_asked_for_again_in_the_same_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is one challenge then, however many answers get lost: a launch may hold few of them."""
+    found, gate, _ = attested(monkeypatch, [AWAY, RELEASE], AWAY, AWAY, AWAY)
+    assert found == RELEASE
+    assert [gate.asked.count(one) for one in dict.fromkeys(gate.asked)] == [4, 1]
 
 
 @pytest.mark.parametrize("refusal", [USED, RefusedError(Code.MEASUREMENT_UNKNOWN, "no")])
 def test_a_refusal_of_the_exchange_is_final_at_last(monkeypatch: pytest.MonkeyPatch, refusal: RefusedError) -> None:
     with pytest.raises(RefusedError) as caught:
-        attested(World(), monkeypatch, refusal)
+        attested(monkeypatch, [refusal])
     assert caught.value.code is refusal.code
 
 

@@ -29,6 +29,37 @@ def test_what_was_sealed_opens_for_its_recipient(sealed: bytes) -> None:
     assert hpke.seal(SECRET, recipient=ALICE.public, info=INFO) != sealed
 
 
+FIELD = 2**255 - 19
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        (int.from_bytes(ALICE.public[1184:], "little") | 1 << 255).to_bytes(32, "little"),
+        FIELD.to_bytes(32, "little"),
+        (FIELD + 9).to_bytes(32, "little"),
+        bytes(32),
+        (FIELD - 1).to_bytes(32, "little"),
+        hpke._ORDER_8[0].to_bytes(32, "little"),
+        hpke._ORDER_8[1].to_bytes(32, "little"),
+    ],
+    ids=["highest bit", "zero again", "nine again", "zero", "minus one", "order 8", "order 8 too"],
+)
+def test_a_public_key_has_one_encoding_and_something_can_be_sealed_to_it(half: bytes) -> None:
+    """X25519 ignores the highest bit and counts modulo the field: another name of it, another release."""
+    hpke.check_public(ALICE.public)
+    key = ALICE.public[:1184] + half
+    for check in (hpke.check_public, lambda public: hpke.seal(SECRET, recipient=public, info=INFO)):
+        with pytest.raises(FormatError) as caught:
+            check(key)
+        assert caught.value.code is Code.SCHEMA
+
+
+def test_a_public_key_whose_lattice_half_is_beyond_the_modulus_is_none() -> None:
+    with pytest.raises(FormatError):
+        hpke.check_public(b"\xff" * 1152 + ALICE.public[1152:])
+
+
 def test_another_recipient_or_another_context(sealed: bytes) -> None:
     refused(sealed, key=BOB)
     for info in (b"", b"run 8", INFO + b"\x00", INFO[:-1]):
