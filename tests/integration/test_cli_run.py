@@ -177,6 +177,23 @@ def test_a_script_that_fails_is_a_failed_run_with_its_words_sealed(shell: Shell)
     assert shell.ask("verify", "latest").code == ExitCode.RUN_FAILED
 
 
+def test_work_outside_of_the_output_folders_is_named_to_the_owner_and_to_nobody_else(shell: Shell) -> None:
+    (shell.folder / "losing.py").write_text(
+        "open('outputs/kept', 'w').write('x')\nopen('lost-4711.pt', 'w').write('model')"
+    )
+    job = (shell.folder / "quick.toml").read_text().replace('"train.py"', '"losing.py"')
+    (shell.folder / "losing.toml").write_text(job)
+    answer = shell.ask("run", "losing.toml")
+    assert answer.code == ExitCode.DONE
+    assert "1 file, 5 B, written outside of the job's output folders" in answer.out
+    assert "lost-4711.pt" in answer.out
+    found = shell.ask("status", "latest", "--json").object
+    assert found["uncollected"] == {"files": 1, "bytes": 5, "named": ["lost-4711.pt"]}
+    assert "lost-4711.pt" in shell.ask("logs").out
+    folder = shell.home / "runs" / found["run_id"]
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"lost-4711" in path.read_bytes()]
+
+
 def test_an_encrypted_identity_runs_and_its_passphrase_is_in_no_process(tmp_path: Path) -> None:
     shell, passphrase = Shell(tmp_path), "correct horse battery staple"
     (tmp_path / "passphrase").write_text(passphrase)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glasshouse.jobs.finish import Conclusion
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Ended
+    from glasshouse.task.uncollected import Uncollected
     from glasshouse.wire.group import Group
     from glasshouse.wire.hpke import RecipientKey
 
@@ -52,6 +53,7 @@ def say_ended(
         home: the state home that the command was given, for the commands that are proposed.
     """
     from glasshouse.jobs.collect import look_inside
+    from glasshouse.jobs.logs import uncollected
 
     conclusion, problem = ended.conclusion, ""
     opened: list[Opened] = []
@@ -60,11 +62,14 @@ def say_ended(
             opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
         except GlasshouseError as error:
             problem = str(error)
+    lost = None
+    if sealing is not None and owner_signing is not None and ended.record.workload == "script":
+        lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
     # What the job printed is its owner's: a program that wants it asks for it.
     log_hint = None if conclusion.outcome is Outcome.COMPLETED else _log_command(ended, home)
-    output.result(summary(ended.folder, ended.record, ended.seen, conclusion, opened) | {"log_hint": log_hint})
+    output.result(summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost) | {"log_hint": log_hint})
     if not output.as_json:
-        _say(output, ended, opened, problem, home)
+        _say(output, ended, opened, problem, lost, home)
         if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:
             machine = _speaker(ended)
             said = last_words(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
@@ -92,7 +97,14 @@ def _speaker(ended: Ended) -> RunFolder:
     return ended.folder.machines()[ended.conclusion.blamed or 0]
 
 
-def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str, home: Path | None) -> None:
+def _say(
+    output: Output,
+    ended: Ended,
+    opened: Sequence[Opened],
+    problem: str,
+    lost: Uncollected | None,
+    home: Path | None,
+) -> None:
     conclusion, receipt = ended.conclusion, ended.conclusion.receipt
     level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
     outcome = OUTCOME[conclusion.outcome.value]
@@ -106,7 +118,7 @@ def _say(output: Output, ended: Ended, opened: Sequence[Opened], problem: str, h
     if level is not None:
         facts["assurance"] = f"{level}: {ASSURANCE[level]}"
     if receipt is not None:
-        facts |= _facts(receipt, opened, _planned(ended))
+        facts |= _facts(receipt, opened, lost, _planned(ended))
     if ended.record.group is not None:
         facts["ranks"] = _ranks(ended.record.group, conclusion)
     if conclusion.code is Code.HARDENING_MISSING:
@@ -144,7 +156,9 @@ def _planned(ended: Ended) -> int | None:
     return None if work is None or work.total is None or work.done >= work.total else work.total
 
 
-def _facts(receipt: Receipt, opened: Sequence[Opened], planned: int | None) -> dict[str, object]:
+def _facts(
+    receipt: Receipt, opened: Sequence[Opened], lost: Uncollected | None, planned: int | None
+) -> dict[str, object]:
     facts: dict[str, object] = {}
     if receipt.work is not None:
         work = receipt.work
@@ -158,6 +172,8 @@ def _facts(receipt: Receipt, opened: Sequence[Opened], planned: int | None) -> d
     if receipt.trainable is not None:
         facts["trained"] = f"{receipt.trainable:,} parameters"
     facts["outputs"] = _outputs(receipt, opened)
+    if lost is not None:
+        facts["LOST"] = _lost(lost)
     results = [probe.result.value for probe in receipt.zeroization]
     facts["left behind"] = _residue(receipt, results)
     total, imports = receipt.lifecycle_us["total"], receipt.training_imports_us or 0
@@ -179,6 +195,17 @@ def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> str | None:
     ]
     hidden = len(lines) - _SHOWN_OUTPUTS
     return "\n".join(lines[:_SHOWN_OUTPUTS] + ([f"and {hidden} more"] if hidden > 0 else []))
+
+
+def _lost(lost: Uncollected) -> Text:
+    """Return what was written where no output folder is, and what to do about it."""
+    files = "1 file" if lost.files == 1 else f"{lost.files} files"
+    lines = [f"{files}, {bytes_text(lost.bytes)}, written outside of the job's output folders"]
+    lines += [f"  {printable(name, keep='')}" for name in lost.named[:_SHOWN_OUTPUTS]]
+    if lost.files > _SHOWN_OUTPUTS:
+        lines.append(f"  and {lost.files - _SHOWN_OUTPUTS} more")
+    lines.append('name their folders in [params], as in outputs = ["outputs/", "checkpoints/"], and run again')
+    return Text("\n".join(lines), style="bold red")
 
 
 def _residue(receipt: Receipt, results: Sequence[str]) -> Text:

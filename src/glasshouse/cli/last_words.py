@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasshouse.cli.output import printable
-from glasshouse.errors import GlasshouseError
 
 if TYPE_CHECKING:
     from glasshouse.jobs.rundir import RunFolder, RunRecord
@@ -15,8 +14,6 @@ __all__ = ["last_words"]
 
 _LINES = 8
 _LINE_CHARS = 200
-# The last words may stand in the segment before the last; more are not read, a log can be long.
-_SEGMENTS = 3
 
 
 def last_words(
@@ -31,18 +28,12 @@ def last_words(
         sealing: the owner's sealing key.
         owner_signing: the owner's public signing key.
     """
-    from glasshouse.jobs.logs import named_segments, segments
+    from glasshouse.jobs.logs import last_lines
 
-    try:
-        named = named_segments(folder, owner_signing=owner_signing)
-        manifest_sha256 = bytes.fromhex(record.manifest_sha256)
-        found = segments(folder, named.events[-_SEGMENTS:], sealing=sealing, manifest_sha256=manifest_sha256)
-        text = b"".join(one.data for one in found).decode(errors="replace")
-    except GlasshouseError:
-        return [], False
+    found, vouched = last_lines(folder, record, sealing=sealing, owner_signing=owner_signing)
     # What a progress bar drew over is not what stood there at the end.
-    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    return [_shown(line) for line in lines if line][-_LINES:], named.vouched
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in found]
+    return [_shown(line) for line in lines if line][-_LINES:], vouched
 
 
 def _shown(line: str) -> str:

@@ -84,14 +84,14 @@ def _protected(
     given: Path | None,
 ) -> int:
     from glasshouse.cli.closing import say_ended
-    from glasshouse.cli.seal import warn_of_pickles
+    from glasshouse.cli.seal import warn_of_losses
     from glasshouse.cli.view import View
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.rundir import RunFolder
 
     if job is not None:
-        warn_of_pickles(output, job)
+        warn_of_losses(output, job)
     folder, broker = RunFolder.create(place), Embedded(place)
     view = None if output.as_json else View(output.console)
     with _removed_if_unused(folder), runner.settled(folder, broker):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from glasshouse.jobs.jobfile import Job
 
-__all__ = ["command", "progress_of", "warn_of_pickles"]
+__all__ = ["command", "progress_of", "warn_of_losses"]
 
 _BIG_BYTES = 64 << 20
 
@@ -38,7 +38,7 @@ def command(
     output, place = Output(as_json), locate(home)
     job = load(job_file)
     identity = unlock(place, passphrase_file, passphrase_fd)
-    warn_of_pickles(output, job)
+    warn_of_losses(output, job)
     started = time.monotonic()
     sealed = seal(job, out=out, home=place, identity=identity, replace=force, progress=progress_of(output))
     seconds = time.monotonic() - started
@@ -70,12 +70,12 @@ def command(
     )
 
 
-def warn_of_pickles(output: Output, job: Job) -> None:
-    """Say where a script seems to write pickles, before a machine is paid for that refuses them."""
-    from glasshouse.jobs.content import pickle_warnings
+def warn_of_losses(output: Output, job: Job) -> None:
+    """Say what a run of this script would refuse or lose, before a machine is paid for."""
+    from glasshouse.jobs.content import script_warnings
 
-    for line in pickle_warnings(job):
-        output.warn(f"{line}; a run refuses it as an output unless params.allow_pickle = true")
+    for line in script_warnings(job):
+        output.warn(line)
 
 
 def progress_of(output: Output) -> Callable[[int, int], None] | None:

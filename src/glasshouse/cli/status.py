@@ -48,6 +48,7 @@ def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.names import sealing_without_asking
     from glasshouse.jobs.control import concluded
+    from glasshouse.jobs.identity import read_public
     from glasshouse.jobs.rundir import Phase
     from glasshouse.jobs.summary import summary
     from glasshouse.jobs.supervise import Ended
@@ -55,7 +56,8 @@ def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
     if found.record.phase is Phase.ENDED:
         conclusion = concluded(found.folder, place, found.record)
         ended = Ended(folder=found.folder, record=found.record, seen=found.seen, conclusion=conclusion)
-        say_ended(output, ended, sealing=sealing_without_asking(place), home=home)
+        owner_signing = read_public(place.owner_public).signing
+        say_ended(output, ended, sealing=sealing_without_asking(place), owner_signing=owner_signing, home=home)
         return ExitCode.DONE
     output.result(summary(found.folder, found.record, found.seen, None) | _brief(found))
     if not output.as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,13 @@ from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.params import LoraParams, MlpParams, ScriptParams
 from glasshouse.workloads.params import parse as parse_params
-from glasshouse.workloads.pickles import pickle_hints
+from glasshouse.workloads.pickles import parsed_source, pickle_hints
 
-__all__ = ["Content", "content_of", "pickle_warnings"]
+__all__ = ["Content", "content_of", "script_warnings"]
 
 _MAX_SOURCE_BYTES = 1 << 20
+_TEXTS = (".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".yaml", ".yml")
+_OTHER_WAYS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse import task")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,21 +54,48 @@ def content_of(job: Job) -> Content:
     return Content(sources=sources, params=params)
 
 
-def pickle_warnings(job: Job) -> list[str]:
-    """Return one line for each place in a script job that seems to write a pickle, which a run would refuse.
+def script_warnings(job: Job) -> list[str]:
+    """Return one line for each thing in a script job that a run would refuse or lose.
 
     Raises:
         UsageError: as `inputs.gather`, or `source-changed`.
     """
     parsed = parse_params(job.workload, job.params)
-    if not isinstance(parsed, ScriptParams) or parsed.allow_pickle:
+    if not isinstance(parsed, ScriptParams):
         return []
     files: dict[str, bytes] = {}
     for source in gather(job.folder, job.inputs, follow_links=job.follow_links):
-        if source.path.endswith(".py") and source.bytes <= _MAX_SOURCE_BYTES:
+        if source.path.endswith(_TEXTS) and source.bytes <= _MAX_SOURCE_BYTES:
             with source.open() as stream:
                 files[source.path] = stream.read(_MAX_SOURCE_BYTES)
-    return pickle_hints(files)
+    refused = "; a run refuses it as an output unless params.allow_pickle = true"
+    lines = [] if parsed.allow_pickle else [line + refused for line in pickle_hints(files)]
+    said = [argument.encode() for argument in parsed.arguments]
+    texts = [text for name, source in files.items() for text in _texts(name, source)]
+    if not any(word in text for text in (*texts, *said) for word in _ways_out(parsed)):
+        folders = ", ".join(f"{folder}/" for folder in parsed.outputs)
+        lines.append(
+            f"nothing in {parsed.script} or the files beside it mentions an output folder ({folders}): what is written "
+            'elsewhere is lost; write there, or name other folders with outputs = ["…"] in [params]'
+        )
+    return lines
+
+
+def _texts(name: str, source: bytes) -> list[bytes]:
+    """Return what in a file may name a folder or a module: of Python, its texts and imports, and no variable's name."""
+    if not name.endswith(".py"):
+        return [source]
+    tree = parsed_source(source)
+    if tree is None:
+        return [source]
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [text.encode(errors="replace") for text in found]
+
+
+def _ways_out(params: ScriptParams) -> list[bytes]:
+    """Return the words one of which stands in a job that gives anything back."""
+    return [*(folder.encode() for folder in params.outputs), *_OTHER_WAYS]
 
 
 def _check_named(workload: str, params: Mapping[str, Json], names: list[str]) -> None:

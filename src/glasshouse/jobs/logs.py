@@ -18,14 +18,17 @@ from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.follow import Tail
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verify import Status, Verdict, segment_name, verify_bundle, verify_log_in
 from glasshouse.package.outputs import open_output
+from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.hpke import RecipientKey
 
-__all__ = ["Named", "Segment", "named_segments", "segments"]
+__all__ = ["Named", "Segment", "last_lines", "named_segments", "segments", "uncollected"]
 
 _KIND = "log"
+# What a worker writes last may begin in the segment before the last; more are not read, a log can be long.
+_LAST_SEGMENTS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +132,52 @@ def segments(
             raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is named but not there") from None
         with stream:
             yield _segment(stream, number, str(event.body["sealed_sha256"]), folder.run_id, sealing, manifest_sha256)
+
+
+def last_lines(
+    folder: RunFolder, record: RunRecord, *, sealing: RecipientKey, owner_signing: bytes
+) -> tuple[list[str], bool]:
+    """Return the last lines that an ended run's worker wrote, and whether its receipt vouches for them.
+
+    A log that cannot be read, or that its receipt contradicts, has none.
+
+    Args:
+        folder, record: the run.
+        sealing: the owner's sealing key.
+        owner_signing: the owner's public signing key.
+    """
+    try:
+        named = named_segments(folder, owner_signing=owner_signing)
+        manifest_sha256 = bytes.fromhex(record.manifest_sha256)
+        found = segments(folder, named.events[-_LAST_SEGMENTS:], sealing=sealing, manifest_sha256=manifest_sha256)
+        text = b"".join(one.data for one in found).decode(errors="replace")
+    except GlasshouseError:
+        return [], False
+    return text.split("\n"), named.vouched
+
+
+def uncollected(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> Uncollected | None:
+    """Return what a run's scripts wrote outside of their output folders, of all its machines together.
+
+    None also where no receipt vouches for the log, or the log cannot be read.
+
+    Args:
+        folder: the run's, which has ended.
+        sealing, owner_signing: as for `last_lines`.
+    """
+    found: list[Uncollected] = []
+    for machine in folder.machines():
+        lines, vouched = last_lines(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
+        if vouched:  # else the machine's host may have written it
+            # The last such line: a script may have printed one of its own before.
+            found += [one for line in reversed(lines) if (one := Uncollected.parse(line)) is not None][:1]
+    if not found:
+        return None
+    return Uncollected(
+        files=sum(one.files for one in found),
+        bytes=sum(one.bytes for one in found),
+        named=tuple(name for one in found for name in one.named),
+    )
 
 
 def _segment(

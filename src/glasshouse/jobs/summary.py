@@ -15,6 +15,7 @@ from glasshouse.jobs.files import is_there
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
@@ -23,7 +24,12 @@ __all__ = ["missing_checks", "summary"]
 
 
 def summary(
-    folder: RunFolder, record: RunRecord, seen: Seen, conclusion: Conclusion | None, opened: Sequence[Opened] = ()
+    folder: RunFolder,
+    record: RunRecord,
+    seen: Seen,
+    conclusion: Conclusion | None,
+    opened: Sequence[Opened] = (),
+    lost: Uncollected | None = None,
 ) -> dict[str, Any]:
     """Return a run's facts; everything below `outcome` comes from the verified receipt or is null.
 
@@ -32,6 +38,7 @@ def summary(
         seen: what its events said.
         conclusion: how it ended, or None while it has not.
         opened: the outputs as their owner sees them; without them names stay sealed, and are null.
+        lost: what a script wrote outside of its output folders, as its decrypted log reports it.
     """
     receipt = None if conclusion is None else conclusion.receipt
     return {
@@ -49,6 +56,7 @@ def summary(
         "loss": _loss(receipt.loss if receipt else None),
         "trainable": receipt.trainable if receipt else None,
         "outputs": _outputs(receipt, opened),
+        "uncollected": None if lost is None else {"files": lost.files, "bytes": lost.bytes, "named": list(lost.named)},
         "lifecycle_s": {step: _seconds(receipt.lifecycle_us[step] if receipt else None) for step in LIFECYCLE},
         "training_imports_s": _seconds(receipt.training_imports_us if receipt else None),
         "zeroization": _zeroization(receipt),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from glasshouse.errors import Code, RunError, UsageError
-from glasshouse.task import layout, outputs
+from glasshouse.task import layout, outputs, uncollected
 from glasshouse.task.channel import Channel
 from glasshouse.task.inputs import Buffer, Inputs
 from glasshouse.task.result import decimal
@@ -34,7 +35,8 @@ class Task:
         inputs: where inputs come from.
         channel: where messages and outputs go.
         workspace: a directory of this job alone, in memory under a protected leg.
-        output_folder: name of the folder, beside the laid-out inputs, whose files come back at the end.
+        output_folders: names of the folders, beside the laid-out inputs, whose files come back at the end. Of a single
+            one, outputs have the names that they have in it; of several, those names behind the folder's own.
         folders: input and output folder of a script that is tried out by hand, used in place.
         shared: whether the workspace is another process's, which has laid the inputs out and sends the output folder.
     """
@@ -46,7 +48,7 @@ class Task:
         inputs: Inputs,
         channel: Channel,
         workspace: Path,
-        output_folder: str = "outputs",
+        output_folders: Sequence[str] = ("outputs",),
         folders: tuple[Path, Path] | None = None,
         shared: bool = False,
     ) -> None:
@@ -56,7 +58,9 @@ class Task:
         self._workspace = workspace
         self._in_place = folders is not None
         self._shared = shared
-        self._input_dir, self._output_dir = folders or (workspace / "job", workspace / "job" / output_folder)
+        self._input_dir = folders[0] if folders else workspace / "job"
+        self._output_dirs = {"": folders[1]} if folders else _prefixed(self._input_dir, output_folders)
+        self._before: uncollected.Snapshot | None = None
         self._laid_out = self._in_place or shared
         self._saved: set[str] = set()
         self._started = time.monotonic()
@@ -135,16 +139,18 @@ class Task:
     def input_dir(self) -> Path:
         """The folder where all inputs lie as plain files; laid out in the workspace when first asked for."""
         if not self._laid_out:
-            inside = self._output_dir.relative_to(self._input_dir).as_posix()
-            if any(name == inside or name.startswith(inside + "/") for name in self.inputs):
-                raise UsageError(
-                    Code.JOB_INVALID,
-                    f"an input lies in {inside!r}, the folder whose files come back as outputs",
-                    hint='name another folder with outputs = "…" in [params]',
-                )
+            for folder in self._output_dirs.values():
+                inside = folder.relative_to(self._input_dir).as_posix()
+                if any(name == inside or name.startswith(inside + "/") for name in self.inputs):
+                    raise UsageError(
+                        Code.JOB_INVALID,
+                        f"an input lies in {inside!r}, a folder whose files come back as outputs",
+                        hint='name other folders with outputs = ["…"] in [params]',
+                    )
             layout.lay_out(self._inputs, self.inputs, self._input_dir)
             self._input_dir.mkdir(parents=True, exist_ok=True)
             self._laid_out = True
+            self._before = uncollected.snapshot(self._workspace)
         return self._input_dir
 
     def lay_out(self, names: Sequence[str], directory: Path) -> None:
@@ -268,20 +274,26 @@ class Task:
     @property
     def output_dir(self) -> Path:
         """A folder whose files all come back, sealed, when the job ends: for code that writes to paths."""
-        self._output_dir.mkdir(parents=True, exist_ok=True)
-        return self._output_dir
+        for folder in self._output_dirs.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        return next(iter(self._output_dirs.values()))
 
     def close(self) -> None:
-        """Pass on the last progress and everything in the output folder; the worker calls this at the end.
+        """Pass on the last progress and everything in the output folders; the worker calls this at the end.
+
+        What was written elsewhere in the workspace is lost: it is reported in the sealed log.
 
         Raises:
             RunError: `output-refused`, after every other output was passed on.
         """
         if self._last is not None and self._last[0] != self._said:
             self._report(time.monotonic())
+        if self._in_place or self._shared:
+            return
+        self._report_uncollected()
         pickles: list[str] = []
         refused: RunError | None = None
-        for name, path in [] if self._in_place or self._shared else layout.regular_files(self._output_dir):
+        for name, path in self._written():
             with path.open("rb") as content:
                 if not self._allows_pickle and outputs.is_pickle(name, content):
                     pickles.append(name)
@@ -296,6 +308,22 @@ class Task:
         if refused is not None:
             raise refused
 
+    def _written(self) -> Iterator[tuple[str, Path]]:
+        """Yield the files of the output folders, with the names that they have as outputs."""
+        for prefix, folder in self._output_dirs.items():
+            for name, path in layout.regular_files(folder):
+                yield prefix + name, path
+
+    def _report_uncollected(self) -> None:
+        if self._before is None:
+            return
+        outputs = list(self._output_dirs.values())
+        found = uncollected.look(self._workspace, self._before, folder=self._input_dir, outputs=outputs)
+        if found is not None:
+            sys.stdout.flush()
+            sys.stderr.write(f"{found.line()}\n")
+            sys.stderr.flush()
+
     @property
     def last_report(self) -> tuple[int, str, str | None, str | None, int]:
         """What a script said last: done, unit, first and final loss, elapsed microseconds."""
@@ -308,7 +336,7 @@ class Task:
         return self._params.get("allow_pickle") is True
 
     def _scratch(self) -> Path:
-        scratch = self._output_dir if self._in_place else self._workspace
+        scratch = self.output_dir if self._in_place else self._workspace
         scratch.mkdir(parents=True, exist_ok=True)
         return scratch
 
@@ -338,3 +366,9 @@ class Task:
             "bytes": size,
         }
         return self._channel.output(header, content)
+
+
+def _prefixed(inputs: Path, folders: Sequence[str]) -> dict[str, Path]:
+    """Return each output folder by what stands before the names of its files: nothing where there is only one."""
+    alone = len(folders) == 1
+    return {"" if alone else f"{folder.rstrip('/')}/": inputs / folder for folder in folders}

@@ -26,6 +26,9 @@ CONFIGS = ("qwen2-tiny", "qwen2.5-0.5b", "qwen2.5-7b")
 _DEVICES = ("auto", "cpu", "cuda")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[A-Za-z0-9._,\s-]*\])?\s*([<>=!~][^;@]*)?")
+# Parts of a path that are neither `.` nor `..`, and a slash at the end or none.
+_FOLDER = re.compile(r"(?=.{1,100}\Z)(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f\\]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f\\]+)*/?")
+_MAX_FOLDERS = 16
 _MAX_STEPS = 10**9
 _MAX_RESTARTS = 100
 _MAX_SECONDS = 30 * 86400.0
@@ -195,7 +198,7 @@ class ScriptParams:
         script: the input to run, by its name in the package.
         arguments: its command line.
         requirements: distributions that must be installed, as ``name`` or ``name>=1.2,<2``.
-        outputs: folder, relative to the working directory, whose files come back.
+        outputs: folders, relative to the working directory, whose files come back; what is written elsewhere is lost.
         allow_pickle: let outputs be pickles, which run code when they are loaded.
         seed, deterministic, threads: for frameworks that the script imports.
         paced: whether the job is measured.
@@ -207,7 +210,7 @@ class ScriptParams:
     script: str
     arguments: tuple[str, ...]
     requirements: tuple[str, ...]
-    outputs: str
+    outputs: tuple[str, ...]
     seed: int
     deterministic: bool
     threads: int | None
@@ -221,18 +224,19 @@ class ScriptParams:
         for requirement in requirements:
             if not _REQUIREMENT.fullmatch(requirement.strip()):
                 raise invalid("requirements", f"a list of names with versions; {requirement[:60]!r} is not")
-        outputs = table.text("outputs", "outputs", max_chars=100)
-        if (
-            PurePosixPath(outputs).parts != tuple(outputs.split("/"))
-            or outputs.startswith(("/", ".."))
-            or ".." in outputs
+        outputs = table.texts("outputs", ("outputs/",), max_items=_MAX_FOLDERS)
+        if not outputs or not all(_FOLDER.fullmatch(folder) for folder in outputs):
+            raise invalid("outputs", 'a list of folders inside the working directory, such as ["outputs/"]')
+        folders = tuple(folder.rstrip("/") for folder in outputs)
+        if any(a != b and f"{b}/".startswith(f"{a}/") for a in folders for b in folders) or len(set(folders)) < len(
+            folders
         ):
-            raise invalid("outputs", "a folder inside the working directory")
+            raise invalid("outputs", "a list of different folders, none inside another")
         return cls(
             script=table.text("script"),
             arguments=table.texts("arguments"),
             requirements=requirements,
-            outputs=outputs,
+            outputs=folders,
             allow_pickle=table.flag("allow_pickle", False),
             max_restarts=table.integer("max_restarts", 0, low=0, high=_MAX_RESTARTS),
             **_common(table, device=False),

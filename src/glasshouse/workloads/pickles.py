@@ -9,7 +9,7 @@ import ast
 import warnings
 from collections.abc import Iterator, Mapping
 
-__all__ = ["pickle_hints"]
+__all__ = ["parsed_source", "pickle_hints"]
 
 # What each call leaves behind, by its full name.
 _WRITERS = {
@@ -42,12 +42,19 @@ def pickle_hints(files: Mapping[str, bytes | str]) -> list[str]:
     return [hint for name in sorted(files) if name.endswith(".py") for hint in _hints(name, files[name])]
 
 
-def _hints(name: str, source: bytes | str) -> list[str]:
+def parsed_source(source: bytes | str) -> ast.Module | None:
+    """Return the tree of a Python file; None for one that does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about odd escapes in the script
-            tree = ast.parse(source)
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _hints(name: str, source: bytes | str) -> list[str]:
+    tree = parsed_source(source)
+    if tree is None:
         return []
     known = _imported(tree)
     found = sorted((call.lineno, *written) for call in _calls(tree) if (written := _written(call, known)))

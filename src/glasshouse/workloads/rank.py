@@ -96,7 +96,7 @@ def _run(channel: RankChannel) -> Result:
         inputs=inputs,
         channel=channel,
         workspace=Path(workspace),
-        output_folder=params.outputs,
+        output_folders=params.outputs,
         shared=True,
     )
     install(task)

@@ -232,7 +232,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
         inputs=inputs,
         channel=channel,
         workspace=workspace,
-        output_folder=getattr(params, "outputs", "outputs"),
+        output_folders=getattr(params, "outputs", ("outputs",)),
     )
     install(task)
     leg.channel.send({"type": "opened"})

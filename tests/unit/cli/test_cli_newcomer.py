@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,13 @@ from glasshouse.cli.closing import say_ended
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs import control
+from glasshouse.jobs.content import script_warnings
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.jobfile import load
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Ended
+from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
 
@@ -186,6 +190,56 @@ def test_sealing_warns_of_pickles_before_a_machine_is_paid_for(
     job.write_text(JOB.replace("[policy]", "allow_pickle = true\n[policy]"))
     assert cli.run(["seal", str(job), "-o", str(tmp_path / "two.sealed"), *home]) == 0
     assert "pickle" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "warned"),
+    [
+        ("import torch\noutputs = model(x)\n", True),  # the name of a variable is no folder
+        ("open('outputs/a', 'w')\n", False),
+        ("import os\nopen(f'{os.environ[\"GLASSHOUSE_OUTPUTS\"]}/a', 'w')\n", False),
+        ("from glasshouse.task import current\n", False),
+        ("def\n", True),
+    ],
+)
+def test_sealing_warns_where_nothing_mentions_an_output_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, warned: bool
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    warnings = script_warnings(load(job))
+    assert [line for line in warnings if "mentions an output folder (outputs/)" in line] == warnings
+    assert bool(warnings) is warned
+    job.write_text(JOB.replace("[policy]", 'arguments = ["--out", "outputs"]\n[policy]'))
+    assert script_warnings(load(job)) == []
+
+
+def test_work_that_was_lost_is_named_to_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Uncollected(files=30, bytes=5_000_000, named=tuple(f"checkpoints/\x1b[2J{n}" for n in range(20)))
+    world = OwnersWorld(printed=f"at work\n{lost.line()}\n".encode())
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
+    record = replace(folder.load(), workload="script")
+    ended = Ended(folder=folder, record=record, seen=Seen.of(folder.events), conclusion=conclusion)
+    keys = {"sealing": world.owner_hpke, "owner_signing": world.owner.public}
+    output = Output(False)
+    said = people(monkeypatch, output)
+    say_ended(output, ended, **keys)  # type: ignore[arg-type]
+    text = said.getvalue()
+    assert "30 files, 5.0 MB, written outside of the job's output folders" in text
+    assert "checkpoints/\\u001b[2J7\n" in text
+    assert "and 22 more" in text
+    assert 'outputs = ["outputs/", "checkpoints/"]' in text
+    say_ended(Output(True), ended, **keys)  # type: ignore[arg-type]
+    found = json.loads(capsys.readouterr().out)["uncollected"]
+    assert found == {"files": 30, "bytes": 5_000_000, "named": list(lost.named)}
+    # Without the owner's key nothing of it can be said: the names are in the sealed log alone.
+    say_ended(Output(True), ended, sealing=None)
+    assert json.loads(capsys.readouterr().out)["uncollected"] is None
 
 
 def test_a_missed_bar_is_put_down_to_the_machine_and_bytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:

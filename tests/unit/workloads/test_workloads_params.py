@@ -49,8 +49,13 @@ WRONG = [
     ("script", "arguments", [1]),
     ("script", "requirements", ["torch; os_name=='x'"]),
     ("script", "requirements", ["x @ http://evil"]),
-    ("script", "outputs", "../up"),
-    ("script", "outputs", "/abs"),
+    ("script", "outputs", "outputs"),
+    ("script", "outputs", []),
+    ("script", "outputs", ["../up"]),
+    ("script", "outputs", ["a/../b"]),
+    ("script", "outputs", ["/abs"]),
+    ("script", "outputs", ["a", "a"]),
+    ("script", "outputs", ["a\n"]),
     ("script", "allow_pickle", "yes"),
     ("script", "device", "cpu"),
 ]
@@ -160,7 +165,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert isinstance(mlp, MlpParams)
     assert isinstance(script, ScriptParams)
     assert (mlp.epochs, mlp.seconds, mlp.device) == (200, None, "auto")
-    assert (script.outputs, script.allow_pickle) == ("outputs", False)
+    assert (script.outputs, script.allow_pickle) == (("outputs",), False)
 
 
 def test_a_target_in_seconds_leaves_the_steps_open() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire import frames
 from glasshouse.workloads.worker import ready_frame
 from tools.fake_agent import Ended, FakeAgent, run_raw
@@ -237,9 +238,49 @@ if len(sys.argv) > 1:
 
 def test_the_job_file_may_allow_pickles_and_name_the_output_folder(tmp_path: Path) -> None:
     source = "import pickle\npickle.dump({}, open('results/a.pkl', 'wb'))"
-    ended = run(tmp_path, source, allow_pickle=True, outputs="results")
+    ended = run(tmp_path, source, allow_pickle=True, outputs=["results/"])
     assert ended.exit_code == 0, ended.log
     assert list(ended.outputs) == ["a.pkl"]
+
+
+def test_of_several_output_folders_each_file_comes_back_under_its_folders_name(tmp_path: Path) -> None:
+    source = "open('outputs/a.txt', 'w').write('a'); open('runs/best/b.txt', 'w').write('b')"
+    ended = run(tmp_path, source, outputs=["outputs/", "runs/best"])
+    assert ended.outputs == {"outputs/a.txt": b"a", "runs/best/b.txt": b"b"}, ended.log
+    assert ended.log == ""
+
+
+LOSING = """
+import os, pathlib, tempfile
+from pathlib import Path
+Path("outputs/kept.txt").write_text("kept")
+Path("model.safetensors").write_bytes(bytes(1000))
+Path("checkpoints").mkdir()
+for step in range(30):
+    Path(f"checkpoints/{step:02}").write_text("x")
+Path("data.csv").write_text("changed")
+Path.home().joinpath("lightning_logs").mkdir()
+Path.home().joinpath("lightning_logs/version_0").write_text("log")
+tempfile.NamedTemporaryFile(delete=False).write(b"nobody's result")
+os.symlink("/etc/hostname", "link")
+"""
+
+
+@pytest.mark.parametrize("end", ["", "1 / 0", "os._exit(0)"], ids=["finishes", "fails", "leaves"])
+def test_work_outside_of_the_output_folders_is_counted_and_named_in_the_log(tmp_path: Path, end: str) -> None:
+    ended = run(tmp_path, LOSING + end, files={"data.csv": b"patients", "read.csv": b"only read"})
+    assert ended.outputs == {"kept.txt": b"kept"}
+    found = [one for line in ended.log.splitlines() if (one := Uncollected.parse(line)) is not None]
+    assert [(one.files, one.bytes) for one in found] == [(33, 1000 + 30 + len("changed") + len("log"))]
+    assert len(found[0].named) == 20  # bounded
+    assert found[0].named[0] == "checkpoints/00"
+    # Nothing of it stands in what the agent, and so the host, is told.
+    assert not any("checkpoints" in str(message) or "lost" in str(message) for message in ended.messages)
+
+
+def test_a_script_that_only_writes_where_it_should_hears_nothing(tmp_path: Path) -> None:
+    ended = run(tmp_path, "open('outputs/a', 'w').write('a')", files={"data.csv": b"patients"})
+    assert ended.log == ""
 
 
 def test_threads_and_exit_handlers_finish_before_the_outputs_leave(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""What a script wrote outside of its output folders: looked for at its end, and reported in its sealed log.
+
+The names are the owner's secret, so they go no other way: the owner's side reads them from the decrypted log.
+Law: ``Uncollected.parse(found.line()) == found``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Uncollected", "look", "snapshot"]
+
+_PREFIX = "glasshouse: written outside of the output folders, and lost: "
+_MAX_NAMES = 20
+_MAX_NAME_CHARS = 200
+# At the top of the workspace: temporary files, caches and a model's settings, none of which is anybody's result.
+_OURS = frozenset({"cache", "model", "tmp"})
+
+Snapshot = Mapping[str, tuple[int, int, int]]
+"""Inode, size and time of change of each file, by its path below the workspace."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uncollected:
+    """Files that no output folder holds.
+
+    Attributes:
+        files, bytes: how many, and how large together.
+        named: the first of them, by their paths below the script's working directory.
+    """
+
+    files: int
+    bytes: int
+    named: tuple[str, ...]
+
+    def line(self) -> str:
+        """Return the line of the sealed log."""
+        facts = {"bytes": self.bytes, "files": self.files, "named": list(self.named)}
+        return _PREFIX + json.dumps(facts, sort_keys=True)
+
+    @classmethod
+    def parse(cls, line: str) -> Uncollected | None:
+        """Return what a line of a log reports; None for any other line."""
+        if not line.startswith(_PREFIX):
+            return None
+        try:
+            facts = json.loads(line[len(_PREFIX) :])
+            files, size, named = facts["files"], facts["bytes"], facts["named"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            return None
+        if not all(isinstance(count, int) and count >= 0 for count in (files, size)):
+            return None
+        return cls(files=files, bytes=size, named=tuple(named))
+
+
+def snapshot(workspace: Path) -> Snapshot:
+    """Return the files of a workspace as they are before a script begins."""
+    return dict(_files(workspace))
+
+
+def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[Path]) -> Uncollected | None:
+    """Return what was written since `before` and lies in none of the output folders.
+
+    Args:
+        workspace: the folder to look through.
+        before: as it was.
+        folder: the script's working directory, which names are given from.
+        outputs: the folders whose files come back.
+    """
+    collected = tuple(f"{path.relative_to(workspace).as_posix()}/" for path in outputs)
+    new = [
+        (name, state[1])
+        for name, state in _files(workspace)
+        if before.get(name) != state and not name.startswith(collected)
+    ]
+    if not new:
+        return None
+    shown = [os.path.relpath(workspace / name, folder)[:_MAX_NAME_CHARS] for name, _ in new[:_MAX_NAMES]]
+    return Uncollected(files=len(new), bytes=sum(size for _, size in new), named=tuple(shown))
+
+
+def _files(workspace: Path, below: str = "") -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Yield each regular file that may be somebody's result, in the order of names; links are not followed."""
+    try:
+        entries = sorted(os.scandir(workspace / below), key=lambda entry: entry.name)
+    except OSError:
+        return  # taken away, or closed to reading, by the script itself
+    for entry in entries:
+        if entry.name == "__pycache__" or (not below and (entry.name in _OURS or entry.name.startswith("."))):
+            continue
+        name = f"{below}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(workspace, f"{name}/")
+        elif entry.is_file(follow_symlinks=False):
+            found = entry.stat(follow_symlinks=False)
+            yield name, (found.st_ino, found.st_size, found.st_mtime_ns)

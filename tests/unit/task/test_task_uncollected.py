@@ -1,0 +1,50 @@
+"""The one line that tells the owner what was lost: it says what was found, and nothing else reads like it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from glasshouse.task import uncollected
+from glasshouse.task.uncollected import Uncollected
+
+
+def test_a_line_says_what_was_found() -> None:
+    found = Uncollected(files=2, bytes=7, named=("a b.pt", 'odd\n"name', "\udcff"))
+    assert Uncollected.parse(found.line()) == found
+    assert "\n" not in found.line()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "loss 0.3",
+        "glasshouse: written outside of the output folders, and lost: ",
+        "glasshouse: written outside of the output folders, and lost: {}",
+        "glasshouse: written outside of the output folders, and lost: []",
+        'glasshouse: written outside of the output folders, and lost: {"bytes": -1, "files": 1, "named": []}',
+        'glasshouse: written outside of the output folders, and lost: {"bytes": 1, "files": 1, "named": [1]}',
+    ],
+)
+def test_any_other_line_says_nothing(line: str) -> None:
+    assert Uncollected.parse(line) is None
+
+
+def test_caches_and_what_lay_there_before_are_nobodys_result(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    for folder in (job, tmp_path / "cache", tmp_path / "tmp", tmp_path / ".config", job / "__pycache__", job / "out"):
+        folder.mkdir()
+    (job / "input.csv").write_text("as it was")
+    before = uncollected.snapshot(tmp_path)
+    for name in ("cache/c", "tmp/t", ".config/s", "job/__pycache__/p", "job/out/result"):
+        (tmp_path / name).write_text("x")
+    os.mkfifo(job / "pipe")
+    (job / "link").symlink_to("/etc/hostname")
+    look = lambda: uncollected.look(tmp_path, before, folder=job, outputs=[job / "out"])  # noqa: E731
+    assert look() is None
+    (job / "outside").write_text("12345")
+    (tmp_path / "home.txt").write_text("1")
+    assert look() == Uncollected(files=2, bytes=6, named=("../home.txt", "outside"))
