@@ -282,13 +282,14 @@ def _observe(
     targets = spec["targets"]
     if not isinstance(targets, dict):
         raise TypeError("targets")
+    read = _texts(spec, "read")
+    ways_out, complete = outside.ways_out(read, private_root=base == private_root.BASE)
+    notes += [] if complete else ["shown-searched-in-part"]
     tried = {
         "debug-env-clean": trials.environment(names),
-        "egress-closed": trials.egress(kernel, targets, loopback="loopback" in notes),
+        "egress-closed": trials.egress(kernel, targets, loopback="loopback" in notes) + ways_out,
         "landlock": trials.files(base, [str(targets["file"])]),
-        "metadata-closed": outside.metadata(
-            kernel, package=package, paths=_texts(spec, "read") + _texts(spec, "devices")
-        ),
+        "metadata-closed": outside.metadata(kernel, package=package, paths=read + _texts(spec, "devices")),
         "preload-clean": trials.libraries(kernel, names),
         "seccomp-filter": trials.system_calls(kernel),
     }

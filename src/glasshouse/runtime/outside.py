@@ -1,4 +1,4 @@
-"""What the launcher tries on the files that the worker can reach outside of its workspace; see `trials`.
+"""What the launcher tries on all that the worker can see outside of its workspace; see `trials`.
 
 Bits of plaintext can be left in the times, mode or attributes of a file that cannot be written to. Whether a call did
 something is read back: an answer alone would prove nothing. All of it is tried with the values that are there already.
@@ -6,14 +6,16 @@ something is read back: an answer alone would prove nothing. All of it is tried 
 
 from __future__ import annotations
 
+import _socket
 import ctypes
+import errno
 import os
 import stat
 
-from glasshouse.runtime import read_only
+from glasshouse.runtime import read_only, shown
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["metadata"]
+__all__ = ["metadata", "ways_out"]
 
 _XATTR = "user.glasshouse-trial"
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
@@ -39,6 +41,49 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
         if read_only.kind(kernel, package) is None:
             found.add("package-descriptor")
     return sorted(found)
+
+
+def ways_out(paths: list[str], *, private_root: bool) -> tuple[list[str], bool]:
+    """Look for sockets of the machine and for an owner's state beneath what is shown, and for other processes' roots.
+
+    Args:
+        paths: what the worker is shown.
+        private_root: whether names lead only to what is shown.
+
+    Returns:
+        what was found that it can reach, in small words; and whether there was no more to look at. Where it was found
+        goes to the log, which only the owner reads.
+    """
+    found, complete = shown.search([path for path in paths if not os.path.islink(path)])  # noqa: PTH114
+    reached = [(kind, path) for kind, path in found if kind != "socket" or _is_there(path)]
+    if private_root:
+        names = [name for name in os.listdir("/proc") if name.isdigit() and _stranger(name)]  # noqa: PTH208
+        reached += [("process", f"/proc/{name}/root") for name in names]
+    for kind, path in reached:
+        os.write(2, f"launcher: the worker would see a {kind}: {path}\n".encode())
+    return sorted({f"shown-{kind}" for kind, _ in reached}), complete
+
+
+def _is_there(path: str) -> bool:
+    """Return whether a socket can be called; one at which nothing listens now may have a listener later."""
+    for kind in (_socket.SOCK_STREAM, _socket.SOCK_DGRAM, _socket.SOCK_SEQPACKET):
+        caller = _socket.socket(_socket.AF_UNIX, kind)
+        try:
+            caller.connect(path)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES):
+                return False
+        finally:
+            caller.close()
+    return True
+
+
+def _stranger(pid: str) -> bool:
+    """Return whether the root of a process outside of this sandbox is open to this one."""
+    try:
+        return not os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))  # noqa: PTH116
+    except OSError:
+        return False
 
 
 def _left_on(kernel: Kernel, descriptor: int) -> list[str]:

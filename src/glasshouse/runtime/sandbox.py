@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
-from glasshouse.runtime import named_directory, read_only
+from glasshouse.runtime import named_directory, read_only, shown
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
@@ -56,6 +56,7 @@ class SandboxSpec:
             the report has the note `loopback` where they may.
         environment: names and values added to the minimal environment.
         pycache_prefix: an empty private directory for the launcher's own interpreter.
+        hidden: what may lie beneath none of `read_paths`: the run's own folder.
         package: descriptor of the sealed package, of which the worker is handed a view that reaches no disk.
     """
 
@@ -68,6 +69,7 @@ class SandboxSpec:
     egress: tuple[str, ...] = ()
     loopback: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
     package: int | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +78,13 @@ class SandboxSpec:
         for path in (*self.read_paths, *self.device_paths):
             if os.path.normpath(path) != path or not path.startswith("/") or path in NEVER_SHOWN:
                 raise ValueError(f"a sandbox cannot show {path!r}")
+        shown = tuple({os.path.realpath(path) + "/" for path in self.read_paths})
+        if any((os.path.realpath(path) + "/").startswith(shown) for path in self.hidden):
+            raise PlatformError(
+                Code.PLATFORM,
+                "the run's folder lies beneath what the worker is shown: the interpreter's folder or a Python package",
+                hint="keep the state home out of packages and environments (--home, GLASSHOUSE_HOME)",
+            )
         if set(self.egress) - {GROUP_EGRESS}:
             # Landlock knows ports but no peers, and nothing for datagrams: a list could not be kept.
             raise PlatformError(
@@ -284,8 +293,14 @@ def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = Non
             pid; by default a new interpreter.
 
     Raises:
-        PlatformError: `platform-unsupported`: this machine starts no process.
+        PlatformError: `platform-unsupported`: this machine starts no process, or something listens where it would see.
     """
+    if shown.bound_beneath(kernel, spec.read_paths):
+        raise PlatformError(
+            Code.PLATFORM,
+            "another process of this machine listens at a socket beneath a folder that the worker is shown",
+            hint="nothing may listen beneath the interpreter's folder or a Python package; see: ss -xl",
+        )
     named_directory.sweep(kernel)
     private = named_directory.make(kernel)
     controls = Controls(private)

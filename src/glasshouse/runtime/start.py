@@ -111,6 +111,7 @@ def _specification(options: Options, workload: str, egress: tuple[str, ...], pac
         device_paths=sandbox.default_devices(),
         egress=egress,
         loopback=options.ranks is not None,
+        hidden=(options.out,),
         package=package,
     )
 

@@ -1,7 +1,7 @@
 """What of this machine a worker needs to see, and what it may take over from the agent's environment."""
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
-# ruff: noqa: PTH110, PTH112, PTH111, PTH118, PTH120, PTH208
+# ruff: noqa: PTH110, PTH112, PTH113, PTH119, PTH111, PTH118, PTH120, PTH208
 from __future__ import annotations
 
 import os
@@ -13,9 +13,16 @@ NEVER_SHOWN = ("/", "/home", "/root", "/tmp", "/var", "/proc", "/sys", "/dev", "
 
 _SYSTEM_PATHS = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
 _SYSTEM_FILES = (
-    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/ssl",
-    "/sys/devices/system/cpu", "/sys/devices/system/node",
+    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
+    "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/sys/devices/system/cpu", "/sys/devices/system/node",
 )  # fmt: skip
+# Of an interpreter's or environment's folder, which may be a project's folder too: programs, libraries, headers, and
+# what the toolkits that conda installs there need.
+_OF_A_PREFIX = (
+    "bin", "compiler_compat", "include", "lib", "lib32", "lib64", "libexec", "nvvm", "pyvenv.cfg", "share", "ssl",
+    "targets",
+)  # fmt: skip
+_SITES = ("dist-packages", "site-packages")
 _GPU_PATHS = ("/sys/bus/pci", "/sys/class/drm", "/sys/devices", "/sys/module")
 _DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
 
@@ -28,17 +35,48 @@ _ENVIRONMENT = (
 
 
 def default_read_paths() -> tuple[str, ...]:
-    """Return what this interpreter, its packages and the system's libraries need, and downloaded public models."""
-    found = {*_SYSTEM_PATHS, *_SYSTEM_FILES}
-    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    program = os.path.dirname(os.path.realpath(sys.executable))
-    for path in (sys.prefix, sys.base_prefix, sys.exec_prefix, program, source):
-        found |= {os.path.normpath(path), os.path.realpath(path)}
-    found |= {os.path.normpath(path) for path in sys.path if path.startswith("/")}
+    """Return what this interpreter, its packages and the system's libraries need, and downloaded public models.
+
+    Of a folder that is on the search path by a line of a `.pth` file, which for an editable install is a whole project,
+    only the packages and modules are shown that an import finds there.
+    """
+    found = {*_SYSTEM_PATHS, *_SYSTEM_FILES, os.path.dirname(os.path.dirname(os.path.realpath(__file__)))}
+    for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}:
+        for place in {os.path.normpath(prefix), os.path.realpath(prefix)}:
+            found |= {f"{place}/{name}" for name in (*_OF_A_PREFIX, f"{os.uname().machine}-conda-linux-gnu")}
+    found |= {os.path.normpath(sys.executable), os.path.realpath(sys.executable)}
+    for path in sys.path:
+        if path.startswith("/"):
+            found |= _importable(os.path.normpath(path))
+    for module in [module for name, module in sys.modules.items() if name.startswith("__editable__")]:
+        # How setuptools maps names of an editable install whose packages lie apart.
+        found |= {str(path) for path in getattr(module, "MAPPING", {}).values()}
     found.add(_hub_cache())
     if _gpu_nodes():
         found |= set(_GPU_PATHS)
     return tuple(sorted(path for path in found if path not in NEVER_SHOWN and os.path.exists(path)))
+
+
+def _importable(path: str) -> set[str]:
+    """Return what an entry of the search path must show, so that imports find there what they found before."""
+    library = os.path.dirname(os.__file__)
+    if os.path.basename(path) in _SITES or os.path.isfile(path) or f"{path}/".startswith(f"{library}/"):
+        return {path}
+    found = set()
+    try:
+        entries = list(os.scandir(path))
+    except OSError:
+        return set()
+    for entry in entries:
+        if entry.is_file():
+            found |= {entry.path} if entry.name.endswith((".py", ".so")) else set()
+        elif entry.name.isidentifier() and os.path.isfile(f"{entry.path}/__init__.py"):
+            found.add(entry.path)
+        elif entry.name.isidentifier() and entry.is_dir():
+            # Perhaps a namespace: its packages, and nothing beside them.
+            names = os.listdir(entry.path) if os.access(entry.path, os.R_OK) else []
+            found |= {f"{entry.path}/{name}" for name in names if os.path.isfile(f"{entry.path}/{name}/__init__.py")}
+    return found
 
 
 def default_devices() -> tuple[str, ...]:
