@@ -38,6 +38,7 @@ _COMMANDS = (
 _HELP_PRINTED = "NoArgsIsHelpError"
 _GROUPS = (
     ("identity", "the owner's identity: show, export, restore"),
+    ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
     ("bench", "measure"),
 )

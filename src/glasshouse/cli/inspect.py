@@ -21,14 +21,17 @@ def command(
 ) -> None:
     from glasshouse.jobs.files import is_file
     from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import OwnerPublic, read_public
+    from glasshouse.jobs.identity import OwnerPublic
+    from glasshouse.jobs.owners import Anchor, recognise
     from glasshouse.jobs.run import public_part
     from glasshouse.wire.hpke import recipient_id
 
     output, place = Output(as_json), Home.locate(home)
     manifest, _envelope = public_part(package)
     owner = OwnerPublic(signing=manifest.owner_signing, sealing=manifest.owner_sealing)
-    mine = read_public(place.owner_public) == owner if is_file(place.owner_public) else None
+    trust = recognise(place, owner)
+    mine = trust.anchor is Anchor.YOURS if is_file(place.owner_public) else None
+    whose = {Anchor.YOURS: " (you)", Anchor.KNOWN: f" ({trust.name})"}.get(trust.anchor, " (not known here)")
     key_here = is_file(place.keys / f"{manifest.package_id}.json")
     recipients = [recipient_id(public) for public in manifest.recipients]
     size = package.stat().st_size
@@ -37,7 +40,7 @@ def command(
             "path": str(package),
             "package": {"id": manifest.package_id, "manifest_sha256": manifest.sha256.hex()},
             "signature": "valid",
-            "owner": {"fingerprint": owner.fingerprint, "is_you": mine},
+            "owner": {"fingerprint": owner.fingerprint, "is_you": mine, "trust": trust.to_json()},
             "workload": manifest.workload,
             "suite": manifest.suite.value,
             "chunk_bytes": manifest.chunk_bytes,
@@ -53,7 +56,7 @@ def command(
         {
             "package": manifest.package_id,
             "manifest": manifest.sha256.hex(),
-            "signature": f"holds, by owner {owner.fingerprint}" + {True: " (you)", False: " (not you)", None: ""}[mine],
+            "signature": f"holds, by owner {owner.fingerprint}{whose}",
             "workload": manifest.workload,
             "cipher": f"{manifest.suite.value}, chunks of {bytes_text(manifest.chunk_bytes)}",
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}",
@@ -63,3 +66,5 @@ def command(
             "key": "in your key store" if key_here else "not in this key store",
         }
     )
+    if trust.warning:
+        output.say(trust.warning, style="bold yellow")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,10 +21,12 @@ from glasshouse.errors import (
 )
 
 if TYPE_CHECKING:
+    from glasshouse.bench.overhead.verdict import MeasurementVerdict
     from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import OwnerPublic
+    from glasshouse.jobs.owners import Trust
     from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.verdict import Verdict
+    from glasshouse.jobs.verdict import AnyVerdict, Verdict
+    from glasshouse.jobs.verify_group import GroupVerdict
 
 __all__ = ["command"]
 
@@ -39,7 +41,11 @@ def command(
         ),
     ],
     owner: Annotated[
-        Path | None, typer.Option("--owner", metavar="FILE", help="The owner's owner.pub; yours by default.")
+        str | None,
+        typer.Option("--owner", metavar="NAME|FILE", help="A known owner or an owner.pub; by default whose it is."),
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option("--fingerprint", metavar="HEX", help="That the owner's key must have.")
     ] = None,
     content: Annotated[bool, typer.Option("--content", help="Open a package's content too.")] = False,
     passphrase_file: PassphraseFile = None,
@@ -47,18 +53,17 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
-    from glasshouse.jobs.files import is_file
     from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import read_public
+    from glasshouse.jobs.owners import trusted_owner
     from glasshouse.jobs.verify import Verdict, kind_of, verify_file, verify_sealed_in
 
     output, place = Output(as_json), Home.locate(home)
     path, run, whole = _path(what, place)
-    if owner is None and not is_file(place.owner_public):
-        raise UsageError(Code.IDENTITY, "whose receipt is it?", hint="name the owner's public file: --owner owner.pub")
-    public = read_public(owner or place.owner_public)
-    if (folder := _measurement(path)) is not None:
-        return _measured(folder, public, output, came_along=owner is not None and _is_in(owner, folder))
+    folder = _measurement(path)
+    trust = trusted_owner(place, folder / _STATEMENT if folder else path, named=owner, fingerprint=fingerprint)
+    public = trust.owner
+    if folder is not None:
+        return _measured(folder, trust, output)
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
     try:
         # Of a run everything must be there; a receipt may travel alone.
@@ -69,33 +74,34 @@ def command(
         raise _said(error, path, kind_of(path)) from None
     # The token says whether there are others: that their folders are not there does not make this the whole run.
     if isinstance(verdict, Verdict) and run is not None and verdict.machines > 1:
-        return _machines(run, verdict, public, output)
-    output.result({"path": str(path), "owner": public.fingerprint} | verdict.to_json())
+        return _machines(run, verdict, trust, output)
+    output.result(_object(path, trust, verdict))
     if isinstance(verdict, Verdict):
         output.say(f"From owner {public.fingerprint} to the end of the run:", style="dim")
         _links(output, [(name, says or "missing", says is not None) for name, says in verdict.links])
-    output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    _say(output, trust, verdict)
     if isinstance(verdict, Verdict):
         _looked_at(output, verdict)
     output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
     return verdict.exit_code
 
 
-def _machines(run: RunFolder, first: Verdict, public: OwnerPublic, output: Output) -> int:
+def _machines(run: RunFolder, first: Verdict, trust: Trust, output: Output) -> int:
     """Verify the other machines of a group too, and that all their receipts are of one group."""
     from glasshouse.jobs.verify_group import verify_group
 
+    public = trust.owner
     try:
         verdict = verify_group(run, first, owner=public)
     except (FormatError, PackageError, VerificationError) as error:
         raise _said(error, run.path, "run") from None
-    output.result({"path": str(run.path), "owner": public.fingerprint} | verdict.to_json())
+    output.result(_object(run.path, trust, verdict))
     for machine, one in enumerate(verdict.machines):
         output.say(f"From owner {public.fingerprint} to the end of the run on machine {machine}:", style="dim")
         _links(output, [(name, says or "missing", says is not None) for name, says in one.links])
         output.say(one.sentence, style="bold green" if one.exit_code is ExitCode.DONE else "bold yellow")
         _looked_at(output, one)
-    output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    _say(output, trust, verdict)
     output.facts({"folder": run.path})
     return verdict.exit_code
 
@@ -109,14 +115,20 @@ def _measurement(path: Path) -> Path | None:
     return path.parent if path.name == _STATEMENT and is_there(path) else None
 
 
-def _is_in(path: Path, folder: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # a link that leads to itself
-        return False
+def _object(path: Path, trust: Trust, verdict: AnyVerdict | GroupVerdict | MeasurementVerdict) -> dict[str, Any]:
+    """Return what a program gets: the verdict, and whose key it rests on."""
+    return {"path": str(path), "owner": trust.owner.fingerprint, "owner_trust": trust.to_json()} | verdict.to_json()
 
 
-def _measured(folder: Path, public: OwnerPublic, output: Output, *, came_along: bool) -> int:
+def _say(output: Output, trust: Trust, verdict: AnyVerdict | GroupVerdict | MeasurementVerdict) -> None:
+    """Say the verdict; one under a key that nothing stands behind never looks like one under a known owner's."""
+    good = verdict.exit_code is ExitCode.DONE and trust.known
+    output.say(verdict.sentence, style="bold green" if good else "bold yellow")
+    if trust.warning:
+        output.say(trust.warning, style="bold yellow")
+
+
+def _measured(folder: Path, trust: Trust, output: Output) -> int:
     from glasshouse.jobs.files import is_there
 
     try:
@@ -128,22 +140,16 @@ def _measured(folder: Path, public: OwnerPublic, output: Output, *, came_along: 
             hint="python -m pip install 'glasshouse[bench]'",
         ) from None
     try:
-        verdict = verify_measurement(folder, owner=public)
+        verdict = verify_measurement(folder, owner=trust.owner)
     except VerificationError as error:
         raise _said(error, folder, "measurement") from None
-    output.result({"path": str(folder), "owner": public.fingerprint} | verdict.to_json())
+    output.result(_object(folder, trust, verdict))
     output.say("From the owner's signature to every number:", style="dim")
     _links(output, verdict.links)
-    output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    _say(output, trust, verdict)
     if is_there(folder / _REPORT):
         output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
-    if came_along:
-        # Whoever forges a measurement can lay their own key beside it.
-        output.say(
-            "The owner's key came with the measurement: compare its fingerprint with one that you have from them.",
-            style="bold yellow",
-        )
-    output.facts({"folder": folder, "owner": public.fingerprint})
+    output.facts({"folder": folder, "owner": trust.owner.fingerprint})
     return verdict.exit_code
 
 

@@ -5,6 +5,7 @@
   owner.pub             public: signing and sealing key, one fingerprint
   owner.key             private, 0600; encrypted when the owner gave a passphrase
   keys/ID.json          package keys, sealed to the owner
+  owners/NAME.pub       owners of others that are known here
   packages/ID.json      labels and deployment settings of packages
   runs/ID/              one folder per run
   broker/               the embedded broker's data, its sockets and its lock
@@ -68,6 +69,10 @@ class Home:
     @property
     def keys(self) -> Path:
         return self.path / "keys"
+
+    @property
+    def owners(self) -> Path:
+        return self.path / "owners"
 
     @property
     def packages(self) -> Path:
