@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,11 @@ if _HERE not in sys.path:
 # The same examples on every machine, no matter how slow it is, and no database in the working tree.
 settings.register_profile("glasshouse", deadline=None, derandomize=True, database=None)
 settings.load_profile("glasshouse")
+
+# Identities that tests make never reach the data folder of the user who runs them; commands under test inherit it.
+_DATA = tempfile.mkdtemp(prefix="glasshouse-tests-")
+atexit.register(shutil.rmtree, _DATA, ignore_errors=True)
+os.environ["XDG_DATA_HOME"] = _DATA
 
 # A suite that runs in the background, or under nohup, inherits that Ctrl-C or a hang-up is ignored; every command under
 # test would inherit it too.

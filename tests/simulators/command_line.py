@@ -77,6 +77,10 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / ".glasshouse"
+        # Everything in one place: the folder is gone with the test.
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("GLASSHOUSE")} | {
+            "GLASSHOUSE_HOME": str(self.home)
+        }
         (folder / "train.py").write_text(SCRIPT)
         (folder / "rows.csv").write_text("\n".join(f"{CANARY},{number}" for number in range(500)))
 
@@ -91,7 +95,7 @@ class Shell:
         return subprocess.Popen(
             [sys.executable, "-m", "glasshouse.cli", *arguments],
             cwd=self.folder,
-            env={key: value for key, value in os.environ.items() if not key.startswith("GLASSHOUSE")},
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

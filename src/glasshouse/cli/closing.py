@@ -42,6 +42,7 @@ def say_ended(
     sealing: RecipientKey | None,
     owner_signing: bytes | None = None,
     home: Path | None = None,
+    left_out: Sequence[str] | None = None,
 ) -> int:
     """Print a run's end and return the exit code.
 
@@ -51,6 +52,7 @@ def say_ended(
         sealing: opens the outputs' names; without it they stay sealed.
         owner_signing: the owner's public signing key; with it and `sealing` a failed run's last words are shown.
         home: the state home that the command was given, for the commands that are proposed.
+        left_out: what of the inputs' folders was not packed, where this command packed them; None where it did not.
     """
     from glasshouse.jobs.collect import look_inside
     from glasshouse.jobs.logs import uncollected
@@ -67,7 +69,8 @@ def say_ended(
         lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
     # What the job printed is its owner's: a program that wants it asks for it.
     log_hint = None if conclusion.outcome is Outcome.COMPLETED else _log_command(ended, home)
-    output.result(summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost) | {"log_hint": log_hint})
+    told = summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost)
+    output.result(told | {"log_hint": log_hint, "left_out": None if left_out is None else list(left_out)})
     if not output.as_json:
         _say(output, ended, opened, problem, lost, home)
         if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:

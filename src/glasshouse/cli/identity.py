@@ -1,4 +1,4 @@
-"""`glasshouse identity show|export|restore`."""
+"""`glasshouse identity show|export|restore|move`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from glasshouse.cli.options import (
     PassphraseFile,
     ask_new_passphrase,
     locate,
+    mention_old,
     read_passphrase,
     unlock,
 )
@@ -33,6 +34,7 @@ def show(home: HomeOption = None, as_json: Json = False) -> None:
     from glasshouse.wire.signing import key_id
 
     output, place = Output(as_json), locate(home)
+    mention_old(output, place)
     owner = read_public(place.owner_public)
     here = is_there(place.owner_private)
     facts = {
@@ -110,3 +112,29 @@ def restore(
         }
     )
     output.say(f"{identity.public.fingerprint} is restored in {place.path}.")
+
+
+@group.command("move", help="Move keys and broker out of a project's .glasshouse, where earlier versions kept them.")
+def move(
+    source: Annotated[Path, typer.Argument(metavar="[DIR]", help="The old home; its runs stay where they are.")] = Path(
+        ".glasshouse"
+    ),
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.relocate import relocate
+
+    output, place = Output(as_json), Home.locate(home)
+    moved = relocate(source.absolute(), place)
+    output.result(
+        {
+            "home": str(place.path),
+            "fingerprint": moved.fingerprint,
+            "files": moved.files,
+            "kept": [str(path) for path in moved.kept],
+        }
+    )
+    output.say(f"The identity {moved.fingerprint} and {moved.files} file(s) of its home are now in {place.path}.")
+    for path in moved.kept:
+        output.warn(f"{path} stays: {place.path} has another file of that name")

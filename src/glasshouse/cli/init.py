@@ -24,7 +24,9 @@ def command(
 
     output, at = Output(as_json), again(home)
     wanted = passphrase or passphrase_file is not None or passphrase_fd is not None
-    place = Home.locate(home).make()
+    place = Home.locate(home)
+    place.refuse_old()
+    place.make()
     secret = ask_new_passphrase(passphrase_file, passphrase_fd) if wanted else None
     identity = Identity.generate()
     identity.save(private=place.owner_private, public=place.owner_public, passphrase=secret)

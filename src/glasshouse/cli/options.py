@@ -14,6 +14,7 @@ import typer
 from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
+    from glasshouse.cli.output import Output
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
     from glasshouse.jobs.rundir import RunFolder
@@ -29,6 +30,7 @@ __all__ = [
     "again",
     "ask_new_passphrase",
     "locate",
+    "mention_old",
     "of_machine",
     "read_passphrase",
     "unlock",
@@ -39,7 +41,11 @@ _MAX_PASSPHRASE_BYTES = 4096
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", metavar="DIR", help="State home instead of .glasshouse (or GLASSHOUSE_HOME)."),
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        help="One folder for keys and runs (or GLASSHOUSE_HOME); else your data folder and ./.glasshouse.",
+    ),
 ]
 PassphraseFile = Annotated[
     Path | None,
@@ -59,6 +65,15 @@ def locate(home: Path | None) -> Home:
     from glasshouse.jobs.home import Home
 
     return Home.locate(home).require()
+
+
+def mention_old(output: Output, place: Home) -> None:
+    """Say that the working folder's `.glasshouse` holds an identity of its own, beside the home's."""
+    if place.old is not None:
+        output.warn(
+            f"{place.old} holds an identity too, of an earlier version: --home .glasshouse uses it, "
+            "glasshouse identity move brings it into your own data folder if that has none"
+        )
 
 
 def again(home: Path | None) -> str:

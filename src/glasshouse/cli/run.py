@@ -13,7 +13,7 @@ import typer
 
 from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
-from glasshouse.cli.words import bytes_text
+from glasshouse.cli.words import bytes_text, left_out_words
 from glasshouse.errors import Code, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def _protected(
     with _removed_if_unused(folder), runner.settled(folder, broker):
         try:
             with runner.stoppable():
-                prepared = _prepare(what, job, view, place, identity, folder, broker, ranks)
+                prepared, left_out = _prepare(what, job, view, place, identity, folder, broker, ranks)
         except KeyboardInterrupt:
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody"
             ) from None
         if detach:
             runner.detach(folder, prepared.launch, home=place, others=prepared.others)
-            return _detached(output, folder, given)
+            return _detached(output, folder, given, left_out)
         with contextlib.nullcontext() if view is None else view:
             ended = runner.run_here(
                 folder,
@@ -115,7 +115,14 @@ def _protected(
                 others=prepared.others,
             )
     # Names are sealed with the outputs; the owner's key opens them.
-    return say_ended(output, ended, sealing=identity.sealing, owner_signing=identity.signing.public, home=given)
+    return say_ended(
+        output,
+        ended,
+        sealing=identity.sealing,
+        owner_signing=identity.signing.public,
+        home=given,
+        left_out=left_out if job is not None else None,
+    )
 
 
 def _job(what: Path) -> Job | None:
@@ -136,17 +143,21 @@ def _prepare(
     folder: RunFolder,
     broker: Embedded,
     ranks: Ranks | None,
-) -> Prepared:
+) -> tuple[Prepared, tuple[str, ...]]:
+    """Seal a job file and prepare its run; return it, and what of the inputs' folders was left out."""
     from glasshouse.jobs.run import prepare
     from glasshouse.jobs.seal import seal
 
+    left_out: tuple[str, ...] = ()
     package, started = what, time.monotonic()
     if job is not None:
         sealed = seal(job, out=folder.package, home=place, identity=identity)
-        package, seconds = folder.package, time.monotonic() - started
+        package, left_out, seconds = folder.package, sealed.left_out, time.monotonic() - started
         if view is not None:
             files = "1 file" if sealed.files == 1 else f"{sealed.files} files"
             view.done("packed", f"{job.name}: {files}, {bytes_text(sealed.package_bytes)} sealed", seconds)
+            if (words := left_out_words(left_out)) is not None:
+                view.done("left out", words, None)
     started = time.monotonic()
     prepared = prepare(package, home=place, identity=identity, folder=folder, broker=broker, ranks=ranks)
     if view is not None:
@@ -155,7 +166,7 @@ def _prepare(
         view.expect(assurance=record.assurance, profile=record.profile, machines=machines)
         told = f"run {record.run_id[:8]}; broker told of package and policy" + _in_ranks(ranks)
         view.done("prepared", told, time.monotonic() - started)
-    return prepared
+    return prepared, left_out
 
 
 def _in_ranks(ranks: Ranks | None) -> str:
@@ -165,9 +176,10 @@ def _in_ranks(ranks: Ranks | None) -> str:
     return f"; {each}" if ranks.machines == 1 else f"; {each} on each of {ranks.machines} machines"
 
 
-def _detached(output: Output, folder: RunFolder, home: Path | None) -> int:
+def _detached(output: Output, folder: RunFolder, home: Path | None, left_out: tuple[str, ...]) -> int:
     name, at = folder.run_id[:8], again(home)
-    output.result({"run_id": folder.run_id, "state": "placed", "detached": True, "files": str(folder.path)})
+    placed = {"run_id": folder.run_id, "state": "placed", "detached": True, "files": str(folder.path)}
+    output.result(placed | {"left_out": list(left_out)})
     output.say(f"Run {folder.run_id} goes on by itself.", style="bold")
     output.facts(
         {"follow": f"glasshouse attach {name}{at}", "stop": f"glasshouse stop {name}{at}", "files": folder.path}

@@ -11,7 +11,7 @@ import typer
 
 from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
-from glasshouse.cli.words import bytes_text, network_words
+from glasshouse.cli.words import bytes_text, left_out_words, network_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +52,7 @@ def command(
             "suite": manifest.suite.value,
             "policy": manifest.floor.to_json(),
             "files": sealed.files,
+            "left_out": list(sealed.left_out),
             "plain_bytes": sealed.plain_bytes,
             "package_bytes": sealed.package_bytes,
             "seconds": round(seconds, 4),
@@ -62,6 +63,7 @@ def command(
         {
             "package": manifest.package_id,
             "holds": f"{sealed.files} file(s), {bytes_text(sealed.plain_bytes)}, as {bytes_text(sealed.package_bytes)}",
+            "left out": left_out_words(sealed.left_out),
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
             + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress)),
             "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, locate
+from glasshouse.cli.options import HomeOption, Json, locate, mention_old
 from glasshouse.cli.output import Output, printable
 from glasshouse.errors import ExitCode
 
@@ -35,6 +35,7 @@ def command(
     from glasshouse.jobs.rundir import RunFolder
 
     output, place = Output(as_json), locate(home)
+    mention_old(output, place)
     if run is not None:
         return _one(output, look(RunFolder.find(place, run), place), place, home)
     found = looks(place)

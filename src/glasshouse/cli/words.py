@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ASSURANCE", "OUTCOME", "RAW", "bytes_text", "clock", "network_words", "verdict_words"]
+__all__ = ["ASSURANCE", "OUTCOME", "RAW", "bytes_text", "clock", "left_out_words", "network_words", "verdict_words"]
 
 ASSURANCE = {
     "software": "measurements signed in the runtime; a host with root could read the run's memory and forge them",
@@ -21,6 +21,8 @@ OUTCOME = {
     "residue": "residue: something of yours was found after zeroization",
     "lost": "lost: nobody can say what stayed behind",
 }
+
+_SHOWN_LEFT_OUT = 6
 
 RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the clear on this machine"
 
@@ -40,6 +42,13 @@ def verdict_words(verdict: str | None, assurance: str | None) -> str:
 def network_words(egress: Sequence[str]) -> str:
     """Say whom a worker may reach."""
     return ", ".join("its own group's machines, sealed" if peer == "group" else peer for peer in egress) or "none"
+
+
+def left_out_words(left_out: Sequence[str]) -> str | None:
+    """Name what of the inputs' folders is not packed, the first few of many; None for nothing."""
+    shown = ", ".join(left_out[:_SHOWN_LEFT_OUT])
+    more = len(left_out) - _SHOWN_LEFT_OUT
+    return (shown + (f" and {more} more" if more > 0 else "")) or None
 
 
 def bytes_text(count: int) -> str:

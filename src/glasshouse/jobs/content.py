@@ -30,10 +30,12 @@ class Content:
     Attributes:
         sources: in the order of their names.
         params: the workload's, as they travel in the sealed index.
+        left_out: what of the inputs' folders is not packed, for people.
     """
 
     sources: Sequence[Source]
     params: Mapping[str, Json]
+    left_out: Sequence[str] = ()
 
 
 def content_of(job: Job) -> Content:
@@ -43,7 +45,8 @@ def content_of(job: Job) -> Content:
         UsageError: as `inputs.gather` and `hub.pack_model`; `job-invalid` for a parameter that names an input which
             the package will not have: found here, not on a rented machine.
     """
-    sources, params = gather(job.folder, job.inputs, follow_links=job.follow_links), dict(job.params)
+    gathered = gather(job.folder, job.inputs, follow_links=job.follow_links)
+    sources, params = gathered.sources, dict(job.params)
     if is_hub_id(job.workload, params):
         weights, params = pack_model(params)
         taken = {source.path for source in sources} & {source.path for source in weights}
@@ -51,7 +54,7 @@ def content_of(job: Job) -> Content:
             raise UsageError(Code.JOB_INVALID, f"the input {min(taken)!r} has the name of a file of the model")
         sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
     _check_named(job.workload, params, [source.path for source in sources])
-    return Content(sources=sources, params=params)
+    return Content(sources=sources, params=params, left_out=gathered.left_out)
 
 
 def script_warnings(job: Job) -> list[str]:
@@ -64,7 +67,7 @@ def script_warnings(job: Job) -> list[str]:
     if not isinstance(parsed, ScriptParams):
         return []
     files: dict[str, bytes] = {}
-    for source in gather(job.folder, job.inputs, follow_links=job.follow_links):
+    for source in gather(job.folder, job.inputs, follow_links=job.follow_links).sources:
         if source.path.endswith(_TEXTS) and source.bytes <= _MAX_SOURCE_BYTES:
             with source.open() as stream:
                 files[source.path] = stream.read(_MAX_SOURCE_BYTES)

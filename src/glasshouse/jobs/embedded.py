@@ -1,4 +1,4 @@
-"""The embedded broker: one process per state home, shared by its runs, gone when the last of them has ended.
+"""The embedded broker: one process per state home, shared by the runs of all projects, gone when the last has ended.
 
 Laws: `broker/lock` is held while a broker is started or stopped, so two runs never start two; a run writes
 its record before it asks for a broker, and marks it ended before it gives the broker back, so a broker is
@@ -143,8 +143,7 @@ class Embedded:
         """
         private_folder(self._home.broker)
         with self._locked():
-            if self.serving is not None:
-                raise UsageError(Code.USAGE, f"a broker already serves {self._home.path}")
+            self._refuse_second()
             write_state(self._record, serving.to_json())
         try:
             yield
@@ -152,10 +151,30 @@ class Embedded:
             with self._locked():
                 self._record.unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def held_off(self) -> Iterator[None]:
+        """Let no broker start on this home's data until the block ends.
+
+        Raises:
+            UsageError: `usage` when one serves it, or a run needs it.
+        """
+        private_folder(self._home.broker)
+        with self._locked():
+            self._refuse_second()
+            if self._needed():
+                raise UsageError(
+                    Code.USAGE, f"a run still needs the broker of {self._home.path}", hint="see: glasshouse status"
+                )
+            yield
+
+    def _refuse_second(self) -> None:
+        if self.serving is not None:
+            raise UsageError(Code.USAGE, f"a broker already serves {self._home.path}")
+
     def _needed(self) -> bool:
         from glasshouse.jobs.rundir import RunFolder
 
-        for folder in RunFolder.all(self._home):
+        for folder in RunFolder.everywhere(self._home):
             try:
                 if folder.active():
                     return True

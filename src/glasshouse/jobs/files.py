@@ -22,6 +22,7 @@ from glasshouse.errors import Code, UsageError
 __all__ = [
     "MAX_STATE_BYTES",
     "is_file",
+    "is_folder",
     "is_there",
     "open_regular",
     "private_folder",
@@ -160,6 +161,14 @@ def is_file(path: Path) -> bool:
     """Return whether a path leads to a regular file; one that is too long or closed to us leads nowhere."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path leads to a folder; one that is too long or closed to us leads nowhere."""
+    try:
+        return path.is_dir()
     except OSError:
         return False
 

@@ -4,7 +4,7 @@ Laws: every file is reached from the job file's folder component by component, w
 outside it and nothing that is not a regular file can enter a package, also when the folder changes while
 it is sealed; a file that changed since it was listed is refused. A job may opt in to links: each is resolved
 once, when the inputs are listed, must lead to a regular file, and that file is then reached from the root in the
-same way.
+same way. Nothing of a state home enters one, by whatever way it is reached, and no private key of ours under any name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.home import PROJECT
+from glasshouse.jobs.private import LOOKED_AT_BYTES, holds_keys, is_state, key_kind
 from glasshouse.package.write import Source
 
-__all__ = ["gather"]
+__all__ = ["Gathered", "gather"]
 
 _MAX_FILES = 65536
 # O_PATH where there is one: to pass through a folder one need not be allowed to list it.
@@ -45,7 +47,20 @@ class _Found:
         return stream
 
 
-def gather(folder: Path, inputs: Mapping[str, str], *, follow_links: bool = False) -> list[Source]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """What a job's inputs are.
+
+    Attributes:
+        sources: each file, in the order of spec/sealed-package.md section 5.
+        left_out: what of the folders is not packed, relative to the job file's folder; a folder ends with a slash.
+    """
+
+    sources: list[Source]
+    left_out: list[str]
+
+
+def gather(folder: Path, inputs: Mapping[str, str], *, follow_links: bool = False) -> Gathered:
     """List every file of a job's inputs.
 
     Args:
@@ -55,18 +70,23 @@ def gather(folder: Path, inputs: Mapping[str, str], *, follow_links: bool = Fals
 
     Raises:
         UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an
-            empty folder, or two inputs that would have one name.
+            empty folder, two inputs that would have one name, a private key of ours, or what lies in a state home.
     """
     sources: dict[str, Source] = {}
+    left_out: list[str] = []
     for name, path in inputs.items():
         parts = _parts(name, path)
-        for package_name, found in _files(folder, name, parts, follow_links):
+        for package_name, found in _files(folder, name, parts, follow_links, left_out):
+            _refuse_private(name, found)
             if package_name in sources:
                 raise UsageError(Code.JOB_INVALID, f"two inputs would both be {package_name!r} in the package")
             if len(sources) >= _MAX_FILES:
                 raise UsageError(Code.JOB_INVALID, f"the inputs are more than {_MAX_FILES} files")
             sources[package_name] = Source(path=package_name, bytes=found.identity[2], open=found.open)
-    return [sources[name] for name in sorted(sources, key=str.encode)]  # the order of spec/sealed-package.md 5
+    return Gathered(
+        sources=[sources[name] for name in sorted(sources, key=str.encode)],
+        left_out=sorted(dict.fromkeys(left_out)),
+    )
 
 
 def _parts(name: str, path: str) -> tuple[str, ...]:
@@ -80,15 +100,19 @@ def _parts(name: str, path: str) -> tuple[str, ...]:
     return parts
 
 
-def _files(folder: Path, name: str, parts: tuple[str, ...], follow_links: bool) -> Iterator[tuple[str, _Found]]:
+def _files(
+    folder: Path, name: str, parts: tuple[str, ...], follow_links: bool, left_out: list[str]
+) -> Iterator[tuple[str, _Found]]:
     """Yield what one input names: itself, or each file below it in order."""
     where = folder.joinpath(*parts)
     found = _look(folder, parts, name)
     if not stat.S_ISDIR(found.st_mode):
+        _refuse_inside_state(name, where.parent.resolve())
         yield name, _file(folder, parts, found, name, follow_links)
         return
+    _refuse_inside_state(name, where.resolve())
     empty = True
-    for below in sorted(_walk(where)):
+    for below in sorted(_walk(name, where, parts, left_out)):
         inner = parts + below
         entry = _look(folder, inner, name)
         empty = False
@@ -114,6 +138,7 @@ def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str
         target = where.resolve(strict=True)
     except (OSError, RuntimeError):  # a ring of links is the latter until Python 3.13
         raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the link {where} leads to nothing") from None
+    _refuse_inside_state(name, target.parent)
     led_to = _look(Path(target.anchor), target.parts[1:], name)
     if not stat.S_ISREG(led_to.st_mode):
         raise UsageError(
@@ -122,14 +147,60 @@ def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str
     return _Found(folder=Path(target.anchor), parts=target.parts[1:], identity=_identity(led_to))
 
 
-def _walk(root: Path, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield everything under a folder that is not a folder itself; links are not followed."""
+def _walk(
+    name: str, root: Path, parts: tuple[str, ...], left_out: list[str], below: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield everything under a folder that is not a folder itself; links are not followed, state is left out."""
     with os.scandir(root.joinpath(*below)) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(root, (*below, entry.name))
-            else:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if not is_folder and not (entry.is_symlink() and entry.name == PROJECT):
                 yield (*below, entry.name)
+            elif not is_folder or _is_left_out(name, Path(entry.path)):
+                left_out.append("/".join((*parts, *below, entry.name, "")))
+            else:
+                yield from _walk(name, root, parts, left_out, (*below, entry.name))
+
+
+def _is_left_out(name: str, folder: Path) -> bool:
+    """Return whether a folder keeps runs alone; raises `UsageError` for one that keeps keys."""
+    if not is_state(folder):
+        return False
+    if holds_keys(folder):
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"inputs.{name!r} contains a state home with private keys: {folder}",
+            hint="name the folders that the job needs instead; keys that an earlier version left in a project move to "
+            "your own data folder with: glasshouse identity move",
+        )
+    return True
+
+
+def _refuse_inside_state(name: str, path: Path) -> None:
+    """Refuse what lies in a state home, or is one.
+
+    Args:
+        path: where the input really lies, all links resolved.
+    """
+    for folder in (path, *path.parents):
+        if is_state(folder):
+            raise UsageError(
+                Code.JOB_INVALID,
+                f"inputs.{name!r}: {path} lies in a state home, {folder}",
+                hint="keys and runs never go into a package; copy what the job needs to a folder of its own",
+            )
+
+
+def _refuse_private(name: str, found: _Found) -> None:
+    """Refuse a file that is a private key of ours, whatever its name and wherever it lies."""
+    with found.open() as stream:
+        kind = key_kind(stream.read(LOOKED_AT_BYTES))
+    if kind is not None:
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"inputs.{name!r}: {found.folder.joinpath(*found.parts)} holds {kind}",
+            hint="a private key never goes into a package; take it out of the inputs",
+        )
 
 
 def _look(folder: Path, parts: tuple[str, ...], name: str) -> os.stat_result:

@@ -168,7 +168,7 @@ class RawProcess:
         self, plain: Plain, *, home: Home, log: BinaryIO, pace: int | None = None, ranks: int | None = None
     ) -> None:
         self.run_id = secrets.token_hex(16)
-        folder = private_folder(home.path / "raw" / self.run_id)
+        folder = private_folder(home.raw / self.run_id)
         self._inputs, self._outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
         params, events = folder / "params.json", folder / "events.jsonl"
         self._said: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +71,9 @@ def revoke(package_id: str, home: Home) -> Revoked:
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)
     running: list[str] = []
-    for folder in RunFolder.all(home):
-        run = folder.load()
-        if run.package_id == package_id and run.active:
-            running.append(run.run_id)
+    for folder in RunFolder.everywhere(home):
+        with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
+            run = folder.load()
+            if run.package_id == package_id and run.active:
+                running.append(run.run_id)
     return Revoked(package_id=package_id, running=tuple(sorted(running)))

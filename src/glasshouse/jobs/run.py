@@ -182,7 +182,7 @@ def prepare(
 def _needed_by_others_us(home: Home) -> int:
     """Return until when runs that go on need the broker: a new delegation takes the old one's place for all of them."""
     until_us = 0
-    for folder in RunFolder.all(home):
+    for folder in RunFolder.everywhere(home):
         with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
             record = folder.load()
             if record.phase is not Phase.ENDED:

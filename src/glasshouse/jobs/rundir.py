@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.files import private_folder, read_state, write_state
+from glasshouse.jobs.files import is_folder, private_folder, read_state, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.wire.group import Group
@@ -151,6 +151,7 @@ class RunFolder:
     @classmethod
     def create(cls, home: Home) -> RunFolder:
         """Make the folder of a new run; raises `UsageError`."""
+        home.note_project()
         folder = cls(private_folder(home.runs) / secrets.token_hex(16))
         private_folder(folder.path)
         private_folder(folder.scratch)
@@ -182,11 +183,17 @@ class RunFolder:
     @classmethod
     def all(cls, home: Home) -> Iterator[RunFolder]:
         """Yield every run folder that has a record, in no order."""
-        if not home.runs.is_dir():
+        if not is_folder(home.runs):
             return
         for path in home.runs.iterdir():
             if len(path.name) == _ID_CHARS and (path / "run.json").is_file():
                 yield cls(path)
+
+    @classmethod
+    def everywhere(cls, home: Home) -> Iterator[RunFolder]:
+        """Yield the run folders of all projects that share this home's broker."""
+        for one in home.everywhere():
+            yield from cls.all(one)
 
     def add_machine(self) -> RunFolder:
         """Make the folder of another machine of this run's group; raises `UsageError`."""

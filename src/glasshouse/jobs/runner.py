@@ -91,7 +91,7 @@ def detach(
     Raises:
         PlatformError: it cannot be started.
     """
-    command = [sys.executable, "-I", "-m", "glasshouse.jobs.supervisor", str(home.path), folder.run_id]
+    command = [sys.executable, "-I", "-m", "glasshouse.jobs.supervisor", str(home.path), str(folder.path)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(folder.supervisor_log, flags, 0o600)
     try:

@@ -37,6 +37,7 @@ class Sealed:
         path: of the package.
         manifest: its public manifest.
         files, plain_bytes: how much went in.
+        left_out: what of the inputs' folders did not.
         package_bytes: how long the package is.
     """
 
@@ -45,6 +46,7 @@ class Sealed:
     files: int
     plain_bytes: int
     package_bytes: int
+    left_out: tuple[str, ...] = ()
 
 
 def seal(
@@ -117,6 +119,7 @@ def seal(
         files=len(packed.sources),
         plain_bytes=sum(source.bytes for source in packed.sources),
         package_bytes=out.stat().st_size,
+        left_out=tuple(packed.left_out),
     )
 
 

@@ -1,4 +1,4 @@
-"""The program of a detached run's supervisor: `python -I -m glasshouse.jobs.supervisor HOME RUN`.
+"""The program of a detached run's supervisor: `python -I -m glasshouse.jobs.supervisor HOME RUN-FOLDER`.
 
 The launch file comes by standard input; for each machine of a group there is one, on a line of its own. It says nothing
 but what its log, mode 0600, may hold: no job's data.
@@ -47,8 +47,8 @@ class _Log:
 
 def main(arguments: list[str]) -> int:
     """Supervise one run; return the exit code."""
-    home, log = Home(path=Path(arguments[0])), _Log()
-    folder = RunFolder(home.runs / arguments[1])
+    folder, log = RunFolder(Path(arguments[1])), _Log()
+    home = Home(path=Path(arguments[0]), project=folder.path.parent.parent)
     launches = sys.stdin.buffer.read(MAX_MACHINES * (MAX_LAUNCH_BYTES + 1)).split(b"\n")
     if not all(0 < len(launch) <= MAX_LAUNCH_BYTES for launch in launches):
         log.line("no launch file came by standard input")

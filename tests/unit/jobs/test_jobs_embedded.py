@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,21 @@ def test_a_dead_runs_record_does_not_keep_the_broker(home: Home) -> None:
     broker = Embedded(home)
     broker.ensure()
     assert broker.give_back()
+
+
+def test_a_broker_lives_as_long_as_a_run_of_any_project_needs_it(home: Home, tmp_path: Path) -> None:
+    """Projects share the owner's broker; the end of a run in one of them does not take it from the others."""
+    here, there = (replace(home, project=tmp_path / name) for name in ("here", "there"))
+    run = a_run(there, ProcessName.of())
+    broker = Embedded(here)
+    broker.ensure()
+    assert not broker.give_back()
+    with pytest.raises(UsageError, match="already serves"), broker.held_off():
+        pass
+    run.end()
+    assert broker.give_back()
+    with broker.held_off():
+        assert broker.serving is None
 
 
 def test_a_stale_socket_and_record_are_no_obstacle(home: Home) -> None:

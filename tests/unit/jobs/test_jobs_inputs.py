@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_and_folders_keep_their_names_in_order(folder: Path) -> None:
-    sources = gather(folder, {"train.py": "train.py", "records": "data"})
+    sources = gather(folder, {"train.py": "train.py", "records": "data"}).sources
     assert [(source.path, source.bytes) for source in sources] == [
         ("records/b.csv", 1),
         ("records/deep/a.csv", 2),
@@ -74,7 +74,7 @@ def test_two_inputs_of_one_name_are_refused(folder: Path) -> None:
 
 
 def test_a_file_that_changes_before_it_is_read_is_refused(folder: Path) -> None:
-    grown, swapped = gather(folder, {"a": "train.py"}), gather(folder, {"b": "data/b.csv"})
+    grown, swapped = (gather(folder, {"x": path}).sources for path in ("train.py", "data/b.csv"))
     (folder / "train.py").write_text("print('longer')")
     (folder / "data" / "b.csv").unlink()
     (folder / "data" / "b.csv").symlink_to(folder.parent / "outside.txt")
@@ -86,7 +86,7 @@ def test_a_file_that_changes_before_it_is_read_is_refused(folder: Path) -> None:
 
 def test_a_folder_swapped_for_a_link_after_listing_is_not_followed(folder: Path) -> None:
     """Between listing and reading an attacker exchanges a folder for a link to another with the same names."""
-    sources = gather(folder, {"records": "data/deep"})
+    sources = gather(folder, {"records": "data/deep"}).sources
     (folder / "data").rename(folder / "moved")
     elsewhere = folder.parent / "elsewhere" / "deep"
     elsewhere.mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_links_to_files_are_followed_where_the_owner_says_so_and_never_elsewhere
     with pytest.raises(UsageError) as refused:
         gather(folder, {"model": "snapshot"})
     assert "follow_links = true" in refused.value.hint
-    (source,) = gather(folder, {"model": "snapshot"}, follow_links=True)
+    (source,) = gather(folder, {"model": "snapshot"}, follow_links=True).sources
     # Led elsewhere after it was resolved: what was listed is what is packed.
     (folder / "snapshot" / "model.bin").unlink()
     (folder / "snapshot" / "model.bin").symlink_to("../train.py")
@@ -124,7 +124,7 @@ def test_a_followed_link_leads_to_a_regular_file_or_nowhere(folder: Path) -> Non
 
 def test_a_followed_file_exchanged_after_listing_is_refused(folder: Path) -> None:
     (folder / "link").symlink_to("../outside.txt")
-    (source,) = gather(folder, {"x": "link"}, follow_links=True)
+    (source,) = gather(folder, {"x": "link"}, follow_links=True).sources
     (folder.parent / "outside.txt").unlink()
     (folder.parent / "outside.txt").symlink_to("job/train.py")
     with pytest.raises(UsageError) as refused:

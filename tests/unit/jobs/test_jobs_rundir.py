@@ -121,10 +121,35 @@ def test_a_dead_process_and_a_zombie_are_not_alive_and_get_no_signal() -> None:
 def test_the_home_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GLASSHOUSE_HOME", raising=False)
-    assert Home.locate().path == tmp_path / ".glasshouse"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert Home.locate() == Home(path=tmp_path / "data" / "glasshouse", project=tmp_path / ".glasshouse")
+    assert Home.locate().runs == tmp_path / ".glasshouse" / "runs"
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "elsewhere"))
     assert Home.locate().path == tmp_path / "elsewhere"
-    assert Home.locate(Path("named")).path == tmp_path / "named"
+    assert Home.locate(Path("named")) == Home(path=tmp_path / "named")
+    assert Home.locate(Path("named")).runs == tmp_path / "named" / "runs"
     with pytest.raises(UsageError) as refused:
         Home.locate().require()
     assert refused.value.code is Code.IDENTITY
+
+
+def test_state_is_kept_out_of_repositories_and_a_folder_of_the_users_own_is_not(tmp_path: Path) -> None:
+    home = Home(path=tmp_path / "data", project=tmp_path / "project" / ".glasshouse").make()
+    RunFolder.create(home)
+    for folder in (home.path, tmp_path / "project" / ".glasshouse"):
+        assert (folder / ".gitignore").read_text() == "*\n"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (tmp_path / "project" / "train.py").touch()
+    Home(path=tmp_path / "project").make()  # --home .
+    assert not (tmp_path / "project" / ".gitignore").exists()
+
+
+def test_runs_of_all_projects_of_one_home_are_found_also_beside_a_damaged_note(tmp_path: Path) -> None:
+    homes = [Home(path=tmp_path / "data", project=tmp_path / name) for name in ("one", "two")]
+    folders = [RunFolder.create(home) for home in homes for _ in range(2)]
+    for folder in folders:
+        folder.save(record(folder))
+    (tmp_path / "data" / "projects" / "junk.json").write_text('{"path": 3}')
+    for home in homes:
+        assert {folder.path for folder in RunFolder.everywhere(home)} == {folder.path for folder in folders}
+        assert len(list(RunFolder.all(home))) == 2

@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_leaves_no_package_no_key_and_no_record(job: Job, ho
         sealed_job(job, home, identity)
     assert full.value.code is Code.DISK_FULL
     assert not (home.path / "job.sealed").exists()
-    assert sorted(path.name for path in home.path.iterdir()) == ["broker", "keys", "packages", "runs"]
+    assert sorted(path.name for path in home.path.iterdir()) == [".gitignore", "broker", "keys", "packages", "runs"]
     assert not list(home.keys.iterdir())
     assert not list(home.packages.iterdir())
 

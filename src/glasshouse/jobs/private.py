@@ -1,0 +1,106 @@
+"""What never enters a package: our private keys, and the folders in which they and the runs are kept.
+
+Laws: a key is recognised by what it holds, under any name, through a hard link, or copied into another text; a
+folder by what lies in it. What cannot be looked at counts as holding a key. A key inside a compressed or encrypted
+file is not found (docs/security/threat-model.md).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from glasshouse.jobs.home import PROJECT
+
+__all__ = ["LOOKED_AT_BYTES", "holds_keys", "is_state", "key_kind"]
+
+LOOKED_AT_BYTES = 1 << 18
+"""How much of a file is searched: more than a key file is long, and where a broker's database names its tables."""
+
+# A plain word that each file of its kind holds, what else is asked of it then, and what it is.
+_KINDS = (
+    (b"glasshouse-owner-private", re.compile(rb'"kind"\s*:\s*"glasshouse-owner-private"'), "an owner's private keys"),
+    (b"glasshouse-package-key", re.compile(rb'"kind"\s*:\s*"glasshouse-package-key"'), "the key of a package"),
+    (b"glasshouse-broker-key-v1", re.compile(rb"glasshouse-broker-key-v1 [\w=+/-]{43}"), "a broker's key"),
+    (b"launch_seed", re.compile(rb'"launch_seed"\s*:\s*"[\w=+/-]{43}'), "a launch file with its key"),
+    (b"wrapped_seed", re.compile(rb"\ASQLite format 3\x00[\s\S]*CREATE TABLE"), "a broker's database"),
+)
+_PEM = re.compile(
+    rb"^-----BEGIN (EC |ENCRYPTED )?PRIVATE KEY-----\s[\s\S]*?^-----END \1?PRIVATE KEY-----", re.MULTILINE
+)
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def key_kind(data: bytes) -> str | None:
+    """Return what private key of ours a file is or holds, for people; None for anything else.
+
+    Args:
+        data: its first `LOOKED_AT_BYTES`.
+    """
+    for word, pattern, kind in _KINDS:
+        if word in data and pattern.search(data):
+            return kind
+    if b"PRIVATE KEY-----" not in data:
+        return None
+    return next(filter(None, (_pem_kind(block[0]) for block in _PEM.finditer(data))), None)
+
+
+def is_state(folder: Path) -> bool:
+    """Return whether a folder keeps our state: a project's `.glasshouse`, a home, or what is left of one."""
+    if folder.name == PROJECT or holds_keys(folder):
+        return True
+    return any(_RUN_ID.fullmatch(run.name) and (run / "run.json").is_file() for run in _below(folder / "runs"))
+
+
+def holds_keys(folder: Path) -> bool:
+    """Return whether a folder is a state home with keys in it."""
+    return any(_is_key(path) for path in _where_keys_lie(folder))
+
+
+def _where_keys_lie(home: Path) -> Iterator[Path]:
+    yield home / "owner.key"
+    yield from _below(home / "keys")
+    yield from _below(home / "broker" / "data")
+
+
+def _is_key(path: Path) -> bool:
+    try:
+        # Not blocking: a pipe in this place would wait for a writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    with os.fdopen(descriptor, "rb") as file:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode) and key_kind(file.read(LOOKED_AT_BYTES)) is not None
+
+
+def _below(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _pem_kind(block: bytes) -> str | None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mlkem, x25519
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(block, None)
+    except TypeError:  # it wants a passphrase: which key it is cannot be seen
+        return "an encrypted private key"
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    match key:
+        case ed25519.Ed25519PrivateKey():
+            return "an Ed25519 private key"
+        case mlkem.MLKEM768PrivateKey() | x25519.X25519PrivateKey():
+            return "a private key to unseal with"
+        case ec.EllipticCurvePrivateKey() if isinstance(key.curve, ec.SECP256R1):
+            return "a P-256 private key"
+    return None
