@@ -73,12 +73,12 @@ def script_warnings(job: Job) -> list[str]:
                 files[source.path] = stream.read(_MAX_SOURCE_BYTES)
     refused = "; a run refuses it as an output unless params.allow_pickle = true"
     lines = [] if parsed.allow_pickle else [line + refused for line in pickle_hints(files)]
-    said = [argument.encode() for argument in parsed.arguments]
+    said = [text.encode() for text in (*parsed.arguments, *parsed.env.values())]
     texts = [text for name, source in files.items() for text in _texts(name, source)]
     if not any(word in text for text in (*texts, *said) for word in _ways_out(parsed)):
         folders = ", ".join(f"{folder}/" for folder in parsed.outputs)
         lines.append(
-            f"nothing in {parsed.script} or the files beside it mentions an output folder ({folders}): what is written "
+            f"nothing in {parsed.what} or the files beside it mentions an output folder ({folders}): what is written "
             'elsewhere is lost; write there, or name other folders with outputs = ["…"] in [params]'
         )
     return lines
@@ -105,7 +105,7 @@ def _check_named(workload: str, params: Mapping[str, Json], names: list[str]) ->
     parsed = parse_params(workload, params)
     wanted: list[tuple[str, str]] = []
     match parsed:
-        case ScriptParams(script=script):
+        case ScriptParams(script=str(script)):
             wanted.append(("script", script))
         case MlpParams(data=str(data)) | LoraParams(data=data):
             wanted.append(("data", data))

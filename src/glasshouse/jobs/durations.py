@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["format_s", "parse_s"]
+__all__ = ["FORM", "format_s", "parse_s"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_FORM = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+FORM = r"([1-9][0-9]{0,6})([smhd])"
 
 
 def parse_s(text: str) -> int | None:
     """Return whole seconds, or None for what is not a length of time."""
-    found = _FORM.fullmatch(text.strip())
+    found = re.fullmatch(FORM, text)
     return int(found[1]) * _UNITS[found[2]] if found else None
 
 

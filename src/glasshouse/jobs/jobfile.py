@@ -16,17 +16,16 @@ from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEA
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.durations import parse_s
 from glasshouse.jobs.files import read_bounded
-from glasshouse.jobs.table import Table
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
-from glasshouse.workloads.params import KINDS, canonical
+from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Table, Text, Texts, invalid, read
+from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
 
-__all__ = ["REACHABLE", "Deployment", "Job", "check_reachable", "load", "parse"]
+__all__ = ["FIELDS", "REACHABLE", "Anything", "Deployment", "Duration", "Job", "check_reachable", "load", "parse"]
 
 MAX_JOB_BYTES = 1 << 20
-MAX_INPUTS = 4096
 REACHABLE = frozenset({Assurance.SOFTWARE})
 """Levels that this version can prove on the placements that it knows."""
 
@@ -54,6 +53,94 @@ class Deployment:
             "releases": self.releases,
             "valid_s": self.valid_s,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Duration:
+    """A length of time, as `90s`, `10m`, `2h` or `7d`.
+
+    Attributes:
+        limit_s: the longest, in seconds.
+    """
+
+    limit_s: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a time: text such as '90s', '10m', '2h' or '7d', at most {self.limit_s // 3600}h"
+
+    def read(self, value: Any, path: str) -> int:
+        seconds = parse_s(value) if isinstance(value, str) else None
+        if seconds is None or seconds > self.limit_s:
+            raise ValueError
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """A table that is checked elsewhere: by the workload."""
+
+    allowed = "a table"
+
+    def read(self, value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
+
+
+_UNSET = Deployment()
+_POLICY = (
+    # Neither has a default: what a run must prove is the owner's decision.
+    Field("assurance", Choice(tuple(level.value for level in Assurance)), "What must stand behind the evidence."),
+    # `off` would be a package that anything may open.
+    Field("profile", Choice((Profile.STANDARD.value, Profile.STRICT.value)), "How much hardening a runtime must show."),
+    Field(
+        "egress",
+        Texts(item=Text(), max_items=16),
+        'Whom the worker may reach; `["group"]` are the other machines of a run of several.',
+        (),
+    ),
+    Field("max_duration", Duration(limit_s=MAX_DURATION_S), "A longer run is wiped.", _UNSET.max_duration_s),
+    Field("lease", Duration(limit_s=MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
+    Field("releases", Integer(low=1, high=MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
+    Field("valid", Duration(limit_s=MAX_DURATION_S), "For how long the broker may give the key.", _UNSET.valid_s),
+)
+_CHUNKS = tuple(1 << bit for bit in range(MIN_CHUNK_BYTES.bit_length() - 1, MAX_CHUNK_BYTES.bit_length()))
+_PACKAGE = (
+    Field("suite", Choice(tuple(suite.value for suite in Suite)), "The bulk cipher.", Suite.AES_256_GCM.value),
+    Field("chunk_bytes", Choice(_CHUNKS), "Bytes sealed at once: a power of two.", DEFAULT_CHUNK_BYTES),
+    Field(
+        "backup",
+        Texts(item=Text(), words="paths", max_items=7),
+        "Other `owner.pub` files, whose keys open the package's key and the outputs too.",
+        (),
+    ),
+    Field("follow_links", Flag(), "Whether links to regular files are inputs, wherever those files lie.", False),
+)
+FIELDS = (
+    Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
+    Field("name", Text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
+    Field(
+        "inputs",
+        Mapped(
+            key=Text(form=r"[^\x00]*", words="a path"),
+            value=Text(form=r"[^\x00]*", words="a path: text", max_chars=4096),
+            min_items=1,
+            max_items=4096,
+        ),
+        "Name in the package = file or folder, beside the job file or below it.",
+    ),
+    Field("params", Anything(), "What the workload takes; see below.", {}),
+    Field(
+        "env",
+        ENVIRONMENT,
+        "Environment variables of a script, sealed with its parameters. What the loader or Python obeys is refused.",
+        {},
+    ),
+    Field("policy", Table(_POLICY), "What a machine must show before it gets the key, and for how long."),
+    Field("package", Table(_PACKAGE), "The sealed file itself.", {}),
+)
+"""Every key of a job file, but those of `[params]`, which the workload declares."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,35 +190,25 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         document = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(Code.JOB_INVALID, f"the job file is not TOML: {str(error).splitlines()[0]}") from None
-    job = Table(document, "")
-    workload = job.choice("workload", sorted(KINDS))
-    name = job.text("name", default=default_name, max_chars=80)
-    inputs = job.table("inputs", required=True).texts()
-    if not 0 < len(inputs) <= MAX_INPUTS:
-        raise UsageError(Code.JOB_INVALID, f"[inputs] must name 1 to {MAX_INPUTS} files or folders")
-    params = _params(workload, job.table("params").rest())
-    floor, deployment = _policy(job.table("policy", required=True))
-    package = job.table("package")
-    suite = Suite(package.choice("suite", [suite.value for suite in Suite], default=Suite.AES_256_GCM.value))
-    chunk_bytes = package.integer("chunk_bytes", low=MIN_CHUNK_BYTES, high=MAX_CHUNK_BYTES, default=DEFAULT_CHUNK_BYTES)
-    if chunk_bytes & (chunk_bytes - 1):
-        raise package.wrong("chunk_bytes", "a power of two", chunk_bytes)
-    backups = tuple(folder / path for path in package.text_list("backup", max_items=7))
-    follow_links = package.flag("follow_links", default=False)
-    package.end()
-    job.end()
+    try:
+        found = read(FIELDS, document, "")
+        params = _params(found["workload"], found["params"], found["env"])
+    except UsageError as error:
+        raise UsageError(Code.JOB_INVALID, f"the job file's {error.message}", hint=error.hint) from None
+    package = found["package"]
+    floor, deployment = _policy(found["policy"])
     return Job(
-        name=name,
+        name=found["name"] or default_name,
         folder=folder,
-        workload=workload,
-        inputs=inputs,
+        workload=found["workload"],
+        inputs=found["inputs"],
         params=params,
         floor=floor,
         deployment=deployment,
-        suite=suite,
-        chunk_bytes=chunk_bytes,
-        backups=backups,
-        follow_links=follow_links,
+        suite=Suite(package["suite"]),
+        chunk_bytes=package["chunk_bytes"],
+        backups=tuple(folder / path for path in package["backup"]),
+        follow_links=package["follow_links"],
     )
 
 
@@ -157,37 +234,28 @@ def check_reachable(floor: Floor) -> None:
         )
 
 
-def _policy(policy: Table) -> tuple[Floor, Deployment]:
-    assurance = Assurance(policy.choice("assurance", [level.value for level in Assurance]))
-    # `off` would be a package that anything may open.
-    profile = Profile(policy.choice("profile", [Profile.STANDARD.value, Profile.STRICT.value]))
-    egress = policy.text_list("egress", max_items=16)
-    unset = Deployment()
-    deployment = Deployment(
-        max_duration_s=_duration(policy, "max_duration", MAX_DURATION_S, unset.max_duration_s),
-        lease_s=_duration(policy, "lease", MAX_LEASE_S, unset.lease_s),
-        releases=policy.integer("releases", low=1, high=MAX_RELEASES, default=unset.releases),
-        valid_s=_duration(policy, "valid", MAX_DURATION_S, unset.valid_s),
-    )
-    policy.end()
+def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
     try:
-        floor = Floor(assurance=assurance, profile=profile, egress=tuple(sorted(set(egress))))
+        floor = Floor(
+            assurance=Assurance(policy["assurance"]),
+            profile=Profile(policy["profile"]),
+            egress=tuple(sorted(set(policy["egress"]))),
+        )
     except FormatError as error:
         raise UsageError(Code.JOB_INVALID, f"policy.egress: {error.message}; write it as host:port, or group") from None
     check_reachable(floor)
+    deployment = Deployment(
+        max_duration_s=policy["max_duration"],
+        lease_s=policy["lease"],
+        releases=policy["releases"],
+        valid_s=policy["valid"],
+    )
     return floor, deployment
 
 
-def _duration(policy: Table, key: str, limit_s: int, default_s: int) -> int:
-    text = policy.text(key, default=f"{default_s}s")
-    seconds = parse_s(text)
-    if seconds is None or seconds > limit_s:
-        raise policy.wrong(key, f"a time such as '90s', '10m', '2h' or '7d', at most {limit_s // 3600}h")
-    return seconds
-
-
-def _params(workload: str, params: dict[str, Any]) -> dict[str, Json]:
-    try:
-        return canonical(workload, params)
-    except UsageError as error:
-        raise UsageError(Code.JOB_INVALID, f"the job file's {error.message}", hint=error.hint) from None
+def _params(workload: str, params: dict[str, Any], env: Mapping[str, str]) -> dict[str, Json]:
+    if "env" in params:
+        raise invalid("params.env", "a table of its own: write [env]")
+    if env and workload != ScriptParams.KIND:
+        raise invalid("env", "absent: it is for scripts, and this workload's settings are its [params]")
+    return canonical(workload, params | {"env": dict(env)} if env else params)

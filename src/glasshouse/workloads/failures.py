@@ -21,8 +21,17 @@ __all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "ignored", "in_a_li
 
 # How frameworks say that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-# How the hub's client says that it was told to stay offline, which it was because there is no network.
-_OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
+# How clients report that there is no network, each in words of its own: the hub's, which is set to stay offline because
+# there is none; W&B's, which asks for a key first; and beneath them HTTP libraries and clients of storage.
+_NO_NETWORK = re.compile(
+    r"OfflineModeIsEnabled|LocalEntryNotFoundError|OfflineModeException|Offline mode is enabled"
+    r"|api_key not configured|No API key configured|wandb\.errors\.(errors\.)?(CommError|AuthenticationError)"
+    r"|[Nn]ame resolution|Name or service not known|nodename nor servname|getaddrinfo failed|Network is unreachable"
+    r"|Max retries exceeded with url|Failed to establish a new connection|Could not connect to the endpoint URL"
+    r"|Couldn't reach |couldn't connect to 'https?://|Cannot connect to host |urlopen error"
+)
+_WANDB = re.compile(r"\bwandb\b|api_key not configured")
+_HUB = re.compile(r"hugging ?face|hf_hub|HfHub|OfflineMode|Offline mode|LocalEntryNotFoundError|\bthe Hub\b")
 _HOUSE = f"{Path(glasshouse.__file__).parent}/"
 _MOST_CAUSE_CHARS = MOST_WORDS = 300
 # gloo without a network, nccl and others in a build or on a machine that has none of them.
@@ -142,7 +151,7 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
         return RunError(
             code,
             f"{who} wanted the network, and the worker has none: policy.egress is empty",
-            hint="add what it would download to [inputs] in the job file, and read it from there",
+            hint=_instead(error),
         )
     if isinstance(error, SyntaxError):
         place = f"{Path(error.filename or 'the script').name} line {error.lineno}"
@@ -161,12 +170,30 @@ def _wanted_network(error: BaseException) -> bool:
     if environment.egress_open():
         return False
     for link in _chain(error):
-        if isinstance(link, socket.gaierror) or type(link).__name__ in _OFFLINE:
+        if isinstance(link, socket.gaierror) or _NO_NETWORK.search(_named(link)):
             return True
         # Refused where every attempt begins: a file that may not be opened also gives an OSError.
         if isinstance(link, OSError) and _innermost_module(link.__traceback__) == "socket":
             return True
     return False
+
+
+def _instead(error: BaseException) -> str:
+    """Return what to do in the place of reaching the network: the same for all, but what is packed."""
+    said = " ".join(map(_named, _chain(error)))
+    if _WANDB.search(said):
+        return (
+            'set WANDB_MODE = "offline" in [env] and add its folder to outputs, as outputs = ["outputs/", "wandb/"]; '
+            "when it is back: wandb sync"
+        )
+    if _HUB.search(said):
+        return "download the model or data set, add its folder to [inputs] in the job file, and load it from that path"
+    return "add what it would download to [inputs] in the job file, and read it from there"
+
+
+def _named(error: BaseException) -> str:
+    """Return an exception with the full name of its type."""
+    return f"{type(error).__module__}.{type(error).__qualname__}: {error}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,4 +1,4 @@
-"""Runs a script as ``python script.py`` does, from its first line to the end of the interpreter.
+"""Runs a script as ``python PATH`` or ``python -m MODULE`` does, from its first line to the end of the interpreter.
 
 The process itself goes on: what the script wrote has yet to be sealed. Law: what ends a script under ``python``, and in
 which order (its threads and pools, what it registered with `atexit`, what it left open), ends it here too.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib.util
 import os
 import sys
 import threading
@@ -16,18 +17,63 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, cast
 
 from glasshouse.errors import Code, RunError
 from glasshouse.workloads import failures
 
-__all__ = ["execute", "leaving"]
+__all__ = ["File", "Module", "Program", "execute", "leaving"]
 
 
-def execute(path: Path, arguments: tuple[str, ...], folder: Path, *, expected: Callable[[BaseException], bool]) -> None:
-    """Run a script to the end of its interpreter.
+class Program(Protocol):
+    """What is run.
+
+    Attributes:
+        folder: where it looks for modules first.
+    """
+
+    folder: Path
+
+    def code(self, module: types.ModuleType) -> types.CodeType:
+        """Return what to execute in `module`, after saying there what it is; may fail as the script does."""
+
+
+class File:
+    """A script, as ``python PATH``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.folder = path, path.parent
+
+    def code(self, module: types.ModuleType) -> types.CodeType:
+        module.__file__ = sys.argv[0] = str(self.path)
+        return compile(self.path.read_bytes(), str(self.path), "exec", dont_inherit=True)
+
+
+class Module:
+    """A module, as ``python -m NAME``."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+
+    def code(self, module: types.ModuleType) -> types.CodeType:
+        spec = importlib.util.find_spec(self.name)  # imports the packages that it lies in
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{self.name}.__main__")
+        code = None if spec is None or spec.loader is None else spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+        if spec is None or code is None:
+            raise ModuleNotFoundError(f"No module named {self.name!r}, or it cannot be run", name=self.name)
+        module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
+        sys.argv[0] = str(spec.origin)
+        return cast(types.CodeType, code)
+
+
+def execute(
+    program: Program, arguments: tuple[str, ...], folder: Path, *, expected: Callable[[BaseException], bool]
+) -> None:
+    """Run a script or module to the end of its interpreter.
 
     Args:
-        path: of the script.
+        program: what to run.
         arguments: its command line.
         folder: the working directory.
         expected: whether an exception that ends the script is no failure of it, and is raised as it is.
@@ -36,30 +82,33 @@ def execute(path: Path, arguments: tuple[str, ...], folder: Path, *, expected: C
         GlasshouseError: for the failure of the script, after everything that it left to its end was done.
     """
     module = types.ModuleType("__main__")
-    module.__file__ = str(path)
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = module
-    sys.argv = [str(path), *arguments]
-    sys.path.insert(0, str(path.parent))
+    sys.argv = ["-m", *arguments]
+    sys.path.insert(0, str(program.folder))
     os.chdir(folder)
-    source = path.read_bytes()
     failure: BaseException | None = None
     try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the job
+        exec(program.code(module), module.__dict__)  # noqa: S102 - it is the job
     except SystemExit as end:
         failure = _ended(end.code)
     except BaseException as error:
-        # The first frame is this one; the script's own begin behind it.
-        trace = error.__traceback__ and error.__traceback__.tb_next
-        failure = error if expected(error) else failures.of_script(error, trace)
+        failure = error if expected(error) else failures.of_script(error, _own(error.__traceback__))
         error.__traceback__ = None  # it holds the variables of every function that the failure went through
     try:
         _finalize(module)
     finally:
         # What Glasshouse imports from here on is not to be found in the owner's folder.
-        sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
+        sys.path[:] = [entry for entry in sys.path if entry != str(program.folder)]
     if failure is not None:
         raise failure from None
+
+
+def _own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback from the script's own first frame on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
 
 
 def _ended(code: object) -> RunError | None:

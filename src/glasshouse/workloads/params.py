@@ -10,49 +10,118 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, TypeAlias
 
-from glasshouse.errors import Code, UsageError
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.fields import Table, invalid
+from glasshouse.workloads.fields import (
+    Choice,
+    ExactlyOne,
+    Field,
+    Flag,
+    Integer,
+    Mapped,
+    Needs,
+    Number,
+    Rule,
+    Text,
+    Texts,
+    Without,
+    invalid,
+    read,
+)
 
-__all__ = ["CONFIGS", "KINDS", "LoraParams", "MlpParams", "Params", "ScriptParams", "canonical", "measured", "parse"]
+__all__ = [
+    "CONFIGS",
+    "ENVIRONMENT",
+    "KINDS",
+    "TYPES",
+    "LoraParams",
+    "MlpParams",
+    "Params",
+    "ScriptParams",
+    "canonical",
+    "measured",
+    "parse",
+]
 
 # Architectures with random weights; their dimensions are in `architectures`.
 CONFIGS = ("qwen2-tiny", "qwen2.5-0.5b", "qwen2.5-7b")
 
-_DEVICES = ("auto", "cpu", "cuda")
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[A-Za-z0-9._,\s-]*\])?\s*([<>=!~][^;@]*)?")
-# Parts of a path that are neither `.` nor `..`, and a slash at the end or none.
-_FOLDER = re.compile(r"(?=.{1,100}\Z)(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f\\]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f\\]+)*/?")
-_MAX_FOLDERS = 16
 _MAX_STEPS = 10**9
-_MAX_RESTARTS = 100
 _MAX_SECONDS = 30 * 86400.0
 _TARGETS = ("epochs", "seconds", "steps")
+
+_TEXT = Text(form=r"[^\x00]*")
+_STEPS = Integer(low=1, high=_MAX_STEPS)
+_SECONDS = Number(low=0.01, high=_MAX_SECONDS)
+# Parts that are neither `.` nor `..`, a slash at the end or none.
+_PART = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\\]+"
+_FOLDER = Text(form=rf"{_PART}(?:/{_PART})*/?", words="a folder inside the working directory", max_chars=100)
+_MODULE = Text(
+    form=r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", words="a module's name, as pkg.train"
+)
+_HUB = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_MODEL = Text(
+    form=rf"config:(?:{'|'.join(map(re.escape, CONFIGS))})|inputs:[^\x00]+|{_HUB}(?:/{_HUB})?",
+    words="one of " + ", ".join(f"config:{known}" for known in CONFIGS) + ", or inputs:FOLDER, or a hub id",
+)
+# What the loader, the interpreter, the C library and the ciphers' library obey, and what is Glasshouse's own.
+_REFUSED = (
+    r"(?!(?:LD_|DYLD_|GLIBC_|MALLOC_|PYTHON|GLASSHOUSE_)|(?:GCONV_PATH|LOCPATH|NLSPATH|SSLKEYLOGFILE"
+    r"|OPENSSL_(?:CONF|CONF_INCLUDE|ENGINES|MODULES)|BASH_ENV|ENV)$)"
+)
+ENVIRONMENT = Mapped(
+    key=Text(
+        form=_REFUSED + r"[A-Za-z_][A-Za-z0-9_]*",
+        words="a name of letters, digits and _ that neither the loader (LD_, DYLD_, GLIBC_, MALLOC_, OPENSSL_, …) nor "
+        "Python (PYTHON) obeys and that is not Glasshouse's own (GLASSHOUSE_)",
+        max_chars=128,
+    ),
+    value=Text(form=r"[^\x00]*", words="a text of at most 4096 characters", min_chars=0, max_chars=4096),
+)
+"""Environment variables of a script."""
+
+
+def _common(*, device: bool = True) -> tuple[Field, ...]:
+    found = (
+        Field("seed", Integer(low=0, high=2**31 - 1), "Of everything random: weights, the order of examples.", 0),
+        Field("deterministic", Flag(), "Bit-equal results from run to run on the same machine and versions.", False),
+        Field(
+            "threads",
+            Integer(low=1, high=4096),
+            "Threads of the CPU; 1 in deterministic mode, else the framework's choice.",
+            None,
+        ),
+        Field("paced", Flag(), "The job is measured: it ends when it is told to, and has no target of its own.", False),
+    )
+    choice = Field("device", Choice(("auto", "cpu", "cuda")), "`auto` takes a GPU where there is one.", "auto")
+    return (*found, choice) if device else found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpParams:
-    """Parameters of `mlp`.
-
-    Attributes:
-        data: input with a CSV table with a header line; absent means synthetic data.
-        label: its column to predict; the last one by default.
-        synthetic_rows, synthetic_features, synthetic_classes: size of synthetic data.
-        held_out: share of the rows kept out of training, to report accuracy on.
-        width, depth: hidden units and number of hidden layers.
-        epochs, seconds: when to stop, whichever comes first; 200 epochs where neither is given.
-        learning_rate: of Adam.
-        dtype: `float32` or `bfloat16`.
-        device: `auto` takes a GPU where there is one.
-        seed, deterministic, threads, paced: see `lora`.
-    """
+    """Parameters of `mlp`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "mlp"
+    RULES: ClassVar[tuple[Rule, ...]] = (Needs("label", "data"), Without("paced", ("epochs", "seconds")))
+    FIELDS: ClassVar[tuple[Field, ...]] = (
+        Field("data", _TEXT, "Input with a CSV table with a header line; without it the data is synthetic.", None),
+        Field("label", _TEXT, "Its column to predict; the last one by default.", None),
+        Field("synthetic_rows", Integer(low=2, high=10**8), "Rows of synthetic data.", 4096),
+        Field("synthetic_features", Integer(low=1, high=10**5), "Columns of synthetic data.", 32),
+        Field("synthetic_classes", Integer(low=2, high=10**4), "Classes of synthetic data.", 2),
+        Field("held_out", Number(low=0.0, high=0.9), "Share of the rows kept to report accuracy on.", 0.0),
+        Field("width", Integer(low=1, high=10**6), "Units of a hidden layer.", 64),
+        Field("depth", Integer(low=1, high=1000), "Hidden layers.", 2),
+        Field("epochs", _STEPS, "When to stop; 200 where neither this nor `seconds` is given.", None),
+        Field("seconds", _SECONDS, "When to stop, if that comes first.", None),
+        Field("learning_rate", Number(low=1e-9, high=100.0), "Of Adam.", 1e-3),
+        Field("dtype", Choice(("float32", "bfloat16")), "Of weights and data.", "float32"),
+        *_common(),
+    )
 
     data: str | None
     label: str | None
@@ -73,60 +142,62 @@ class MlpParams:
     paced: bool
 
     @classmethod
-    def from_table(cls, table: Table) -> MlpParams:
-        common = _common(table)
-        data, label = table.optional_text("data"), table.optional_text("label")
-        epochs = table.optional_integer("epochs", low=1, high=_MAX_STEPS)
-        seconds = table.optional_number("seconds", low=0.01, high=_MAX_SECONDS)
-        if data is None and label is not None:
-            raise invalid("label", "absent where there is no data")
-        return cls(
-            data=data,
-            label=label,
-            synthetic_rows=table.integer("synthetic_rows", 4096, low=2, high=10**8),
-            synthetic_features=table.integer("synthetic_features", 32, low=1, high=10**5),
-            synthetic_classes=table.integer("synthetic_classes", 2, low=2, high=10**4),
-            held_out=table.number("held_out", 0.0, low=0.0, high=0.9),
-            width=table.integer("width", 64, low=1, high=10**6),
-            depth=table.integer("depth", 2, low=1, high=1000),
-            epochs=_target("epochs", epochs, seconds, common, otherwise=200),
-            seconds=seconds,
-            learning_rate=table.number("learning_rate", 1e-3, low=1e-9, high=100.0),
-            dtype=table.choice("dtype", "float32", ("float32", "bfloat16")),
-            **common,
-        )
+    def from_table(cls, values: Mapping[str, Any]) -> MlpParams:
+        found = read(cls.FIELDS, values, "params", rules=cls.RULES)
+        return cls(**_with_target(found, "epochs", otherwise=200))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraParams:
-    """Parameters of `lora`.
-
-    Attributes:
-        model: ``config:NAME`` (random weights), ``inputs:FOLDER`` (a model in the package) or a hub id.
-        revision: of a hub id; name a commit, so that it cannot change under you.
-        base_name: what the adapter's file says its base is, for whoever loads it with peft: a hub id, or a folder
-            beside them; by default the hub id, the last part of the packed folder's name, or the architecture's name.
-        data: input with one JSON object a line: instruction, optional input, output.
-        rank, alpha, dropout: of the adapter; updates are scaled by alpha / rank, 2 by default.
-        target_modules: names of the linear layers that get an adapter.
-        dtype: of the base weights; the adapter itself is trained in float32.
-        learning_rate, weight_decay, warmup_steps: of AdamW, constant after the warm-up.
-        batch_size: examples in a step.
-        max_length: tokens of an example; longer ones are cut, those left without an answer skipped.
-        answers_only: whether only the tokens of the answer count in the loss.
-        gradient_clip: largest norm of the gradient; 0 turns clipping off.
-        steps, seconds: when to stop, whichever comes first; 100 steps where neither is given.
-        checkpoint_every: steps between checkpoints of the adapter; 0 for none.
-        fail_on_nonfinite: end the run with `nonfinite-loss` when the loss is no finite number.
-        gradient_checkpointing: trade time for memory.
-        device: `auto` takes a GPU where there is one.
-        seed: of weights, adapter and order of examples.
-        deterministic: bit-equal results from run to run on the same machine and versions.
-        threads: of the CPU; 1 in deterministic mode, else the framework's choice.
-        paced: whether the job is measured: it then has neither `steps` nor `epochs` nor `seconds`.
-    """
+    """Parameters of `lora`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "lora"
+    RULES: ClassVar[tuple[Rule, ...]] = (Without("paced", ("steps", "seconds")),)
+    FIELDS: ClassVar[tuple[Field, ...]] = (
+        Field("model", _MODEL, "`config:NAME` (random weights), `inputs:FOLDER` (a packed model) or a hub id."),
+        Field("revision", _TEXT, "Of a hub id; name a commit, so that it cannot change under you.", None),
+        Field(
+            "base_name",
+            _TEXT,
+            "What the adapter's file calls its base, for peft: a hub id, or a folder beside them; by default the hub "
+            "id, the last part of the packed folder's name, or the architecture's name.",
+            None,
+        ),
+        Field("data", _TEXT, "Input with one JSON object a line: instruction, optional input, output.", "train.jsonl"),
+        Field("rank", Integer(low=1, high=4096), "Of the adapter.", 4),
+        Field("alpha", Integer(low=1, high=65536), "Updates are scaled by alpha / rank.", 8),
+        Field("dropout", Number(low=0.0, high=0.9), "Of the adapter's input.", 0.0),
+        Field(
+            "target_modules",
+            Texts(item=Text(form=r"[^\x00]*"), words="module names", min_items=1, distinct=True),
+            "Names of the linear layers that get an adapter.",
+            ("q_proj", "v_proj"),
+        ),
+        Field(
+            "dtype",
+            Choice(("float32", "bfloat16")),
+            "Of the base weights; the adapter itself is trained in float32.",
+            "bfloat16",
+        ),
+        Field("learning_rate", Number(low=1e-9, high=10.0), "Of AdamW, constant after the warm-up.", 2e-4),
+        Field("weight_decay", Number(low=0.0, high=1.0), "Of AdamW.", 0.0),
+        Field("warmup_steps", Integer(low=0, high=_MAX_STEPS), "Steps of linear warm-up.", 0),
+        Field("batch_size", Integer(low=1, high=65536), "Examples in a step.", 4),
+        Field(
+            "max_length",
+            Integer(low=8, high=1 << 20),
+            "Tokens of an example; longer ones are cut, those left without an answer skipped.",
+            512,
+        ),
+        Field("answers_only", Flag(), "Only the tokens of the answer count in the loss.", True),
+        Field("gradient_clip", Number(low=0.0, high=1e6), "Largest norm of the gradient; 0 turns clipping off.", 1.0),
+        Field("steps", _STEPS, "When to stop; 100 where neither this nor `seconds` is given.", None),
+        Field("seconds", _SECONDS, "When to stop, if that comes first.", None),
+        Field("checkpoint_every", Integer(low=0, high=_MAX_STEPS), "Steps between checkpoints; 0 for none.", 0),
+        Field("fail_on_nonfinite", Flag(), "End with `nonfinite-loss` when the loss is no finite number.", True),
+        Field("gradient_checkpointing", Flag(), "Trade time for memory.", False),
+        *_common(),
+    )
 
     model: str
     revision: str | None
@@ -156,61 +227,62 @@ class LoraParams:
     paced: bool
 
     @classmethod
-    def from_table(cls, table: Table) -> LoraParams:
-        common = _common(table)
-        steps = table.optional_integer("steps", low=1, high=_MAX_STEPS)
-        seconds = table.optional_number("seconds", low=0.01, high=_MAX_SECONDS)
-        targets = table.texts("target_modules", ("q_proj", "v_proj"))
-        if not targets or len(set(targets)) != len(targets) or not all(targets):
-            raise invalid("target_modules", "a list of different module names")
-        model = _model(table.text("model"))
-        return cls(
-            model=model,
-            revision=table.optional_text("revision"),
-            base_name=table.optional_text("base_name") or _base_name(model),
-            data=table.text("data", "train.jsonl"),
-            rank=table.integer("rank", 4, low=1, high=4096),
-            alpha=table.integer("alpha", 8, low=1, high=65536),
-            dropout=table.number("dropout", 0.0, low=0.0, high=0.9),
-            target_modules=targets,
-            dtype=table.choice("dtype", "bfloat16", ("float32", "bfloat16")),
-            learning_rate=table.number("learning_rate", 2e-4, low=1e-9, high=10.0),
-            weight_decay=table.number("weight_decay", 0.0, low=0.0, high=1.0),
-            warmup_steps=table.integer("warmup_steps", 0, low=0, high=_MAX_STEPS),
-            batch_size=table.integer("batch_size", 4, low=1, high=65536),
-            max_length=table.integer("max_length", 512, low=8, high=1 << 20),
-            answers_only=table.flag("answers_only", True),
-            gradient_clip=table.number("gradient_clip", 1.0, low=0.0, high=1e6),
-            steps=_target("steps", steps, seconds, common, otherwise=100),
-            seconds=seconds,
-            checkpoint_every=table.integer("checkpoint_every", 0, low=0, high=_MAX_STEPS),
-            fail_on_nonfinite=table.flag("fail_on_nonfinite", True),
-            gradient_checkpointing=table.flag("gradient_checkpointing", False),
-            **common,
-        )
+    def from_table(cls, values: Mapping[str, Any]) -> LoraParams:
+        found = read(cls.FIELDS, values, "params", rules=cls.RULES)
+        found["base_name"] = found["base_name"] or _base_name(found["model"])
+        return cls(**_with_target(found, "steps", otherwise=100))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptParams:
-    """Parameters of `script`.
-
-    Attributes:
-        script: the input to run, by its name in the package.
-        arguments: its command line.
-        requirements: distributions that must be installed, as ``name`` or ``name>=1.2,<2``.
-        outputs: folders, relative to the working directory, whose files come back; what is written elsewhere is lost.
-        allow_pickle: let outputs be pickles, which run code when they are loaded.
-        seed, deterministic, threads: for frameworks that the script imports.
-        paced: whether the job is measured.
-        max_restarts: how often all ranks begin again after one failed; for a job with `--ranks` alone.
-    """
+    """Parameters of `script`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "script"
+    RULES: ClassVar[tuple[Rule, ...]] = (ExactlyOne("script", "module"),)
+    FIELDS: ClassVar[tuple[Field, ...]] = (
+        Field("script", _TEXT, "The input to run, by its name in the package.", None),
+        Field("module", _MODULE, "The module to run, as `python -m` does from the folder of the inputs.", None),
+        Field(
+            "arguments",
+            Texts(item=Text(form=r"[^\x00]*", words="a text", min_chars=0, max_chars=4096)),
+            "Its command line.",
+            (),
+        ),
+        Field(
+            "requirements",
+            Texts(
+                item=Text(
+                    form=rf"\s*{_REQUIREMENT.pattern}",
+                    words="a distribution's name with versions, as name>=1.2,<2",
+                ),
+                words="distributions with versions",
+            ),
+            "Distributions that must be installed, as `name` or `name>=1.2,<2`; checked before anything runs.",
+            (),
+        ),
+        Field(
+            "outputs",
+            Texts(item=_FOLDER, words="folders", min_items=1, max_items=16, distinct=True),
+            "Folders, relative to the working directory, whose files come back; what is written elsewhere is lost, and "
+            "the summary says so. Of several, each file comes back under its folder's name.",
+            ("outputs/",),
+        ),
+        Field("allow_pickle", Flag(), "Let outputs be pickles, which run code when they are loaded.", False),
+        Field(
+            "max_restarts",
+            Integer(low=0, high=100),
+            "How often all ranks begin again after one failed; for a job with `--ranks` alone.",
+            0,
+        ),
+        *_common(device=False),
+    )
 
-    script: str
+    script: str | None
+    module: str | None
     arguments: tuple[str, ...]
     requirements: tuple[str, ...]
     outputs: tuple[str, ...]
+    env: Mapping[str, str]
     seed: int
     deterministic: bool
     threads: int | None
@@ -219,35 +291,26 @@ class ScriptParams:
     max_restarts: int
 
     @classmethod
-    def from_table(cls, table: Table) -> ScriptParams:
-        requirements = table.texts("requirements")
-        for requirement in requirements:
-            if not _REQUIREMENT.fullmatch(requirement.strip()):
-                raise invalid("requirements", f"a list of names with versions; {requirement[:60]!r} is not")
-        outputs = table.texts("outputs", ("outputs/",), max_items=_MAX_FOLDERS)
-        if not outputs or not all(_FOLDER.fullmatch(folder) for folder in outputs):
-            raise invalid("outputs", 'a list of folders inside the working directory, such as ["outputs/"]')
-        folders = tuple(folder.rstrip("/") for folder in outputs)
-        if any(a != b and f"{b}/".startswith(f"{a}/") for a in folders for b in folders) or len(set(folders)) < len(
-            folders
-        ):
-            raise invalid("outputs", "a list of different folders, none inside another")
-        return cls(
-            script=table.text("script"),
-            arguments=table.texts("arguments"),
-            requirements=requirements,
-            outputs=folders,
-            allow_pickle=table.flag("allow_pickle", False),
-            max_restarts=table.integer("max_restarts", 0, low=0, high=_MAX_RESTARTS),
-            **_common(table, device=False),
-        )
+    def from_table(cls, values: Mapping[str, Any]) -> ScriptParams:
+        # In the job file it is a table of its own; it is sealed with the parameters, and checked again where they are.
+        env = read((_ENV,), {name: value for name, value in values.items() if name == "env"}, "")
+        rest = {name: value for name, value in values.items() if name != "env"}
+        found = read(cls.FIELDS, rest, "params", rules=cls.RULES)
+        found["outputs"] = tuple(folder.rstrip("/") for folder in found["outputs"])
+        return cls(**env, **found)
+
+    @property
+    def what(self) -> str:
+        """The script's or the module's name."""
+        return self.script or f"python -m {self.module}"
 
 
+_ENV = Field("env", ENVIRONMENT, "", {})
 Params: TypeAlias = MlpParams | LoraParams | ScriptParams
-_TYPES: dict[str, type[MlpParams] | type[LoraParams] | type[ScriptParams]] = {
+TYPES: dict[str, type[MlpParams] | type[LoraParams] | type[ScriptParams]] = {
     kind.KIND: kind for kind in (MlpParams, LoraParams, ScriptParams)
 }
-KINDS = tuple(_TYPES)
+KINDS = tuple(TYPES)
 
 
 def parse(kind: str, table: Mapping[str, Any]) -> Params:
@@ -260,12 +323,9 @@ def parse(kind: str, table: Mapping[str, Any]) -> Params:
     Raises:
         UsageError: `job-invalid`, naming the field.
     """
-    if kind not in _TYPES:
-        raise UsageError(Code.JOB_INVALID, f"workload must be one of {', '.join(KINDS)}, not {kind[:40]!r}")
-    fields_left = Table(table)
-    found = _TYPES[kind].from_table(fields_left)
-    fields_left.end([field.name for field in fields(_TYPES[kind])])
-    return found
+    if kind not in TYPES:
+        raise invalid("workload", f"one of {', '.join(KINDS)}", kind)
+    return TYPES[kind].from_table(table)
 
 
 def canonical(kind: str, table: Mapping[str, Any]) -> dict[str, Json]:
@@ -298,39 +358,11 @@ def _travelling(value: Any) -> Json:
     return checked
 
 
-def _common(table: Table, *, device: bool = True) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "seed": table.integer("seed", 0, low=0, high=2**31 - 1),
-        "deterministic": table.flag("deterministic", False),
-        "threads": table.optional_integer("threads", low=1, high=4096),
-        "paced": table.flag("paced", False),
-    }
-    if device:
-        found["device"] = table.choice("device", "auto", _DEVICES)
+def _with_target(found: dict[str, Any], count: str, *, otherwise: int) -> dict[str, Any]:
+    """Give a job without a target one; a paced one has none, and none is put in its place."""
+    if not found["paced"] and found[count] is None and found["seconds"] is None:
+        found[count] = otherwise
     return found
-
-
-def _target(
-    name: str, count: int | None, seconds: float | None, common: Mapping[str, Any], *, otherwise: int
-) -> int | None:
-    """Return how many steps a job takes at the most; a paced one has no target, and none is put in its place."""
-    if common["paced"]:
-        for given, value in ((name, count), ("seconds", seconds)):
-            if value is not None:
-                raise invalid(given, "absent in a paced job, which ends when it is told to")
-        return None
-    return otherwise if count is None and seconds is None else count
-
-
-def _model(name: str) -> str:
-    scheme, _, rest = name.partition(":")
-    if scheme == "config" and rest not in CONFIGS:
-        raise invalid("model", "one of " + ", ".join(f"config:{known}" for known in CONFIGS))
-    if scheme == "inputs" and not rest:
-        raise invalid("model", "inputs: and the name of a folder in [inputs]")
-    if scheme not in ("config", "inputs") and not _HUB_ID.fullmatch(name):
-        raise invalid("model", "config:NAME, inputs:FOLDER or a hub id")
-    return name
 
 
 def _base_name(model: str) -> str:

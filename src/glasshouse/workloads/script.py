@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 from glasshouse.errors import Code, RunError, UsageError
@@ -57,9 +58,10 @@ class Script:
 
 def prepare(task: Task, params: ScriptParams) -> None:
     """Lay the inputs out and say where they are; raises as `run` before the script runs."""
-    if params.script not in task.inputs:
+    if params.script is not None and params.script not in task.inputs:
         raise UsageError(Code.FILE_MISSING, f"the package has no input named {params.script!r} to run")
     check_requirements(params.requirements)
+    os.environ.update(params.env)
     os.environ["GLASSHOUSE_INPUTS"] = str(task.input_dir)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
 
@@ -87,11 +89,18 @@ def train(
 
     try:
         with interrupt, interpreter.leaving(left):
-            interpreter.execute(folder / params.script, params.arguments, folder, expected=stopped)
+            interpreter.execute(_program(folder, params), params.arguments, folder, expected=stopped)
     except KeyboardInterrupt:
         if not interrupt.sent:
             raise
     return _result(task, interrupt)
+
+
+def _program(folder: Path, params: ScriptParams) -> interpreter.Program:
+    if params.script is not None:
+        return interpreter.File(folder / params.script)
+    assert params.module is not None  # noqa: S101 - one of the two is there
+    return interpreter.Module(params.module, folder)
 
 
 def _result(task: Task, interrupt: _Interrupt) -> Result:

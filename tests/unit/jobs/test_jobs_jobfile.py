@@ -64,13 +64,13 @@ def test_what_may_be_left_out_has_a_safe_meaning() -> None:
         ("releases = 2", "releases = 0", "policy.releases", "from 1 to"),
         ("releases = 2", "releases = true", "policy.releases", "whole number"),
         ("releases = 2", 'egress = ["example"]', "policy.egress", "host:port"),
-        ("chunk_bytes = 65536", "chunk_bytes = 100", "package.chunk_bytes", "from"),
-        ("chunk_bytes = 65536", "chunk_bytes = 65537", "package.chunk_bytes", "power of two"),
+        ("chunk_bytes = 65536", "chunk_bytes = 100", "package.chunk_bytes", "one of 1024"),
+        ("chunk_bytes = 65536", "chunk_bytes = 65537", "package.chunk_bytes", "one of 1024"),
         ('suite = "ChaCha20-Poly1305"', 'suite = "DES"', "package.suite", "'AES-256-GCM', 'ChaCha20-Poly1305'"),
         ('"train.py" = "train.py"', '"train.py" = 3', "inputs.train.py", "path"),
         ('script = "train.py"', "script = 3", "params.script", "text"),
-        ('script = "train.py"', "", "params.script", "missing"),
-        ('script = "train.py"', 'script = "train.py"\nscipt = 1', "params.scipt", "not a parameter"),
+        ('script = "train.py"', "", "params.script", "exactly one"),
+        ('script = "train.py"', 'script = "train.py"\nscipt = 1', "params.scipt", "not known"),
         ('name = "clinic"', 'name = ""', "name", "1 to 80"),
     ],
 )
@@ -90,14 +90,14 @@ def test_each_mistake_names_its_key_and_what_it_may_be(before: str, after: str, 
     ("where", "added", "shown", "near"),
     [
         ("[inputs]", 'worklaod = "lora"\n[inputs]', "worklaod", "workload"),
-        ("[policy]", '[policy]\nmax_durations = "1h"', "policy.max_durations", "policy.max_duration"),
+        ("[policy]", '[policy]\nmax_durations = "1h"', "policy.max_durations", "max_duration"),
         ("[package]", "[package]\nchunks = 1", "package.chunks", ""),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_one_that_was_meant(where: str, added: str, shown: str, near: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(GOOD.replace(where, added))
-    assert f"unknown key {shown!r}" in refused.value.message
+    assert f"{shown} is not known" in refused.value.message
     assert near in refused.value.hint
 
 
@@ -140,9 +140,9 @@ def test_bytes_that_are_no_text_and_a_file_that_is_not_there(tmp_path: Path) -> 
 
 
 def test_a_table_where_a_value_belongs_and_the_reverse() -> None:
-    with pytest.raises(UsageError, match=r"\[inputs\]"):
+    with pytest.raises(UsageError, match="inputs must be a table"):
         read(GOOD.replace('[inputs]\n"train.py" = "train.py"', "").replace("name =", 'inputs = "train.py"\nname ='))
-    with pytest.raises(UsageError, match="must name 1 to"):
+    with pytest.raises(UsageError, match="inputs must be a table of 1 to 4096"):
         read(GOOD.replace('"train.py" = "train.py"', ""))
 
 
@@ -165,15 +165,27 @@ def test_times_for_people(seconds: float, text: str) -> None:
 def test_a_misspelt_table_that_must_be_there_is_told_apart_from_a_missing_one() -> None:
     with pytest.raises(UsageError) as wrong:
         read(GOOD.replace("[policy]", "[polcy]"))
-    assert "lacks 'policy'" in wrong.value.message
-    assert wrong.value.hint == "'polcy' is unknown: did you mean 'policy'?"
+    assert "policy is missing" in wrong.value.message
+    assert wrong.value.hint == "'polcy' is not known: did you mean 'policy'?"
     with pytest.raises(UsageError) as misspelt:
         read(GOOD.replace("assurance =", "asurance ="))
-    assert misspelt.value.hint == "'policy.asurance' is unknown: did you mean 'policy.assurance'?"
+    assert misspelt.value.hint == "'policy.asurance' is not known: did you mean 'policy.assurance'?"
 
 
 def test_links_are_followed_only_where_the_job_file_says_so() -> None:
     assert not read(GOOD).follow_links
     assert read(GOOD + "follow_links = true\n").follow_links
-    with pytest.raises(UsageError, match=r"package.follow_links in the job file must be true or false"):
+    with pytest.raises(UsageError, match=r"the job file's package.follow_links must be true or false, not 1"):
         read(GOOD + "follow_links = 1\n")
+
+
+def test_the_environment_is_sealed_with_a_scripts_parameters_and_is_no_other_workloads() -> None:
+    assert read(GOOD + '[env]\nWANDB_MODE = "offline"\n').params["env"] == {"WANDB_MODE": "offline"}
+    assert "env" not in read(GOOD).params
+    with pytest.raises(UsageError, match="the job file's the name 'LD_PRELOAD' in env must be"):
+        read(GOOD + '[env]\nLD_PRELOAD = "/evil.so"\n')
+    with pytest.raises(UsageError, match=r"params.env must be a table of its own"):
+        read(GOOD.replace("[params]", '[params]\nenv = {A = "b"}'))
+    lora = GOOD.replace('"script"', '"lora"', 1).replace('script = "train.py"', 'model = "config:qwen2-tiny"')
+    with pytest.raises(UsageError, match="env must be absent: it is for scripts"):
+        read(lora + '[env]\nA = "b"\n')

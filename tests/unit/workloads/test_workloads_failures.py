@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,6 +159,56 @@ def test_an_attempt_to_reach_the_network_is_called_by_its_name(
         assert told.message == "the script wanted the network, and the worker has none: policy.egress is empty"
         assert "[inputs]" in told.hint
     assert "OSError: download failed" in capsys.readouterr().err
+
+
+def an_error(named: str, words: str) -> Exception:
+    """Return an exception as a client raises it, which need not be installed here."""
+    module, _, name = named.rpartition(".")
+    found: Exception = type(name, (Exception,), {"__module__": module})(words)
+    return found
+
+
+WANDB = ("wandb.errors.UsageError", "api_key not configured (no-tty). call wandb.login(key=[your_api_key])")
+DATASETS = ("builtins.ConnectionError", "Couldn't reach 'imdb' on the Hub (LocalEntryNotFoundError)")
+PACKED = "add its folder to [inputs] in the job file, and load it from that path"
+READ = "add what it would download to [inputs] in the job file, and read it from there"
+
+
+@pytest.mark.parametrize(
+    ("named", "words", "hint"),
+    [
+        (*WANDB, 'set WANDB_MODE = "offline" in [env]'),
+        ("wandb.errors.errors.CommError", "Run initialization has timed out after 90.0 sec.", 'WANDB_MODE = "offline"'),
+        ("wandb.errors.errors.AuthenticationError", "No API key configured.", 'WANDB_MODE = "offline"'),
+        (*DATASETS, PACKED),
+        ("datasets.exceptions.OfflineModeIsEnabled", "Offline mode is enabled.", PACKED),
+        ("builtins.OSError", "We couldn't connect to 'https://huggingface.co' to load the files", PACKED),
+        ("requests.exceptions.ConnectionError", "Max retries exceeded with url: /mnist.gz", READ),
+        ("httpx.ConnectError", "[Errno -3] Temporary failure in name resolution", READ),
+        ("urllib.error.URLError", "<urlopen error [Errno -2] Name or service not known>", READ),
+        ("aiohttp.client_exceptions.ClientConnectorError", "Cannot connect to host s3.example:443 ssl:default", READ),
+        ("botocore.exceptions.EndpointConnectionError", 'Could not connect to the endpoint URL: "https://s3"', READ),
+    ],
+)
+@pytest.mark.usefixtures("no_network")
+def test_what_trackers_hubs_and_downloads_meet_is_told_in_one_voice(named: str, words: str, hint: str) -> None:
+    told = said_by(an_error(named, words))
+    assert told.message == "the script wanted the network, and the worker has none: policy.egress is empty"
+    assert hint in told.hint
+
+
+@pytest.mark.usefixtures("no_network")
+def test_the_hubs_own_clients_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In their own words, whichever version is installed."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    code = "import huggingface_hub as h; h.snapshot_download('a/b')"
+    model = "import transformers as t; t.AutoModel.from_pretrained('a/b')"
+    for source in (code, model):
+        said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False)
+        last = said.stderr.strip().splitlines()[-1]
+        told = said_by(an_error(*last.split(": ", 1)) if ": " in last else an_error("builtins.OSError", said.stderr))
+        assert (told.message.partition(",")[0], PACKED in told.hint) == ("the script wanted the network", True), last
 
 
 @pytest.mark.usefixtures("no_network")

@@ -58,6 +58,8 @@ WRONG = [
     ("script", "outputs", ["a\n"]),
     ("script", "allow_pickle", "yes"),
     ("script", "device", "cpu"),
+    ("script", "module", "train"),
+    ("lora", "env", {"A": "b"}),
 ]
 
 
@@ -149,6 +151,46 @@ def test_a_base_is_called_by_a_name_that_peft_can_look_for(model: str, name: str
     found = parse("lora", {"model": model})
     assert isinstance(found, LoraParams)
     assert found.base_name == name
+
+
+@pytest.mark.parametrize("module", ["train.py", "-m", "pkg..train", "pkg.", "1pkg", "pkg/train"])
+def test_what_is_no_module_is_refused(module: str) -> None:
+    with pytest.raises(UsageError, match=r"params.module must be a module's name"):
+        parse("script", {"module": module})
+
+
+def test_a_module_stands_in_for_a_script() -> None:
+    found = parse("script", {"module": "pkg.train"})
+    assert isinstance(found, ScriptParams)
+    assert (found.script, found.module, found.what) == (None, "pkg.train", "python -m pkg.train")
+
+
+OBEYED = [
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES", "GLIBC_TUNABLES", "MALLOC_CHECK_", "GCONV_PATH"),
+    *("PYTHONPATH", "PYTHONSTARTUP", "PYTHON_GIL", "GLASSHOUSE_OUTPUTS", "GLASSHOUSE_RANK_TOKEN"),
+    *("OPENSSL_CONF", "OPENSSL_MODULES", "SSLKEYLOGFILE", "BASH_ENV"),
+]
+
+
+@pytest.mark.parametrize("name", [*OBEYED, "", "A=B", "1A", "A B", "A\n", "Ä"])
+def test_names_that_loader_python_or_glasshouse_obey_are_refused_wherever_they_are_read(name: str) -> None:
+    """The same check runs when a job is sealed and when the worker has the parameters."""
+    with pytest.raises(UsageError, match="in env must be a name") as refused:
+        parse("script", GOOD["script"] | {"env": {name: "x"}})
+    assert repr(name) in refused.value.message
+
+
+@pytest.mark.parametrize("env", [{"A": 1}, {"A": "x\x00"}, {"A": "x" * 4097}, {f"A{n}": "" for n in range(65)}, []])
+def test_values_that_are_no_texts_or_too_many_are_refused(env: Any) -> None:
+    with pytest.raises(UsageError, match=r"^env"):
+        parse("script", GOOD["script"] | {"env": env})
+
+
+def test_other_names_are_taken_and_travel() -> None:
+    env = {"WANDB_MODE": "offline", "LDAP": "", "PYTORCH": "1", "ENVIRONMENT": "ä"} | {f"A{n}": "" for n in range(60)}
+    found = parse("script", canonical("script", GOOD["script"] | {"env": env}))
+    assert isinstance(found, ScriptParams)
+    assert found.env == env
 
 
 def test_an_unknown_workload_is_refused() -> None:

@@ -66,6 +66,41 @@ def test_the_raw_leg_does_the_same(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "raw-inputs").iterdir()) == ["data", "helper.py", "train.py"]
 
 
+MODULE = {
+    "pkg/__init__.py": b"print('the package comes first')",
+    "pkg/helper.py": b"import os\ndef word(): return os.environ['WORD']",
+    "pkg/train.py": b"""
+import sys
+from . import helper
+from pathlib import Path
+assert (__name__, __package__, __spec__.name) == ("__main__", "pkg", "pkg.train")
+assert sys.argv == [__file__, "--lr", "1"] and __file__.endswith("pkg/train.py")
+Path("outputs/word").write_text(helper.word())
+""",
+    "pkg/whole/__init__.py": b"",
+    "pkg/whole/__main__.py": b"open('outputs/word', 'w').write('whole')",
+}
+
+
+def test_a_module_runs_as_python_m_does_with_the_environment_of_its_job(tmp_path: Path) -> None:
+    params = {"module": "pkg.train", "arguments": ["--lr", "1"], "env": {"WORD": "spoken", "HF_HUB_OFFLINE": "0"}}
+    with FakeAgent("script", params, MODULE, _workspace(tmp_path)) as agent:
+        ended = agent.run()
+    assert ended.exit_code == 0, ended.log
+    assert (ended.outputs, ended.log) == ({"word": b"spoken"}, "the package comes first\n")
+    again = tmp_path / "again"
+    again.mkdir()
+    with FakeAgent("script", {"module": "pkg.whole"}, MODULE, _workspace(again)) as agent:
+        assert agent.run().outputs == {"word": b"whole"}
+
+
+def test_a_module_that_is_nowhere_is_told_with_the_remedy(tmp_path: Path) -> None:
+    with FakeAgent("script", {"module": "pkg.trane"}, MODULE, _workspace(tmp_path)) as agent:
+        ended = agent.run()
+    assert ended.messages[-1] == {"type": "failed", "code": "script-failed"}
+    assert "the script imports 'pkg.trane', which is neither in the package nor on this machine" in ended.log
+
+
 def test_a_script_may_use_the_task(tmp_path: Path) -> None:
     source = """
 import glasshouse.task

@@ -18,6 +18,7 @@ def run(tmp_path: Path, source: str, **params: Any) -> Ended:
     workspace = tmp_path / "workspace"
     workspace.mkdir(parents=True)
     with FakeAgent("script", {"script": "train.py"} | params, {"train.py": source.encode()}, workspace) as agent:
+        agent.link.settimeout(600)  # a compiler may have to share the machine
         return agent.run()
 
 
