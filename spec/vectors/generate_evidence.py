@@ -289,7 +289,8 @@ def artifact_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         ("free-text", {"workload": "the cancer study of Dr Mustermann"}),
         ("unknown-field", {"note": "hello"}),
     ):
-        changed = replace(good, payload=encode({**content, **changes}))
+        predicate = {**content["predicate"], **changes}
+        changed = replace(good, payload=encode({**content, "predicate": predicate}))
         yield (
             f"artifact-{name}",
             case(

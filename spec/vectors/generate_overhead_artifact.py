@@ -129,7 +129,7 @@ CASES: list[tuple[str, str, Forge, dict[str, Any]]] = [
     ("lifecycle-edited-and-signed", "a session's lifecycle is not its receipt's, and all is computed again",
      in_turn(notes(lambda found: found[0]["lifecycle_us"].update(attest=1)), reseal), {"code": REFUSED}),
     ("weights-edited-and-signed", "the protected run's weights are not its receipt's, and all is computed again",
-     in_turn(notes(lambda found: found[0]["protected"]["outputs"][0].update(sha256="0" * 64)), reseal),
+     in_turn(notes(lambda found: found[0]["protected"]["outputs"][0].update(hmac_sha256="0" * 64)), reseal),
      {"code": REFUSED}),
     ("receipt-twice-and-signed", "one run stands behind two sessions", in_turn(same_receipt_twice, reseal),
      {"code": REFUSED}),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterator
 from typing import Any
 
-from package_parts import CHUNK, OTHER_RECIPIENT, RECIPIENT, RUN_ID, Messages, b64, fixed, flip, output, put
+from package_parts import CHUNK, OTHER_RECIPIENT, RECIPIENT, RUN_ID, SALT, Messages, b64, fixed, flip, output, put
 
 from glasshouse.wire.aead import Suite
 
@@ -32,6 +33,8 @@ def outputs(messages: Messages) -> Iterator[Vector]:
             "content": b64(content),
             "kind": "output",
             "name": file_name,
+            "plaintext_hmac_sha256": hmac.digest(SALT, hashlib.sha256(content).digest(), "sha256").hex(),
+            "salt": SALT.hex(),
             "sequence": 1,
             "sha256": hashlib.sha256(content).hexdigest(),
         }

@@ -43,6 +43,7 @@ KEY = fixed("package key", 32)
 OTHER_KEY = fixed("other package key", 32)
 PACKAGE_ID = fixed("package id", 16).hex()
 RUN_ID = fixed("run id", 16).hex()
+SALT = fixed("output salt", 32)
 JOB = {"epochs": 3, "learning_rate": "0.001"}
 FILES = (
     ("data/empty", b""),
@@ -177,7 +178,7 @@ def output(
     run, kind, sequence = bytes.fromhex(RUN_ID), b"output", (1).to_bytes(8, "big")
     commit = commitment or derive(key, b"glasshouse output v1 key commitment", run, manifest_sha256)
     info = lengths_prefixed(b"glasshouse output v1 key", run, manifest_sha256, kind, sequence, commit)
-    private = (key + bytes([len(name)]) + name).ljust(288 - len(tail), b"\x00") + tail
+    private = (key + SALT + bytes([len(name)]) + name).ljust(320 - len(tail), b"\x00") + tail
     value: dict[str, Any] = {
         "chunk_bytes": CHUNK,
         "format": "glasshouse-output/1",

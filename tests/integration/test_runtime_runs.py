@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import resource
 import signal
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, ExitCode
+from glasshouse.evidence.bundle import Bundle
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 from tools.runtime_world import CANARY, Broken, World, ended, script_world, verified
@@ -77,6 +81,31 @@ def test_a_script_that_leaves_pools_of_threads_and_processes_open_ends_in_the_sa
     agent = world(POOLS).start()
     ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
     assert agent.outputs() == {"thread.txt": b"done", "total.txt": b"45"}
+
+
+WEIGHTS = struct.pack("<Q", 2) + b"{}"  # a safetensors file without a tensor
+SETTINGS = b'{"r": 16, "lora_alpha": 32}'
+SAVE = f"""
+import pathlib
+pathlib.Path("outputs").mkdir(exist_ok=True)
+pathlib.Path("outputs/adapter.safetensors").write_bytes({WEIGHTS!r})
+pathlib.Path("outputs/settings.json").write_bytes({SETTINGS!r})
+"""
+
+
+def test_nothing_on_the_hosts_disk_confirms_a_guess_of_what_came_out(world: Callable[..., World]) -> None:
+    """A host that can guess a settings file, or train the weights again, has no digest to compare with."""
+    agent = world(SAVE).start()
+    receipt = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).chain.receipt
+    assert agent.outputs() == {"adapter.safetensors": WEIGHTS, "settings.json": SETTINGS}
+    assert {output.of: output.plain_hmac is not None for output in receipt.outputs} == {"weights": True, "file": False}
+    kept = b"".join(path.read_bytes() for path in agent.out.rglob("*") if path.is_file())
+    bundle = Bundle.parse(agent.receipt())
+    kept += bundle.receipt.payload + bundle.head.payload
+    for plain in (WEIGHTS, SETTINGS):
+        digest = hashlib.sha256(plain).digest()
+        for form in (digest, digest.hex().encode(), base64.b64encode(digest), base64.urlsafe_b64encode(digest)[:-1]):
+            assert form not in kept
 
 
 def test_the_first_second_of_a_run_is_not_wasted(world: Callable[..., World]) -> None:

@@ -63,7 +63,6 @@ FACTS = Facts(
     workload={
         "kind": "lora",
         "name": "tiny LoRA",
-        "params_sha256": sha256(b"params").hex(),
         "unit": "step",
         "facts": {"batch_size": 4, "dtype": "float32", "deterministic": True},
     },
@@ -182,7 +181,7 @@ def _session(
         work = receipt.work and Work(unit="step", done=done, elapsed_us=5_000_000, stop_reason=PACED)
         return replace(receipt, lifecycle_us=lifecycle, work=work)
 
-    outputs = tuple((one.kind, one.of, one.sha256 or world.digest("metrics")) for one in world.outputs())
+    outputs = tuple((one.kind, one.of, one.plain_hmac) for one in world.outputs())
     raw = outputs if same_weights else ((*outputs[0][:2], world.digest("another adapter")), *outputs[1:])
     bundle = None
     if design.mode is not Mode.NULL:

@@ -196,7 +196,7 @@ ATTACKS = [
            notes(lambda found: found[0]["lifecycle_us"].update(attest=None))),
     Attack("the weights of the protected run are edited", notes(parity_of_the_run)),
     Attack("the weights of the raw run are edited",
-           notes(lambda found: found[0]["raw"]["outputs"][0].update(sha256="0" * 64)), True),
+           notes(lambda found: found[0]["raw"]["outputs"][0].update(hmac_sha256="0" * 64)), True),
     Attack("the protected run did more, it is said", notes(lambda found: found[0]["protected"].update(done=10**6))),
     Attack("a completed run is said to have failed", notes(lambda found: found[0].update(protected=None))),
     Attack("a note is left out", notes(lambda found: found.pop())),

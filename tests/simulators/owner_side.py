@@ -9,8 +9,7 @@ from glasshouse.evidence.results import Output
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.rundir import RunFolder, RunRecord
-from glasshouse.package.outputs import OutputSealer
-from glasshouse.wire.kdf import sha256
+from glasshouse.package.outputs import OutputSealer, SealedOutput
 from simulators.world import START_US, Run, World
 
 __all__ = ["OwnersWorld", "seal_output"]
@@ -18,8 +17,8 @@ __all__ = ["OwnersWorld", "seal_output"]
 
 def seal_output(
     path: Path, content: bytes, *, recipient: bytes, run_id: str, manifest: bytes, name: str, sequence: int, kind: str
-) -> bytes:
-    """Seal some bytes as an output; anyone who knows the owner's public key can. Returns the sealed digest."""
+) -> SealedOutput:
+    """Seal some bytes as an output; anyone who knows the owner's public key can."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as out:
         sealer = OutputSealer(
@@ -33,8 +32,7 @@ def seal_output(
             chunk_bytes=1 << 16,
         )
         sealer.update(content)
-        sealer.finish()
-    return sha256(path.read_bytes())
+        return sealer.finish()
 
 
 @dataclass
@@ -73,15 +71,15 @@ class OwnersWorld(World):
                     of=of,
                     sequence=sequence,
                     plain_bytes=len(content),
-                    sha256=sha256(content) if of == "weights" else None,
-                    sealed_bytes=path.stat().st_size,
-                    sealed_sha256=sealed,
+                    plain_hmac=sealed.plain_hmac if of == "weights" else None,
+                    sealed_bytes=sealed.sealed_bytes,
+                    sealed_sha256=sealed.sealed_sha256,
                 )
             )
         self.made = tuple(made)
         path = folder.out / "log" / "0000.sealed"
-        self.segment = self._seal(path, self.printed, "log-0000", 0, "log")
-        self.segment_bytes = path.stat().st_size
+        segment = self._seal(path, self.printed, "log-0000", 0, "log")
+        self.segment, self.segment_bytes = segment.sealed_sha256, segment.sealed_bytes
         folder.save(self.record_of(folder))
         return folder
 
@@ -115,7 +113,7 @@ class OwnersWorld(World):
             return self.segment
         return super().digest(label)
 
-    def _seal(self, path: Path, content: bytes, name: str, sequence: int, kind: str) -> bytes:
+    def _seal(self, path: Path, content: bytes, name: str, sequence: int, kind: str) -> SealedOutput:
         return seal_output(
             path,
             content,

@@ -15,7 +15,7 @@ from glasshouse.bench.harness.machine import Seen
 from glasshouse.bench.harness.pace import ArmLostError
 from glasshouse.bench.overhead.blocks import Block
 from glasshouse.bench.overhead.design import Arm, Design, Mode
-from glasshouse.bench.overhead.notes import ArmWork, SessionNote
+from glasshouse.bench.overhead.notes import SessionNote
 from glasshouse.bench.overhead.slices import Record, SessionEnd, Slice
 from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
 from glasshouse.wire import pacing
@@ -108,7 +108,7 @@ class FakeArm:
     def finish(self, until: int) -> Finished:
         self.done = max(self.done, until)
         weights = ("output", "weights", self.done.to_bytes(32))
-        return Finished(work=ArmWork(done=self.done, start_ns=self.start_ns, outputs=(weights,)))
+        return Finished(done=self.done, start_ns=self.start_ns, outputs=(weights,))
 
     def why(self) -> GlasshouseError:
         return self._why

@@ -30,7 +30,7 @@ from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
@@ -229,7 +229,7 @@ class World:
                 of="weights",
                 sequence=0,
                 plain_bytes=1000,
-                sha256=self.digest("adapter"),
+                plain_hmac=salted(self.digest("salt"), self.digest("adapter")),
                 sealed_bytes=2400,
                 sealed_sha256=self.digest("sealed adapter"),
             ),
@@ -238,7 +238,7 @@ class World:
                 of="file",
                 sequence=1,
                 plain_bytes=80,
-                sha256=None,
+                plain_hmac=None,
                 sealed_bytes=1500,
                 sealed_sha256=self.digest("sealed metrics"),
             ),

@@ -19,6 +19,7 @@ from glasshouse.package.outputs import open_output
 from glasshouse.package.read import Package, asset_key
 from glasshouse.package.write import Source, write
 from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.kdf import salted
 from glasshouse.wire.signing import SigningKey
 
 ROOT = Path(__file__).parents[2] / "spec" / "vectors"
@@ -122,12 +123,14 @@ def test_an_output_opens_or_is_refused_with_its_code(name: str) -> None:
             manifest_sha256=bytes.fromhex(vector["manifest_sha256"]),
         )
         digest = opened.copy_to(out)
-        assert [opened.name, opened.kind.value, opened.sequence, digest.hex()] == [
+        assert [opened.name, opened.kind.value, opened.sequence, digest.hex(), opened.salt.hex()] == [
             vector["name"],
             vector["kind"],
             vector["sequence"],
             vector["sha256"],
+            vector["salt"],
         ]
+        assert salted(opened.salt, digest).hex() == vector["plaintext_hmac_sha256"]
 
     if vector["expect"] == "valid":
         open_it()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, UsageError
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.identity import Identity
+    from glasshouse.jobs.rundir import RunFolder
 
 __all__ = ["command"]
 
@@ -20,6 +25,9 @@ def command(
     number: Annotated[
         list[str] | None, typer.Option("--number", metavar="NAME=VALUE", help="A public result, as a decimal.")
     ] = None,
+    reveal_weights: Annotated[
+        bool, typer.Option("--reveal-weights", help="Publish the weights' digests, so that anyone can compare a file.")
+    ] = False,
     force: Force = False,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -43,10 +51,34 @@ def command(
         owner=identity.signing,
         canaries=canaries_of(found.folder, found.record, home=place, identity=identity),
         numbers=_numbers(number or []),
+        revealed=_weights(found.folder, place, identity) if reveal_weights else None,
     )
     write_private(out, data, replace=force)
     output.result({"path": str(out), "run_id": found.record.run_id, "bytes": len(data)})
+    if reveal_weights:
+        output.say(
+            "It names the weights by their SHA-256: anyone who has the file, or can train it again, "
+            "can tell that it is this."
+        )
     output.say(f"The artifact is in {out}; anyone checks it with: glasshouse verify {out} --owner owner.pub")
+
+
+def _weights(folder: RunFolder, place: Home, identity: Identity) -> dict[int, tuple[bytes, bytes]]:
+    """Return salt and digest of every output of weights, from the sealed files of a run whose receipt holds."""
+    from glasshouse.evidence.results import WEIGHTS
+    from glasshouse.jobs.collect import look_inside, require_receipt
+    from glasshouse.jobs.control import concluded
+
+    receipt = require_receipt(concluded(folder, place, folder.load()))
+    opened = look_inside(folder, receipt, sealing=identity.sealing)
+    found = {
+        one.sequence: (one.salt, one.sha256)
+        for one, output in zip(opened, receipt.outputs, strict=True)
+        if output.of == WEIGHTS
+    }
+    if not found:
+        raise UsageError(Code.USAGE, "the run has no weights whose digest could be published")
+    return found
 
 
 def _numbers(given: list[str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The public artifact: what an owner may show of a run to anyone (spec/evidence.md section 9).
 
-The guarantee is the closed schema: enumerations, integers, bounded decimals and digests of fixed length.
+An in-toto Statement v1: its subjects are the plaintext weights where the owner reveals their digests, else the sealed
+outputs. The guarantee is the closed schema: enumerations, integers, bounded decimals and digests of fixed length.
 Laws: ``Artifact.from_json(a.to_json()) == a``; there is no value that is free text.
 """
 
@@ -12,21 +13,23 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS, MAX_PROBES
-from glasshouse.evidence.results import PACED, WEIGHTS
+from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS, MAX_PROBES, RECEIPT_TYPE, STATEMENT_TYPE
+from glasshouse.evidence.results import PACED, WEIGHTS, manifest_subject, sealed_name
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.fields import Fields, hex_or_null
+from glasshouse.wire.kdf import salted
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
 __all__ = [
-    "ARTIFACT_KIND",
+    "ARTIFACT_PREDICATE",
     "ARTIFACT_TYPE",
     "MAX_ARTIFACT_BYTES",
+    "MAX_GPUS",
     "NUMBERS",
     "PROBES",
     "PUBLIC_DECIMAL",
@@ -40,9 +43,11 @@ __all__ = [
     "known",
 ]
 
-ARTIFACT_TYPE = "application/vnd.glasshouse.artifact+json"
-ARTIFACT_KIND = "https://glasshouse.dev/artifact/v1"
+ARTIFACT_TYPE = RECEIPT_TYPE  # what tools of in-toto expect; the predicate's type tells the two apart
+ARTIFACT_PREDICATE = "https://glasshouse.dev/artifact/v1"
 MAX_ARTIFACT_BYTES = 256 * 1024
+
+MAX_GPUS = 64
 
 PUBLIC_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,11})(\.[0-9]{1,6})?")
 OTHER = "other"
@@ -65,19 +70,22 @@ WORKLOADS = ("lora", "mlp", "script")
 WORKSPACES = ("directory", "tmpfs", "tmpfs-noswap", OTHER)
 
 _KEYS = (
+    "_type",
     "assurance",
     "bundle_sha256",
     "bytes",
     "class",
-    "digest_of",
+    "countersigned_us",
+    "digest",
     "done",
-    "duration_us",
     "egress_peers",
     "elapsed_us",
     "environment_sha256",
     "final",
+    "finished_us",
     "first",
     "floor_sha256",
+    "gpus",
     "kind",
     "lifecycle_us",
     "log",
@@ -88,16 +96,24 @@ _KEYS = (
     "numbers",
     "outcome",
     "outputs",
+    "plaintext_hmac_sha256",
+    "plaintext_salt",
+    "plaintext_sha256",
     "policy_sha256",
+    "predicate",
+    "predicateType",
     "probe",
     "profile",
     "result",
     "root",
+    "sealed_sha256",
     "secret_memory",
     "segments",
     "sha256",
     "size",
+    "started_us",
     "stop_reason",
+    "subject",
     "suite",
     "trainable",
     "training_imports_us",
@@ -108,9 +124,18 @@ _KEYS = (
     "workspace",
     "zeroization",
 )
+
+
+def weights_name(number: int) -> str:
+    """Return how the subject is called that is output `number` in the clear."""
+    return f"weights/{number:04d}"
+
+
 VOCABULARY = frozenset(
     {*_KEYS, *LIFECYCLE, *NUMBERS, *PROBES, *SECRET_MEMORIES, *STOP_REASONS, *WORKLOADS, *WORKSPACES}
-    | {ARTIFACT_KIND, "checkpoint", "completed", "epoch", "file", "output", "plaintext", "sealed", "step", WEIGHTS}
+    | {STATEMENT_TYPE, ARTIFACT_PREDICATE, "checkpoint", "completed", "epoch", "file", "manifest", "output", "step"}
+    | {WEIGHTS}
+    | {name(number) for number in range(MAX_OUTPUTS) for name in (sealed_name, weights_name)}
     | {member.value for levels in (Assurance, Profile, Suite, ProbeResult) for member in levels}
 )
 """Every word that an artifact can be made of, beside numbers and digests."""
@@ -126,39 +151,50 @@ class PublicOutput:
     """One output, without its name.
 
     Attributes:
-        kind, of, plain_bytes: as in the receipt.
-        sha256: of the plaintext for weights, of the sealed file for everything else.
+        kind, of, plain_bytes, sealed_sha256, plain_hmac: as in the receipt.
+        revealed: the salt and the plaintext's SHA-256, by the owner's choice and for weights alone.
     """
 
     kind: str
     of: str
     plain_bytes: int
-    sha256: bytes
+    sealed_sha256: bytes
+    plain_hmac: bytes | None
+    revealed: tuple[bytes, bytes] | None = None
 
-    @property
-    def digest_of(self) -> str:
-        return "plaintext" if self.of == WEIGHTS else "sealed"
+    def __post_init__(self) -> None:
+        if (self.plain_hmac is not None) != (self.of == WEIGHTS):
+            raise FormatError(Code.SCHEMA, "a commitment to a plaintext stands beside weights, and nowhere else")
+        if self.revealed is not None and (self.plain_hmac is None or salted(*self.revealed) != self.plain_hmac):
+            raise FormatError(Code.SCHEMA, "a plaintext digest that is not the one which the receipt commits to")
 
     def to_json(self) -> dict[str, Json]:
+        salt, sha256 = self.revealed or (None, None)
         return {
             "bytes": self.plain_bytes,
             "class": self.of,
-            "digest_of": self.digest_of,
             "kind": self.kind,
-            "sha256": self.sha256.hex(),
+            "plaintext_hmac_sha256": hex_or_null(self.plain_hmac),
+            "plaintext_salt": hex_or_null(salt),
+            "plaintext_sha256": hex_or_null(sha256),
+            "sealed_sha256": self.sealed_sha256.hex(),
         }
 
     @classmethod
     def from_json(cls, value: Json) -> PublicOutput:
         """Inverse of `to_json`; raises `FormatError`."""
         fields = Fields(value, "output")
+        salt, sha256 = fields.digest_or_null("plaintext_salt"), fields.digest_or_null("plaintext_sha256")
+        if (salt is None) != (sha256 is None):
+            raise FormatError(Code.SCHEMA, "a plaintext digest without its salt, or the reverse")
         found = cls(
             kind=fields.choice("kind", ["checkpoint", "output"]),
             of=fields.choice("class", ["file", WEIGHTS]),
             plain_bytes=fields.integer("bytes"),
-            sha256=fields.digest("sha256"),
+            sealed_sha256=fields.digest("sealed_sha256"),
+            plain_hmac=fields.digest_or_null("plaintext_hmac_sha256"),
+            revealed=None if salt is None or sha256 is None else (salt, sha256),
         )
-        fields.choice("digest_of", [found.digest_of])
         fields.end()
         return found
 
@@ -170,9 +206,15 @@ class Artifact:
     Attributes:
         bundle_sha256: commits the owner to the bundle behind all this.
         egress_peers: how many peers the worker was allowed to reach.
+        gpus: how many accelerators the runtime said that it had.
         loss: first and final, rounded to six decimals, or None.
+        started_us, finished_us: by the runtime's clock.
+        countersigned_us: when the broker put its name under the receipt, by its own clock.
         numbers: of `NUMBERS`, for instance what a benchmark or an evaluation printed.
         others: as in receipt and manifest.
+
+    Raises:
+        FormatError: `schema-invalid` on construction from what contradicts itself.
     """
 
     bundle_sha256: bytes
@@ -181,6 +223,7 @@ class Artifact:
     suite: Suite
     workload: str
     egress_peers: int
+    gpus: int
     manifest_sha256: bytes
     floor_sha256: bytes
     policy_sha256: bytes
@@ -201,18 +244,46 @@ class Artifact:
     zeroization: tuple[tuple[str, ProbeResult], ...]
     lifecycle_us: Mapping[str, int | None]
     training_imports_us: int | None
-    duration_us: int
+    started_us: int
+    finished_us: int
+    countersigned_us: int
     numbers: Mapping[str, str]
 
+    def __post_init__(self) -> None:
+        if any(result is ProbeResult.FOUND for _, result in self.zeroization) or not self.zeroization:
+            raise FormatError(
+                Code.SCHEMA, "an artifact of a run that did not complete: without probes, or residue found"
+            )
+        if self.finished_us < self.started_us:
+            raise FormatError(Code.SCHEMA, "an artifact of a run that ends before it starts")
+
     def to_json(self) -> dict[str, Json]:
+        """Return the in-toto Statement."""
+        return {
+            "_type": STATEMENT_TYPE,
+            "predicate": self._predicate(),
+            "predicateType": ARTIFACT_PREDICATE,
+            "subject": self._subject(),
+        }
+
+    def _subject(self) -> list[Json]:
+        """Return the weights that are revealed; without any, the sealed outputs; without these, the package."""
+        numbered = list(enumerate(self.outputs))
+        weights = [(weights_name(at), one.revealed[1]) for at, one in numbered if one.revealed is not None]
+        found = weights or [(sealed_name(at), one.sealed_sha256) for at, one in numbered]
+        subject: list[Json] = [{"digest": {"sha256": digest.hex()}, "name": name} for name, digest in found]
+        return subject or [manifest_subject(self.manifest_sha256)]
+
+    def _predicate(self) -> dict[str, Json]:
         return {
             "assurance": self.assurance.value,
             "bundle_sha256": self.bundle_sha256.hex(),
-            "duration_us": self.duration_us,
+            "countersigned_us": self.countersigned_us,
             "egress_peers": self.egress_peers,
             "environment_sha256": self.environment_sha256.hex(),
+            "finished_us": self.finished_us,
             "floor_sha256": self.floor_sha256.hex(),
-            "kind": ARTIFACT_KIND,
+            "gpus": self.gpus,
             "lifecycle_us": dict(self.lifecycle_us),
             "log": {"root": self.log_root.hex(), "size": self.log_size},
             "loss": None if self.loss is None else {"final": self.loss[1], "first": self.loss[0]},
@@ -225,6 +296,7 @@ class Artifact:
             "profile": self.profile.value,
             "secret_memory": self.secret_memory,
             "segments": self.segments,
+            "started_us": self.started_us,
             "suite": self.suite.value,
             "trainable": self.trainable,
             "training_imports_us": self.training_imports_us,
@@ -242,8 +314,11 @@ class Artifact:
     @classmethod
     def from_json(cls, value: Json) -> Artifact:
         """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "artifact")
-        fields.choice("kind", [ARTIFACT_KIND])
+        statement = Fields(value, "statement")
+        statement.choice("_type", [STATEMENT_TYPE])
+        statement.choice("predicateType", [ARTIFACT_PREDICATE])
+        subject = statement.any("subject")
+        fields = statement.child("predicate")
         fields.choice("outcome", [Outcome.COMPLETED.value])
         log, work, lifecycle = fields.child("log"), fields.child("work"), fields.child("lifecycle_us")
         found = cls(
@@ -253,6 +328,7 @@ class Artifact:
             suite=Suite(fields.choice("suite", list(Suite))),
             workload=fields.choice("workload", WORKLOADS),
             egress_peers=fields.integer("egress_peers", high=16),
+            gpus=fields.integer("gpus", high=MAX_GPUS),
             manifest_sha256=fields.digest("manifest_sha256"),
             floor_sha256=fields.digest("floor_sha256"),
             policy_sha256=fields.digest("policy_sha256"),
@@ -266,18 +342,22 @@ class Artifact:
             elapsed_us=work.integer("elapsed_us"),
             stop_reason=work.choice("stop_reason", STOP_REASONS),
             loss=None if fields.null("loss") else _loss(fields.child("loss")),
-            trainable=_integer(fields, "trainable"),
+            trainable=fields.integer_or_null("trainable"),
             workspace=fields.choice("workspace", WORKSPACES),
             secret_memory=fields.choice("secret_memory", SECRET_MEMORIES),
             outputs=tuple(PublicOutput.from_json(item) for item in fields.items("outputs", max_items=MAX_OUTPUTS)),
             zeroization=tuple(_probe(item) for item in fields.items("zeroization", max_items=MAX_PROBES)),
-            lifecycle_us={step: _integer(lifecycle, step) for step in LIFECYCLE},
-            training_imports_us=_integer(fields, "training_imports_us"),
-            duration_us=fields.integer("duration_us"),
+            lifecycle_us={step: lifecycle.integer_or_null(step) for step in LIFECYCLE},
+            training_imports_us=fields.integer_or_null("training_imports_us"),
+            started_us=fields.integer("started_us"),
+            finished_us=fields.integer("finished_us"),
+            countersigned_us=fields.integer("countersigned_us"),
             numbers=_numbers(fields),
         )
-        for part in (log, work, lifecycle, fields):
+        for part in (log, work, lifecycle, fields, statement):
             part.end()
+        if subject != found._subject():
+            raise FormatError(Code.SCHEMA, "an artifact whose subject is not what it tells of")
         return found
 
     def sign(self, owner: SigningKey) -> bytes:
@@ -296,10 +376,6 @@ class Artifact:
         """
         payload = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES).verify(ARTIFACT_TYPE, owner)
         return cls.from_json(decode(payload, max_bytes=MAX_ARTIFACT_BYTES))
-
-
-def _integer(fields: Fields, name: str) -> int | None:
-    return None if fields.null(name) else fields.integer(name)
 
 
 def _loss(fields: Fields) -> tuple[str, str]:

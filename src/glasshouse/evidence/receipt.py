@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.heads import run_id_field
-from glasshouse.evidence.results import WORD, Loss, Output, Probe, Work
+from glasshouse.evidence.results import WORD, Loss, Output, Probe, Work, manifest_subject
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.fields import Fields, b64encode, hex_or_null
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
@@ -60,7 +60,8 @@ class Receipt:
         measurement, environment_sha256: of the runtime; None when it ended before measuring.
         log_root, log_size: the log, including its last event.
         work, loss, trainable: what the workload reported, or None.
-        outputs: what left the machine sealed, by sequence: the statement's subjects.
+        outputs: what left the machine sealed, by sequence: the statement's subjects; of a run without any, the subject
+            is the manifest.
         segments: how many sealed log segments were written.
         zeroization: what the probes answered.
         lifecycle_us: microseconds per step of the run, or None for a step that was not reached.
@@ -136,10 +137,10 @@ class Receipt:
             "assurance": None if self.assurance is None else self.assurance.value,
             "code": None if self.code is None else self.code.value,
             "deployment": self.deployment,
-            "ear_sha256": _hex(self.ear_sha256),
-            "environment_sha256": _hex(self.environment_sha256),
+            "ear_sha256": hex_or_null(self.ear_sha256),
+            "environment_sha256": hex_or_null(self.environment_sha256),
             "evidence_public": b64encode(self.evidence_public),
-            "evidence_sha256": _hex(self.evidence_sha256),
+            "evidence_sha256": hex_or_null(self.evidence_sha256),
             "finished_us": self.finished_us,
             "floor_sha256": self.floor_sha256.hex(),
             "hardening": {
@@ -151,7 +152,7 @@ class Receipt:
             "log": {"root": self.log_root.hex(), "size": self.log_size},
             "loss": None if self.loss is None else self.loss.to_json(),
             "manifest_sha256": self.manifest_sha256.hex(),
-            "measurement": _hex(self.measurement),
+            "measurement": hex_or_null(self.measurement),
             "not_covered": list(NOT_COVERED),
             "outcome": self.outcome.value,
             "package_id": self.package_id,
@@ -170,8 +171,13 @@ class Receipt:
             "_type": STATEMENT_TYPE,
             "predicate": predicate,
             "predicateType": PREDICATE_TYPE,
-            "subject": [output.to_json() for output in self.outputs],
+            "subject": self._subject(),
         }
+
+    def _subject(self) -> list[Json]:
+        # A statement of in-toto is about something: where nothing came back, about the package.
+        outputs: list[Json] = [output.to_json() for output in self.outputs]
+        return outputs or [manifest_subject(self.manifest_sha256)]
 
     @classmethod
     def from_statement(cls, value: Json) -> Receipt:
@@ -180,8 +186,10 @@ class Receipt:
         statement.choice("_type", [STATEMENT_TYPE])
         statement.choice("predicateType", [PREDICATE_TYPE])
         subject = statement.items("subject", max_items=MAX_OUTPUTS)
-        outputs = tuple(Output.from_json(item) for item in subject)
-        receipt = _predicate(statement.child("predicate"), outputs)
+        named = [item for item in subject if not isinstance(item, dict) or item.get("name") != "manifest"]
+        receipt = _predicate(statement.child("predicate"), tuple(Output.from_json(item) for item in named))
+        if subject != receipt._subject():
+            raise FormatError(Code.SCHEMA, "a receipt whose subject is neither its outputs nor its manifest")
         statement.end()
         return receipt
 
@@ -229,18 +237,6 @@ class Receipt:
         return cls.from_statement(decode(payload, max_bytes=MAX_RECEIPT_BYTES))
 
 
-def _hex(digest: bytes | None) -> str | None:
-    return None if digest is None else digest.hex()
-
-
-def _digest(fields: Fields, name: str) -> bytes | None:
-    return None if fields.null(name) else fields.digest(name)
-
-
-def _integer(fields: Fields, name: str) -> int | None:
-    return None if fields.null(name) else fields.integer(name)
-
-
 def _predicate(fields: Fields, outputs: tuple[Output, ...]) -> Receipt:
     fields.integer("version", low=_VERSION, high=_VERSION)
     if fields.texts("not_covered", max_items=len(NOT_COVERED)) != list(NOT_COVERED):
@@ -254,25 +250,25 @@ def _predicate(fields: Fields, outputs: tuple[Output, ...]) -> Receipt:
         manifest_sha256=fields.digest("manifest_sha256"),
         floor_sha256=fields.digest("floor_sha256"),
         policy_sha256=fields.digest("policy_sha256"),
-        evidence_sha256=_digest(fields, "evidence_sha256"),
-        ear_sha256=_digest(fields, "ear_sha256"),
+        evidence_sha256=fields.digest_or_null("evidence_sha256"),
+        ear_sha256=fields.digest_or_null("ear_sha256"),
         evidence_public=fields.octets("evidence_public", length=32),
         assurance=None if fields.null("assurance") else Assurance(fields.choice("assurance", list(Assurance))),
         profile=Profile(hardening.choice("profile", list(Profile))),
         workspace=hardening.text("workspace", max_chars=64, pattern=WORD),
         secret_memory=hardening.text("secret_memory", max_chars=64, pattern=WORD),
-        measurement=_digest(fields, "measurement"),
-        environment_sha256=_digest(fields, "environment_sha256"),
+        measurement=fields.digest_or_null("measurement"),
+        environment_sha256=fields.digest_or_null("environment_sha256"),
         log_root=log.digest("root"),
         log_size=log.integer("size", low=1),
         work=None if fields.null("work") else Work.from_json(fields.any("work")),
         loss=None if fields.null("loss") else Loss.from_json(fields.any("loss")),
-        trainable=_integer(fields, "trainable"),
+        trainable=fields.integer_or_null("trainable"),
         outputs=outputs,
         segments=fields.integer("segments"),
         zeroization=tuple(Probe.from_json(item) for item in fields.items("zeroization", max_items=MAX_PROBES)),
-        lifecycle_us={step: _integer(lifecycle, step) for step in LIFECYCLE},
-        training_imports_us=_integer(fields, "training_imports_us"),
+        lifecycle_us={step: lifecycle.integer_or_null(step) for step in LIFECYCLE},
+        training_imports_us=fields.integer_or_null("training_imports_us"),
         outcome=Outcome(fields.choice("outcome", list(Outcome))),
         code=None if fields.null("code") else Code(fields.choice("code", list(Code))),
         started_us=fields.integer("started_us"),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.fields import Fields, hex_or_null
 
-__all__ = ["PACED", "WORD", "Loss", "Output", "Probe", "Work"]
+__all__ = ["PACED", "WEIGHTS", "WORD", "Loss", "Output", "Probe", "Work", "manifest_subject", "sealed_name"]
 
 # A run that was measured: it rested between its slices, and its watch with it (ADR 0009).
 PACED = "paced"
@@ -23,19 +23,26 @@ WORD = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _DETAIL = re.compile(r"[\x20-\x7e]{0,200}")
 
 
+def sealed_name(sequence: int) -> str:
+    """Return where a sealed output lies in the run's folder."""
+    return f"outputs/{sequence:04d}.sealed"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
     """A result that left the machine sealed.
 
     It has a number and no name: the receipt lies on the rented machine's disk. Its name is sealed with it.
-    For the same reason a file's plaintext digest is not here (a small file could be guessed from it).
+    For the same reason no plaintext digest is here: a small file could be guessed from it, and weights that follow from
+    a seed be confirmed.
 
     Attributes:
         kind: `output` or `checkpoint`.
         of: `weights` or `file`: what the plaintext is (the class in events and on the wire).
         sequence: its number, as in the log and in the sealed file's name.
         plain_bytes: length of the plaintext.
-        sha256: of the plaintext, for weights; None for a file.
+        plain_hmac: for weights HMAC-SHA-256(salt, plaintext SHA-256), the salt being sealed with the output; None
+            for a file.
         sealed_bytes, sealed_sha256: of the sealed file.
     """
 
@@ -43,18 +50,18 @@ class Output:
     of: str
     sequence: int
     plain_bytes: int
-    sha256: bytes | None
+    plain_hmac: bytes | None
     sealed_bytes: int
     sealed_sha256: bytes
 
     def __post_init__(self) -> None:
-        if (self.sha256 is not None) != (self.of == WEIGHTS):
-            raise FormatError(Code.SCHEMA, "a plaintext digest stands beside weights, and beside nothing else")
+        if (self.plain_hmac is not None) != (self.of == WEIGHTS):
+            raise FormatError(Code.SCHEMA, "a commitment to a plaintext stands beside weights, and nowhere else")
 
     @property
     def file_name(self) -> str:
         """Where the sealed file lies in the run's folder."""
-        return f"outputs/{self.sequence:04d}.sealed"
+        return sealed_name(self.sequence)
 
     def to_json(self) -> dict[str, Json]:
         """Return the in-toto subject (a ResourceDescriptor): the sealed file as it lies in the folder."""
@@ -63,7 +70,7 @@ class Output:
                 "bytes": self.plain_bytes,
                 "class": self.of,
                 "kind": self.kind,
-                "plaintext_sha256": None if self.sha256 is None else self.sha256.hex(),
+                "plaintext_hmac_sha256": hex_or_null(self.plain_hmac),
                 "sealed_bytes": self.sealed_bytes,
                 "sequence": self.sequence,
             },
@@ -81,7 +88,7 @@ class Output:
             of=about.choice("class", ["file", WEIGHTS]),
             sequence=about.integer("sequence"),
             plain_bytes=about.integer("bytes"),
-            sha256=None if about.null("plaintext_sha256") else about.digest("plaintext_sha256"),
+            plain_hmac=about.digest_or_null("plaintext_hmac_sha256"),
             sealed_bytes=about.integer("sealed_bytes"),
             sealed_sha256=digest.digest("sha256"),
         )
@@ -89,6 +96,11 @@ class Output:
         for part in (about, digest, fields):
             part.end()
         return found
+
+
+def manifest_subject(manifest_sha256: bytes) -> dict[str, Json]:
+    """Return the in-toto subject of a statement about a run that gave nothing back: the package that it was of."""
+    return {"digest": {"sha256": manifest_sha256.hex()}, "name": "manifest"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -26,18 +27,23 @@ from glasshouse.evidence.artifact import (
 )
 from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.results import Output
-from glasshouse.jobs.verify import Status, verify_bundle
+from glasshouse.jobs.verify import Status, Verdict, verify_bundle
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["host_canaries", "make_artifact"]
+__all__ = ["account", "host_canaries", "make_artifact"]
 
 _SIX_PLACES = Decimal("0.000001")
 
 
 def make_artifact(
-    bundle: bytes, *, owner: SigningKey, canaries: Sequence[bytes | str], numbers: Mapping[str, str] | None = None
+    bundle: bytes,
+    *,
+    owner: SigningKey,
+    canaries: Sequence[bytes | str],
+    numbers: Mapping[str, str] | None = None,
+    revealed: Mapping[int, tuple[bytes, bytes]] | None = None,
 ) -> bytes:
     """Return the signed artifact of a run.
 
@@ -47,16 +53,46 @@ def make_artifact(
         canaries: this run's live secrets: keys, input names, paths; what the bundle itself knows
             (container, devices) and `host_canaries` are added.
         numbers: public results by a name of `NUMBERS`, as decimals.
+        revealed: salt and plaintext SHA-256 of the weights whose digests the owner publishes, by the output's sequence.
 
     Raises:
         VerificationError: the bundle is not good; or `artifact-canary`.
-        FormatError: as `verify_bundle`.
+        FormatError: as `verify_bundle`; `schema-invalid` for a digest that the receipt does not commit to.
         UsageError: `usage` for a number that may not stand in an artifact; `artifact-invalid` for the receipt of one
             of several machines, which is not the whole run.
     """
     verdict = verify_bundle(bundle, owner=owner.public)
+    plain = account(verdict, bundle)
+    shown = revealed or {}
+    artifact = replace(
+        plain,
+        numbers=_checked(numbers or {}),
+        outputs=tuple(replace(one, revealed=shown.get(sequence)) for sequence, one in enumerate(plain.outputs)),
+    )
+    claims = verdict.chain.claims
+    check_canaries(
+        encode(artifact.to_json()),
+        [*canaries, *([] if claims is None else _run_canaries(claims)), *host_canaries()],
+        vocabulary=VOCABULARY,
+        max_bytes=MAX_ARTIFACT_BYTES,
+    )
+    return artifact.sign(owner)
+
+
+def account(verdict: Verdict, bundle: bytes) -> Artifact:
+    """Return what a good bundle lets its owner publish: with no digest revealed, and no number of the owner's own.
+
+    Args:
+        verdict: of the bundle.
+        bundle: its bytes.
+
+    Raises:
+        VerificationError, UsageError: as `make_artifact`.
+    """
     chain, receipt = verdict.chain, verdict.chain.receipt
-    if verdict.status is not Status.GOOD or not (chain.manifest and chain.claims and chain.ear and receipt.work):
+    if verdict.status is not Status.GOOD or not (
+        chain.manifest and chain.claims and chain.ear and chain.countersignature and receipt.work
+    ):
         raise VerificationError(
             Code.ARTIFACT_INVALID, f"an artifact is made of a good bundle only; this one is {verdict.status}"
         )
@@ -65,13 +101,14 @@ def make_artifact(
             Code.ARTIFACT_INVALID,
             f"an artifact tells of a run on one machine; this receipt is one of {verdict.machines} machines'",
         )
-    artifact = Artifact(
+    return Artifact(
         bundle_sha256=sha256(bundle),
         assurance=chain.ear.assurance,
         profile=chain.ear.profile,
         suite=chain.manifest.suite,
         workload=chain.manifest.workload,
         egress_peers=len(chain.manifest.floor.egress),
+        gpus=len(chain.claims.gpus),
         manifest_sha256=receipt.manifest_sha256,
         floor_sha256=receipt.floor_sha256,
         policy_sha256=receipt.policy_sha256,
@@ -92,16 +129,11 @@ def make_artifact(
         zeroization=tuple((known(probe.probe, PROBES), probe.result) for probe in receipt.zeroization),
         lifecycle_us=dict(receipt.lifecycle_us),
         training_imports_us=receipt.training_imports_us,
-        duration_us=receipt.finished_us - receipt.started_us,
-        numbers=_checked(numbers or {}),
+        started_us=receipt.started_us,
+        finished_us=receipt.finished_us,
+        countersigned_us=chain.countersignature.time_us,
+        numbers={},
     )
-    check_canaries(
-        encode(artifact.to_json()),
-        [*canaries, *_run_canaries(chain.claims), *host_canaries()],
-        vocabulary=VOCABULARY,
-        max_bytes=MAX_ARTIFACT_BYTES,
-    )
-    return artifact.sign(owner)
 
 
 def host_canaries() -> list[str]:
@@ -123,8 +155,13 @@ def _run_canaries(claims: Claims) -> list[str]:
 
 
 def _public(output: Output) -> PublicOutput:
-    digest = output.sealed_sha256 if output.sha256 is None else output.sha256
-    return PublicOutput(kind=output.kind, of=output.of, plain_bytes=output.plain_bytes, sha256=digest)
+    return PublicOutput(
+        kind=output.kind,
+        of=output.of,
+        plain_bytes=output.plain_bytes,
+        sealed_sha256=output.sealed_sha256,
+        plain_hmac=output.plain_hmac,
+    )
 
 
 def _rounded(loss: str) -> str:

@@ -24,6 +24,7 @@ from glasshouse.jobs.rundir import RunFolder
 from glasshouse.package.outputs import OpenedOutput, open_output
 from glasshouse.package.paths import check_path, check_paths
 from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.kdf import salted
 
 __all__ = ["Opened", "fetch", "look_inside", "require_receipt"]
 
@@ -39,6 +40,7 @@ class Opened:
         name: as the workload called it.
         kind: `output` or `checkpoint`.
         plain_bytes, sha256: of the plaintext.
+        salt: with it the plaintext's digest compares with what the receipt commits to.
         path: where it lies decrypted, once it was fetched.
     """
 
@@ -47,6 +49,7 @@ class Opened:
     kind: str
     plain_bytes: int
     sha256: bytes
+    salt: bytes
     path: Path | None = None
 
 
@@ -86,9 +89,9 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
             opened = _opened(stream, output, receipt, sealing)
             with Path(os.devnull).open("wb") as nowhere:
                 digest = _copied(opened, output, nowhere)
-            if digest != (output.sha256 or digest):
+            if output.plain_hmac is not None and salted(opened.salt, digest) != output.plain_hmac:
                 raise PackageError(
-                    Code.OUTPUT_TAMPERED, f"output {output.sequence} has another digest than the receipt says"
+                    Code.OUTPUT_TAMPERED, f"output {output.sequence} has another digest than the receipt commits to"
                 )
             found.append(
                 Opened(
@@ -97,6 +100,7 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
                     kind=output.kind,
                     plain_bytes=opened.bytes,
                     sha256=digest,
+                    salt=opened.salt,
                 )
             )
     return found

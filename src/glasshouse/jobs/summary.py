@@ -142,12 +142,11 @@ def _outputs(receipt: Receipt | None, opened: Sequence[Opened]) -> list[dict[str
     found: list[dict[str, Any]] = []
     for output in receipt.outputs:
         one = inside.get(output.sequence)
-        digest = one.sha256 if one else output.sha256
         found.append(
             {
                 "name": one.name if one else None,
                 "kind": output.kind,
-                "sha256": digest.hex() if digest else None,
+                "sha256": one.sha256.hex() if one else None,
                 "bytes": output.plain_bytes,
                 "sealed": str(PurePosixPath(output.file_name)),
                 "sealed_sha256": output.sealed_sha256.hex(),

@@ -12,6 +12,7 @@ from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.results import PACED, Output
 from glasshouse.jobs.chain import Chain
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import hex_or_null
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
@@ -297,6 +298,6 @@ def _output(output: Output) -> dict[str, Json]:
         "class": output.of,
         "file": output.file_name,
         "kind": output.kind,
+        "plaintext_hmac_sha256": hex_or_null(output.plain_hmac),
         "sealed_sha256": output.sealed_sha256.hex(),
-        "sha256": None if output.sha256 is None else output.sha256.hex(),
     }

@@ -1,4 +1,4 @@
-"""The header of a sealed output, and the 288 bytes that only its recipients read (spec/sealed-package.md 8)."""
+"""The header of a sealed output, and the 320 bytes that only its recipients read (spec/sealed-package.md 8)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
 
-__all__ = ["MAX_NAME_BYTES", "PRIVATE_BYTES", "OutputHeader", "OutputKind", "commitment", "read_private", "wrap"]
+__all__ = [
+    "MAX_NAME_BYTES",
+    "PRIVATE_BYTES",
+    "SALT_BYTES",
+    "OutputHeader",
+    "OutputKind",
+    "commitment",
+    "read_private",
+    "wrap",
+]
 
 MAGIC = b"\x89GHO\r\n\x1a\n"
 LENGTH_BYTES = 4
 MAX_HEADER_BYTES = 1 << 15
 MAX_NAME_BYTES = 255
-# Key, name's length, name, zeros: of one size, so that the name's length does not show either.
-PRIVATE_BYTES = KEY_BYTES + 1 + MAX_NAME_BYTES
+SALT_BYTES = 32
+# Key, salt, name's length, name, zeros: of one size, so that the name's length does not show either.
+_NAME_AT = KEY_BYTES + SALT_BYTES
+PRIVATE_BYTES = _NAME_AT + 1 + MAX_NAME_BYTES
 FORMAT = "glasshouse-output/1"
 
 _INFO_LABEL = b"glasshouse output v1 key"
@@ -167,6 +178,7 @@ class OutputHeader:
 def wrap(
     key: bytes | bytearray | memoryview,
     *,
+    salt: bytes | bytearray | memoryview,
     recipients: Sequence[bytes],
     run_id: str,
     manifest_sha256: bytes,
@@ -176,7 +188,7 @@ def wrap(
     suite: Suite,
     chunk_bytes: int,
 ) -> OutputHeader:
-    """Seal an output's key and name to every recipient.
+    """Seal an output's key, salt and name to every recipient.
 
     Raises:
         PackageError: `package-path` or `package-limit`.
@@ -184,7 +196,7 @@ def wrap(
     """
     commit = commitment(key, run_id=run_id, manifest_sha256=manifest_sha256)
     info = _info(run_id, manifest_sha256, kind, sequence, commit)
-    private = private_block(key, name)
+    private = private_block(key, salt, name)
     try:
         sealed = {hpke.recipient_id(each): hpke.seal(private, recipient=each, info=info) for each in recipients}
     finally:
@@ -206,30 +218,31 @@ def commitment(key: bytes | bytearray | memoryview, *, run_id: str, manifest_sha
     return derive(key, _COMMITMENT_LABEL, bytes.fromhex(run_id), manifest_sha256)
 
 
-def private_block(key: bytes | bytearray | memoryview, name: str) -> bytearray:
-    """Return what is sealed to the recipients: key ‖ length of the name ‖ name ‖ zeros; 288 bytes."""
+def private_block(key: bytes | bytearray | memoryview, salt: bytes | bytearray | memoryview, name: str) -> bytearray:
+    """Return what is sealed to the recipients: key ‖ salt ‖ length of the name ‖ name ‖ zeros; 320 bytes."""
     text = check_path(name, max_bytes=MAX_NAME_BYTES).encode("utf-8")
     block = bytearray(PRIVATE_BYTES)
     block[:KEY_BYTES] = key
-    block[KEY_BYTES] = len(text)
-    block[KEY_BYTES + 1 : KEY_BYTES + 1 + len(text)] = text
+    block[KEY_BYTES:_NAME_AT] = salt
+    block[_NAME_AT] = len(text)
+    block[_NAME_AT + 1 : _NAME_AT + 1 + len(text)] = text
     return block
 
 
-def read_private(block: bytes | bytearray | memoryview) -> str:
-    """Return the name in a private block.
+def read_private(block: bytes | bytearray | memoryview) -> tuple[bytes, str]:
+    """Return the salt and the name in a private block.
 
     Raises:
         PackageError: `output-tampered` or `package-path`.
     """
-    end = KEY_BYTES + 1 + block[KEY_BYTES]
+    end = _NAME_AT + 1 + block[_NAME_AT]
     if any(block[end:]):
         raise PackageError(Code.OUTPUT_TAMPERED, "an output's name with something behind it")
     try:
-        name = bytes(block[KEY_BYTES + 1 : end]).decode("utf-8")
+        name = bytes(block[_NAME_AT + 1 : end]).decode("utf-8")
     except UnicodeDecodeError:
         raise PackageError(Code.PACKAGE_PATH, "an output's name that is not Unicode text") from None
-    return check_path(name, max_bytes=MAX_NAME_BYTES)
+    return bytes(block[KEY_BYTES:_NAME_AT]), check_path(name, max_bytes=MAX_NAME_BYTES)
 
 
 def _info(run_id: str, manifest_sha256: bytes, kind: OutputKind, sequence: int, key_commitment: bytes) -> bytes:

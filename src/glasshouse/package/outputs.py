@@ -15,10 +15,18 @@ from typing import BinaryIO, TypeAlias
 
 from glasshouse.errors import Code, FormatError, InternalError, PackageError
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_ASSETS_BYTES, chunk_count, sealed_size
-from glasshouse.package.output_header import PRIVATE_BYTES, OutputHeader, OutputKind, commitment, read_private, wrap
+from glasshouse.package.output_header import (
+    PRIVATE_BYTES,
+    OutputHeader,
+    OutputKind,
+    commitment,
+    read_private,
+    wrap,
+)
 from glasshouse.package.streams import Positioned, size_of, write_all
 from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
 from glasshouse.wire.hpke import RecipientKey, recipient_id
+from glasshouse.wire.kdf import salted
 
 __all__ = ["OpenedOutput", "OutputKind", "OutputSealer", "SealedOutput", "open_output"]
 
@@ -35,7 +43,8 @@ class SealedOutput:
         kind: what it is.
         sequence: its number among the run's outputs, or among its log segments.
         bytes: plaintext length.
-        sha256: digest of the plaintext.
+        sha256: digest of the plaintext; goes to no disk.
+        plain_hmac: of that digest, under the salt that is sealed with the output.
         sealed_sha256: digest of the sealed file.
         sealed_bytes: length of the sealed file.
     """
@@ -45,6 +54,7 @@ class SealedOutput:
     sequence: int
     bytes: Size
     sha256: Digest
+    plain_hmac: Digest
     sealed_sha256: Digest
     sealed_bytes: Size
 
@@ -84,10 +94,11 @@ class OutputSealer:
         self._out, self._name, self._kind, self._sequence = out, name, OutputKind(kind), sequence
         self._digest, self._sealed_digest = hashlib.sha256(), hashlib.sha256()
         self._bytes = self._sealed_bytes = self._index = self._filled = 0
-        key = _fresh_key()
+        key, self._salt = _fresh_key(), _fresh_key()
         try:
             header = wrap(
                 key,
+                salt=self._salt,
                 recipients=recipients,
                 run_id=run_id,
                 manifest_sha256=manifest_sha256,
@@ -136,6 +147,8 @@ class OutputSealer:
         try:
             self._emit(self._plain[: self._filled], last=True)
             self._out.flush()
+            sha256 = self._digest.digest()
+            plain_hmac = salted(self._salt, sha256)
         finally:
             self.wipe()
         return SealedOutput(
@@ -143,14 +156,16 @@ class OutputSealer:
             kind=self._kind,
             sequence=self._sequence,
             bytes=self._bytes,
-            sha256=self._digest.digest(),
+            sha256=sha256,
+            plain_hmac=plain_hmac,
             sealed_sha256=self._sealed_digest.digest(),
             sealed_bytes=self._sealed_bytes,
         )
 
     def wipe(self) -> None:
-        """Forget plaintext and key; may be called at any time and again."""
+        """Forget plaintext, salt and key; may be called at any time and again."""
         zero(self._plain)
+        zero(self._salt)
         if self._open:
             self._open = False
             del self._cipher  # OpenSSL cleanses its copy when the object goes
@@ -176,6 +191,7 @@ class OpenedOutput:
 
     Attributes:
         name: as the worker called it; a checked relative path.
+        salt: of the plaintext's digest, for `wire.kdf.salted`.
         kind: what it is.
         sequence: its number.
         bytes: plaintext length.
@@ -183,7 +199,7 @@ class OpenedOutput:
     """
 
     def __init__(self, source: Positioned, header: OutputHeader, private: bytearray, sealed_bytes: int) -> None:
-        self.name = read_private(private)
+        self.salt, self.name = read_private(private)
         self.kind, self.sequence = header.kind, header.sequence
         self._source, self._offset, self._chunk_bytes = source, header.length, header.chunk_bytes
         chunks = -(-sealed_bytes // (header.chunk_bytes + TAG_BYTES))
@@ -265,7 +281,7 @@ def open_output(stream: BinaryIO, key: RecipientKey, *, run_id: str, manifest_sh
 
 
 def _fresh_key() -> bytearray:
-    """Draw a key into memory that can be wiped: `os.urandom` would leave it in an immutable object."""
+    """Draw a key, or a salt, into memory that can be wiped: `os.urandom` would leave it in an immutable object."""
     key = bytearray(KEY_BYTES)
     source = os.open("/dev/urandom", os.O_RDONLY | os.O_CLOEXEC)
     try:

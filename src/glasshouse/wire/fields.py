@@ -13,7 +13,7 @@ from collections.abc import Collection
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import MAX_INTEGER, Json
 
-__all__ = ["DECIMAL", "IDENTIFIER", "Fields", "b64decode", "b64encode"]
+__all__ = ["DECIMAL", "IDENTIFIER", "Fields", "b64decode", "b64encode", "hex_or_null"]
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?")
@@ -37,6 +37,11 @@ def b64decode(text: str) -> bytes:
     if b64encode(data) != text:
         raise FormatError(Code.SCHEMA, "not the one valid base64url form")
     return data
+
+
+def hex_or_null(digest: bytes | None) -> str | None:
+    """Return a nullable digest as a document has it."""
+    return None if digest is None else digest.hex()
 
 
 class Fields:
@@ -116,6 +121,12 @@ class Fields:
     def digest(self, name: str, *, length: int = 32) -> bytes:
         """Take a digest in lower-case hexadecimal; `length` is in bytes."""
         return bytes.fromhex(self.text(name, max_chars=2 * length, pattern=re.compile(f"[0-9a-f]{{{2 * length}}}")))
+
+    def digest_or_null(self, name: str) -> bytes | None:
+        return None if self.null(name) else self.digest(name)
+
+    def integer_or_null(self, name: str) -> int | None:
+        return None if self.null(name) else self.integer(name)
 
     def items(self, name: str, *, max_items: int) -> list[Json]:
         value = self.any(name)

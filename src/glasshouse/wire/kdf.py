@@ -1,18 +1,29 @@
-"""HKDF-SHA-256 and unambiguous concatenation."""
+"""HKDF-SHA-256, unambiguous concatenation, and digests that only a salt makes comparable."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["derive", "lengths_prefixed", "sha256"]
+__all__ = ["derive", "lengths_prefixed", "salted", "sha256"]
 
 
 def sha256(data: bytes | bytearray | memoryview) -> bytes:
     """Return the SHA-256 of `data`, 32 bytes."""
     return hashlib.sha256(data).digest()
+
+
+def salted(salt: bytes | bytearray | memoryview, digest: bytes) -> bytes:
+    """Return HMAC-SHA-256(salt, digest): it commits to the digest, and without the salt no guess can be compared.
+
+    Args:
+        salt: 32 random bytes.
+        digest: the SHA-256 of what is committed to.
+    """
+    return hmac.digest(salt, digest, "sha256")
 
 
 def lengths_prefixed(*parts: bytes) -> bytes:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.bench.harness.engine import Engine, Pieces
+from glasshouse.bench.harness.arms import Finished
+from glasshouse.bench.harness.engine import Engine, Pieces, _note
 from glasshouse.bench.harness.sequential import Legs
 from glasshouse.bench.harness.stop import Stop
 from glasshouse.bench.overhead.analysis import Analysis, analyse
@@ -20,6 +21,7 @@ from glasshouse.bench.overhead.parity import Same
 from glasshouse.bench.overhead.slices import Outcome, SessionEnd, Slice
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.wire import pacing
+from glasshouse.wire.kdf import salted
 from simulators.paced_arms import MemoryStore, PacedWorld, Quiet, nothing_seen
 
 QUICK = WarmupRule(least_ns=1_000_000_000, cap_ns=60_000_000_000, window_blocks=5)
@@ -103,6 +105,24 @@ def test_a_planted_overhead_is_found_and_everything_can_be_replayed(stop: Stop) 
     assert found.parked is not None
     part = Part.of(run.design, tuple(run.store.records), tuple(run.store.notes))
     assert part.parity.word is Same.SAME
+
+
+def test_weights_are_compared_through_the_salt_of_the_receipt_and_files_not_at_all() -> None:
+    """What lies in the measurement for anyone to read commits to nothing that a guess could be compared with."""
+    weights, settings = hashlib.sha256(b"weights").digest(), hashlib.sha256(b'{"r": 16}').digest()
+    outputs = (("output", "file", settings), ("output", "weights", weights))
+    salts = (b"s" * 32, b"t" * 32)
+    raw = Finished(done=5, start_ns=1, outputs=outputs)
+    protected = Finished(done=5, start_ns=2, outputs=outputs, salts=salts, bundle=b"bundle", lifecycle_us={})
+    note = _note(0, {Arm.RAW: raw, Arm.PROTECTED: protected})
+    assert note.raw is not None
+    assert note.protected is not None
+    assert note.protected.outputs == (("output", "file", None), ("output", "weights", salted(salts[1], weights)))
+    assert note.raw.outputs == note.protected.outputs
+    null = [_note(0, {Arm.RAW: raw, Arm.PROTECTED: raw}) for _ in range(2)]
+    assert all(one.raw is not None and one.raw == replace(one.protected, start_ns=1) for one in null)
+    assert null[0].raw != null[1].raw  # the salt is drawn for the session, and nowhere kept
+    assert weights.hex().encode() not in null[0].encode() + note.encode()
 
 
 def test_what_is_burnt_in_every_step_of_p_is_the_overhead(stop: Stop) -> None:

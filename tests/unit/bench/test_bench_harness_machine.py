@@ -17,7 +17,7 @@ from glasshouse.bench.overhead.slices import Throttle
 
 def test_the_description_has_the_form_of_the_statement_and_no_names() -> None:
     found = describe(None)
-    workload = {"facts": {}, "kind": "mlp", "name": "mlp", "params_sha256": "0" * 64, "unit": "epoch"}
+    workload = {"facts": {}, "kind": "mlp", "name": "mlp", "unit": "epoch"}
     Facts(workload=workload, system=found, created_us=1)
     said = json.dumps(found)
     for name in (platform.node(), getpass.getuser()):

@@ -19,7 +19,7 @@ from glasshouse.wire.canonical import encode
 from simulators.measurement import FACTS
 
 WEIGHTS = ("output", "weights", b"w" * 32)
-METRICS = ("output", "file", b"m" * 32)
+METRICS = ("output", "file", None)
 WORK = ArmWork(done=1000, start_ns=10**9, outputs=(WEIGHTS, METRICS))
 TIMES = {"attest": 10, "harden": 20, "open": 30, "release": 40, "seal_outputs": 50, "total": 10**6, "zeroize": 60}
 NOTE = SessionNote(session=0, raw=WORK, protected=WORK, lifecycle_us=TIMES, imports_us=None, bundle_sha256=b"b" * 32)
@@ -46,8 +46,11 @@ def test_a_note_is_read_as_it_was_written() -> None:
         {"lifecycle_us": {**TIMES, "attest": -1}},
         {"lifecycle_us": {**TIMES, "nap": 1}},
         {"raw": {"done": 1}},
-        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "secret", "sha256": "00" * 32}]}},
-        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "file", "sha256": "00"}]}},
+        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "secret", "hmac_sha256": "00" * 32}]}},
+        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "weights", "hmac_sha256": "00"}]}},
+        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "weights", "hmac_sha256": None}]}},
+        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "file", "hmac_sha256": "00" * 32}]}},
+        {"raw": {**WORK.to_json(), "outputs": [{"kind": "output", "class": "weights", "sha256": "00" * 32}]}},
         {"note": "x"},
     ],
     ids=str,
@@ -115,7 +118,7 @@ def test_f_is_of_the_sessions_in_which_all_of_it_is_known() -> None:
     ("raw", "protected", "same"),
     [
         (WORK, WORK, Same.SAME),
-        (WORK, replace(WORK, outputs=(WEIGHTS, ("output", "file", b"n" * 32))), Same.SAME),
+        (WORK, replace(WORK, outputs=(WEIGHTS, ("checkpoint", "file", None))), Same.SAME),
         (WORK, replace(WORK, outputs=(("output", "weights", b"v" * 32), METRICS)), Same.DIFFERENT),
         (WORK, replace(WORK, outputs=(("checkpoint", "weights", b"w" * 32), METRICS)), Same.DIFFERENT),
         (WORK, replace(WORK, outputs=(WEIGHTS, WEIGHTS)), Same.DIFFERENT),
@@ -165,7 +168,6 @@ def test_a_machines_words_are_made_plain(text: str, shown: str | None) -> None:
         ("workload", {"name": "x" * 97}),
         ("workload", {"name": None}),
         ("workload", {"kind": "mining"}),
-        ("workload", {"params_sha256": "00"}),
         ("workload", {"unit": "steps per year"}),
         ("workload", {"facts": {"path": "a/b"}}),
         ("workload", {"facts": {"note": "x" * 33}}),

@@ -6,11 +6,14 @@ import base64
 import json
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementProto
 
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.errors import Code, FormatError, VerificationError
@@ -33,12 +36,15 @@ from glasshouse.evidence.receipt import LIFECYCLE
 from glasshouse.package.manifest import WORKLOADS as PACKAGE_WORKLOADS
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
+from glasshouse.wire.kdf import salted
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 
 OWNER = SigningKey(b"o" * 32)
 CANARY = "Erika Mustermann, born 1964"
 SECRET = bytes(range(200, 232))
+
+SHOWN = (b"\x0a" * 32, b"\x0b" * 32)  # salt and digest of weights that their owner reveals
 
 ARTIFACT = Artifact(
     bundle_sha256=b"\x01" * 32,
@@ -47,6 +53,7 @@ ARTIFACT = Artifact(
     suite=Suite.AES_256_GCM,
     workload="lora",
     egress_peers=0,
+    gpus=1,
     manifest_sha256=b"\x02" * 32,
     floor_sha256=b"\x03" * 32,
     policy_sha256=b"\x04" * 32,
@@ -64,15 +71,33 @@ ARTIFACT = Artifact(
     workspace="tmpfs-noswap",
     secret_memory="memfd-secret",
     outputs=(
-        PublicOutput(kind="output", of="weights", plain_bytes=10, sha256=b"\x08" * 32),
-        PublicOutput(kind="checkpoint", of="file", plain_bytes=10, sha256=b"\x09" * 32),
+        PublicOutput(
+            kind="output",
+            of="weights",
+            plain_bytes=10,
+            sealed_sha256=b"\x08" * 32,
+            plain_hmac=salted(*SHOWN),
+            revealed=SHOWN,
+        ),
+        PublicOutput(kind="checkpoint", of="file", plain_bytes=10, sealed_sha256=b"\x09" * 32, plain_hmac=None),
     ),
     zeroization=(("swap", ProbeResult.UNVERIFIABLE), ("workspace", ProbeResult.CLEAN)),
     lifecycle_us=dict.fromkeys(LIFECYCLE, 1000),
     training_imports_us=None,
-    duration_us=13_000_000,
+    started_us=1_790_000_000_000_000,
+    finished_us=1_790_000_013_000_000,
+    countersigned_us=1_790_000_013_100_000,
     numbers={"accuracy": "0.95", "overhead-percent": "-0.1"},
 )
+
+
+ARTIFACT_OUTPUTS: Any = ARTIFACT.to_json()["predicate"]["outputs"]  # type: ignore[call-overload, index]
+
+
+def with_predicate(**changes: Any) -> Any:
+    """The statement with some of its predicate changed."""
+    statement: Any = ARTIFACT.to_json()
+    return {**statement, "predicate": {**statement["predicate"], **changes}}
 
 
 def look(document: object, canary: bytes | str) -> None:
@@ -166,33 +191,86 @@ def test_no_text_fits_into_any_of_its_fields(path: str) -> None:
 
 
 def test_no_field_can_be_added_and_none_left_out() -> None:
-    document = ARTIFACT.to_json()
-    with pytest.raises(FormatError):
-        Artifact.from_json({**document, "note": "hello"})
-    for name in document:
+    statement: Any = ARTIFACT.to_json()
+    places: list[tuple[Any, Callable[[Any], Any]]] = [
+        (statement, lambda document: document),
+        (statement["predicate"], lambda document: {**statement, "predicate": document}),
+        (statement["predicate"]["outputs"][0], lambda one: with_predicate(outputs=[one, *ARTIFACT_OUTPUTS[1:]])),
+    ]
+    for document, whole in places:
+        assert Artifact.from_json(whole(document)) == ARTIFACT
         with pytest.raises(FormatError):
-            Artifact.from_json({key: value for key, value in document.items() if key != name})
-    assert len(document) >= len(fields(Artifact)) - 6
+            Artifact.from_json(whole({**document, "note": "hello"}))
+        for name in document:
+            with pytest.raises(FormatError):
+                Artifact.from_json(whole({key: value for key, value in document.items() if key != name}))
+    assert len(statement["predicate"]) >= len(fields(Artifact)) - 6
 
 
 @pytest.mark.parametrize("value", ["1e5", "nan", "0.1234567", "1234567890123", "+1", "01", ".5", "1.", "٣"])
 def test_a_number_is_a_short_decimal(value: str) -> None:
     with pytest.raises(FormatError):
-        Artifact.from_json({**ARTIFACT.to_json(), "numbers": [{"name": "accuracy", "value": value}]})
+        Artifact.from_json(with_predicate(numbers=[{"name": "accuracy", "value": value}]))
 
 
 def test_numbers_are_named_once_and_in_order() -> None:
     one, two = ({"name": name, "value": "1"} for name in NUMBERS[:2])
     for wrong in ([one, one], [two, one], [{"name": "erika", "value": "1"}]):
         with pytest.raises(FormatError):
-            Artifact.from_json({**ARTIFACT.to_json(), "numbers": wrong})
+            Artifact.from_json(with_predicate(numbers=wrong))
 
 
-def test_a_digest_says_what_it_is_of() -> None:
-    document = json.loads(encode(ARTIFACT.to_json()))
-    document["outputs"][1]["digest_of"] = "plaintext"
+@pytest.mark.parametrize(
+    ("output", "changes"),
+    [
+        (0, {"plaintext_salt": "00" * 32}),
+        (0, {"plaintext_sha256": "00" * 32}),
+        (0, {"plaintext_salt": None}),
+        (0, {"plaintext_hmac_sha256": None}),
+        (0, {"plaintext_hmac_sha256": None, "plaintext_salt": None, "plaintext_sha256": None}),
+        (1, {"plaintext_hmac_sha256": "00" * 32}),
+        (1, {"plaintext_hmac_sha256": "00" * 32, "plaintext_salt": "00" * 32, "plaintext_sha256": "00" * 32}),
+    ],
+)
+def test_a_revealed_digest_is_the_one_that_the_runtime_committed_to(output: int, changes: dict[str, Any]) -> None:
+    outputs = [dict(one) for one in ARTIFACT_OUTPUTS]
+    outputs[output] |= changes
     with pytest.raises(FormatError):
-        Artifact.from_json(document)
+        Artifact.from_json(with_predicate(outputs=outputs))
+
+
+def test_its_subjects_are_what_it_tells_of_and_nothing_else() -> None:
+    hidden = tuple(replace(one, revealed=None) for one in ARTIFACT.outputs)
+    for artifact, names in (
+        (ARTIFACT, ["weights/0000"]),
+        (replace(ARTIFACT, outputs=hidden), ["outputs/0000.sealed", "outputs/0001.sealed"]),
+        (replace(ARTIFACT, outputs=()), ["manifest"]),
+    ):
+        statement: Any = artifact.to_json()
+        assert [one["name"] for one in statement["subject"]] == names
+        assert Artifact.from_json(statement) == artifact
+        for other in ([], statement["subject"] * 2, [{"digest": {"sha256": "00" * 32}, "name": names[0]}]):
+            with pytest.raises(FormatError):
+                Artifact.from_json({**statement, "subject": other})
+
+
+def test_tools_of_in_toto_take_it_for_a_statement() -> None:
+    statement = Statement.copy_from_pb(json_format.ParseDict(ARTIFACT.to_json(), StatementProto()))
+    statement.validate()
+    assert statement.pb.subject[0].digest["sha256"] == SHOWN[1].hex()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"finished_us": 1_789_999_999_999_999},
+        {"zeroization": []},
+        {"zeroization": [{"probe": "swap", "result": "found"}]},
+    ],
+)
+def test_what_no_completed_run_can_have_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        Artifact.from_json(with_predicate(**changes))
 
 
 SPELLINGS: dict[str, Callable[[bytes], str]] = {
@@ -239,13 +317,12 @@ def test_a_planted_key_is_found_in_every_spelling(spelling: str) -> None:
 
 
 def test_a_key_in_the_place_of_a_digest_is_found() -> None:
-    document = {**ARTIFACT.to_json(), "measurement": SECRET.hex()}
-    assert is_found(document, SECRET)
+    assert is_found(with_predicate(measurement=SECRET.hex()), SECRET)
     assert not is_found(ARTIFACT.to_json(), SECRET)
 
 
 def test_digits_that_spell_a_canary_are_found() -> None:
-    assert is_found({**ARTIFACT.to_json(), "duration_us": 4_915_112_345_678}, "4915112345678")
+    assert is_found(with_predicate(finished_us=4_915_112_345_678), "4915112345678")
 
 
 def test_a_machine_called_like_a_word_of_the_schema_is_no_false_alarm() -> None:

@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementProto
 
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.bundle import Bundle
@@ -57,6 +60,34 @@ def test_a_receipt_is_an_in_toto_statement_about_the_sealed_files() -> None:
     assert Receipt.from_statement(statement) == RUN.receipt
 
 
+@pytest.mark.parametrize("attested", [True, False])
+def test_a_run_that_gave_nothing_back_is_about_its_package(attested: bool) -> None:
+    story: dict[str, Any] = {
+        "outcome": Outcome.REFUSED,
+        "code": Code.KEY_COMMITMENT,
+        "reach": State.MEASURED,
+        "attested": attested,
+    }
+    receipt = World().run(**story).receipt
+    statement = receipt.to_statement()
+    manifest = {"digest": {"sha256": receipt.manifest_sha256.hex()}, "name": "manifest"}
+    assert statement["subject"] == [manifest]
+    assert Receipt.from_statement(statement) == receipt
+    for other in ([], [manifest, manifest], [{**manifest, "digest": {"sha256": "00" * 32}}]):
+        with pytest.raises(FormatError):
+            Receipt.from_statement({**statement, "subject": other})
+    outputs = RUN.receipt.to_statement()
+    with pytest.raises(FormatError, match="subject"):
+        Receipt.from_statement({**outputs, "subject": [manifest, *outputs["subject"]]})
+
+
+def test_tools_of_in_toto_take_every_receipt_for_a_statement() -> None:
+    refused = World().run(outcome=Outcome.REFUSED, code=Code.KEY_COMMITMENT, reach=State.RELEASED)
+    for run in (RUN, refused):
+        value = json_format.ParseDict(run.receipt.to_statement(), StatementProto())
+        Statement.copy_from_pb(value).validate()
+
+
 def test_it_says_that_the_last_wipe_is_not_in_it() -> None:
     predicate = RUN.receipt.to_statement()["predicate"]
     assert predicate["not_covered"] == ["evidence-key-wipe"]
@@ -67,7 +98,7 @@ def test_it_says_that_the_last_wipe_is_not_in_it() -> None:
 
 def test_a_files_plaintext_digest_is_never_in_it() -> None:
     weights, file = RUN.receipt.outputs
-    for wrong in (replace_of(weights, sha256=None), replace_of(file, sha256=bytes(32))):
+    for wrong in (replace_of(weights, plain_hmac=None), replace_of(file, plain_hmac=bytes(32))):
         with pytest.raises(FormatError, match="beside weights"):
             Output(**wrong)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
+from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.artifact import ARTIFACT_TYPE, Artifact
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Loss, Probe
@@ -63,10 +63,40 @@ def test_it_verifies_offline_with_the_owners_key_alone(world: World, run: Run, a
     assert verdict.to_json()["assurance"] == "software"
 
 
-def test_plaintext_digests_stand_in_it_for_weights_only(world: World, run: Run, artifact: bytes) -> None:
+def test_no_plaintext_digest_stands_in_it_unasked(world: World, run: Run, artifact: bytes) -> None:
     weights, file = verify_artifact(artifact, owner=world.owner.public).artifact.outputs
-    assert (weights.digest_of, weights.sha256) == ("plaintext", run.receipt.outputs[0].sha256)
-    assert (file.digest_of, file.sha256) == ("sealed", run.receipt.outputs[1].sealed_sha256)
+    assert (weights.plain_hmac, weights.revealed) == (run.receipt.outputs[0].plain_hmac, None)
+    assert (file.plain_hmac, file.revealed) == (None, None)
+    for secret in (world.digest("adapter"), world.digest("salt")):
+        assert secret.hex().encode() not in envelope(artifact).payload
+
+
+def test_weights_whose_digest_is_revealed_are_its_subject(world: World, run: Run) -> None:
+    """A file on a hub is compared by its SHA-256; the receipt had committed to it."""
+    shown = world.digest("salt"), world.digest("adapter")
+    data = make(world, run.data, revealed={0: shown})
+    verdict = verify_artifact(data, owner=world.owner.public)
+    assert verdict.artifact.outputs[0].revealed == shown
+    assert json.loads(envelope(data).payload)["subject"] == [
+        {"digest": {"sha256": world.digest("adapter").hex()}, "name": "weights/0000"}
+    ]
+
+
+def test_a_digest_that_the_receipt_does_not_commit_to_is_not_published(world: World, run: Run) -> None:
+    salt, digest = world.digest("salt"), world.digest("adapter")
+    for revealed in ({0: (salt, world.digest("another adapter"))}, {0: (bytes(32), digest)}, {1: (salt, digest)}):
+        with pytest.raises(FormatError):
+            make(world, run.data, revealed=revealed)
+
+
+def test_an_owner_cannot_reveal_other_weights_than_the_run_made(world: World, run: Run) -> None:
+    """The owner signs anything; the commitment that the digest must fit is in the same document."""
+    payload = json.loads(envelope(make(world, run.data)).payload)
+    other = {"plaintext_salt": "00" * 32, "plaintext_sha256": "11" * 32}
+    payload["predicate"]["outputs"][0] |= other
+    payload["subject"] = [{"digest": {"sha256": "11" * 32}, "name": "weights/0000"}]
+    forged = dsse.sign(ARTIFACT_TYPE, encode(payload), [world.owner])
+    assert refusal(forged.encode(), world.owner.public) is Code.ARTIFACT_INVALID
 
 
 def test_every_alteration_is_refused(world: World, artifact: bytes) -> None:
@@ -166,7 +196,7 @@ def test_a_live_key_in_the_place_of_a_digest_stops_it(world: World) -> None:
     """A runtime that smuggles a key out as the 'digest' of its output."""
 
     def smuggle(receipt: Receipt) -> Receipt:
-        weights = replace(receipt.outputs[0], sha256=world.package_key)
+        weights = replace(receipt.outputs[0], plain_hmac=world.package_key)
         return replace(receipt, outputs=(weights, *receipt.outputs[1:]))
 
     bundle = World().run(change=smuggle).data
@@ -178,7 +208,7 @@ def test_a_live_key_in_the_place_of_a_digest_stops_it(world: World) -> None:
 
 def test_a_name_spelled_in_a_digest_stops_it(world: World) -> None:
     def smuggle(receipt: Receipt) -> Receipt:
-        weights = replace(receipt.outputs[0], sha256=b"..." + CANARY.encode() + b"........")
+        weights = replace(receipt.outputs[0], plain_hmac=b"..." + CANARY.encode() + b"........")
         return replace(receipt, outputs=(weights, *receipt.outputs[1:]))
 
     assert len(CANARY) == 21
@@ -191,7 +221,7 @@ def test_the_runs_own_ids_and_this_host_are_looked_for_unasked(world: World, run
     container = b"container-7"
 
     def smuggle(receipt: Receipt) -> Receipt:
-        weights = replace(receipt.outputs[0], sha256=container.ljust(32, b"."))
+        weights = replace(receipt.outputs[0], plain_hmac=container.ljust(32, b"."))
         return replace(receipt, outputs=(weights, *receipt.outputs[1:]))
 
     with pytest.raises(VerificationError) as caught:

@@ -251,7 +251,7 @@ def test_an_interrupted_runs_checkpoints_can_be_fetched(world: OwnersWorld, tmp_
 
 def test_a_receipt_that_lies_about_a_plaintext_digest_is_caught(world: OwnersWorld, tmp_path: Path) -> None:
     folder = world.settle(tmp_path)
-    world.made = (replace(world.made[0], sha256=bytes(32)), *world.made[1:])
+    world.made = (replace(world.made[0], plain_hmac=bytes(32)), *world.made[1:])
     world.tell(folder, world.run())
     with pytest.raises(PackageError) as caught:
         look_inside(folder, receipt_of(folder, world), sealing=world.owner_hpke)

@@ -44,7 +44,7 @@ def forge(folder: RunFolder, world: OwnersWorld) -> None:
     )
     lines = folder.events.read_bytes()
     assert lines.count(world.segment.hex().encode()) == 1
-    folder.events.write_bytes(lines.replace(world.segment.hex().encode(), digest.hex().encode()))
+    folder.events.write_bytes(lines.replace(world.segment.hex().encode(), digest.sealed_sha256.hex().encode()))
 
 
 def shorten(folder: RunFolder, _world: OwnersWorld) -> None:

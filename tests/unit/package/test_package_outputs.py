@@ -14,6 +14,7 @@ from glasshouse.package.output_header import OutputHeader
 from glasshouse.package.outputs import OpenedOutput, OutputKind, OutputSealer, SealedOutput, open_output
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.kdf import salted
 from simulators.package_world import BACKUP, CHUNK, RECIPIENT, RUN_ID, fixed
 
 MANIFEST = fixed("manifest", 32)
@@ -65,6 +66,17 @@ def test_an_output_comes_back_whole(suite: Suite, length: int, piece: int) -> No
     assert out.getvalue() == plain
     assert (done.bytes, done.sealed_bytes) == (length, len(data))
     assert done.sealed_sha256 == hashlib.sha256(data).digest()
+
+
+def test_the_salt_that_is_sealed_with_it_makes_its_commitment_comparable_and_nothing_else_does() -> None:
+    plain = b'{"r": 16}'
+    data, done = seal(plain)
+    salt = opened(data).salt
+    assert salted(salt, hashlib.sha256(plain).digest()) == done.plain_hmac
+    assert salt not in data
+    again, other = seal(plain)
+    assert other.plain_hmac != done.plain_hmac  # two runs of one job: nothing shows that they made the same
+    assert opened(again).salt != salt
 
 
 def test_any_recipient_opens_it_and_nobody_else() -> None:
@@ -169,19 +181,20 @@ def test_plaintext_and_key_are_wiped_when_an_output_is_finished(monkeypatch: pyt
         keys.append(fresh())
         return keys[-1]
 
-    def new_block(key: Any, name: str) -> bytearray:
-        blocks.append(block(key, name))
+    def new_block(key: Any, salt: Any, name: str) -> bytearray:
+        blocks.append(block(key, salt, name))
         return blocks[-1]
 
     monkeypatch.setattr(outputs, "_fresh_key", new_key)
     monkeypatch.setattr(output_header, "private_block", new_block)
     sealing = sealer(io.BytesIO())
-    assert (keys, blocks) == ([bytearray(32)], [bytearray(288)])  # wiped before the first byte of plaintext
+    assert (keys[0], blocks) == (bytearray(32), [bytearray(320)])  # wiped before the first byte of plaintext
     sealing.update(b"secret" * 500)
     plain = sealing._plain
     assert any(plain)
     sealing.finish()
     assert not any(plain)
+    assert keys == [bytearray(32)] * 2  # the salt, too, when there is nothing left to commit to
 
 
 def test_a_wiped_output_takes_no_more() -> None:

@@ -18,7 +18,6 @@ from typing import BinaryIO, Protocol
 
 from glasshouse.bench.harness.pace import ArmLostError, Pace
 from glasshouse.bench.harness.stop import Stop
-from glasshouse.bench.overhead.notes import ArmWork
 from glasshouse.bench.processes import children_of
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.jobs.collect import look_inside
@@ -49,13 +48,19 @@ class Finished:
     """An arm that trained to its end.
 
     Args:
-        work: what it did.
+        done: steps, by its own count.
+        start_ns: from its launch to its first park.
+        outputs: kind, class and plaintext SHA-256 of each, in order; these digests are written nowhere.
+        salts: of each of a protected run's outputs: with them its receipt commits to the digests of weights.
         lifecycle_us, imports_us: of a protected run, from its receipt.
         bundle: its receipt as it lies in the run's folder; None for a raw arm.
     """
 
     _: KW_ONLY
-    work: ArmWork
+    done: int
+    start_ns: int
+    outputs: tuple[tuple[str, str, bytes], ...]
+    salts: tuple[bytes, ...] = ()
     lifecycle_us: Mapping[str, int | None] | None = None
     imports_us: int | None = None
     bundle: bytes | None = None
@@ -152,7 +157,7 @@ class RawArm:
         if ended.outcome != "completed" or ended.work is None:
             raise self._failure(ended.code)
         outputs = tuple((str(one["kind"]), str(one["class"]), bytes.fromhex(one["sha256"])) for one in ended.outputs)
-        return Finished(work=ArmWork(done=int(ended.work["done"]), start_ns=self.start_ns, outputs=outputs))
+        return Finished(done=int(ended.work["done"]), start_ns=self.start_ns, outputs=outputs)
 
     def why(self) -> GlasshouseError:
         process = self._running()
@@ -251,7 +256,10 @@ class ProtectedArm:
         opened = look_inside(ended.folder, receipt, sealing=self._identity.sealing)
         outputs = tuple((out.kind, out.of, one.sha256) for out, one in zip(receipt.outputs, opened, strict=True))
         return Finished(
-            work=ArmWork(done=receipt.work.done, start_ns=self.start_ns, outputs=outputs),
+            done=receipt.work.done,
+            start_ns=self.start_ns,
+            outputs=outputs,
+            salts=tuple(one.salt for one in opened),
             lifecycle_us=receipt.lifecycle_us,
             imports_us=receipt.training_imports_us,
             bundle=ended.folder.receipt.read_bytes(),

@@ -8,6 +8,7 @@ the warm-up last never looks at which arm was faster.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -20,11 +21,13 @@ from glasshouse.bench.harness.stop import Stop
 from glasshouse.bench.overhead.blocks import Block
 from glasshouse.bench.overhead.design import Arm, Design, Mode, Phase
 from glasshouse.bench.overhead.exclusions import broken_rules
-from glasshouse.bench.overhead.notes import SessionNote
+from glasshouse.bench.overhead.notes import ArmWork, SessionNote
 from glasshouse.bench.overhead.slices import Outcome, Record, SessionEnd, Slice
 from glasshouse.bench.overhead.warmup import State, judge
 from glasshouse.errors import Code, GlasshouseError, RunError
-from glasshouse.wire.kdf import sha256
+from glasshouse.evidence.results import WEIGHTS
+from glasshouse.package.output_header import SALT_BYTES
+from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.pacing import Go
 
 __all__ = ["Engine", "Keeper", "Pieces", "Watch", "enders", "slice_of"]
@@ -303,16 +306,36 @@ class _Session:
 
 
 def _note(number: int, finished: Mapping[Arm, Finished]) -> SessionNote:
-    raw, protected = finished.get(Arm.RAW), finished.get(Arm.PROTECTED)
+    protected, works = finished.get(Arm.PROTECTED), _works(finished)
     bundle = None if protected is None else protected.bundle
     return SessionNote(
         session=number,
-        raw=None if raw is None else raw.work,
-        protected=None if protected is None else protected.work,
+        raw=works.get(Arm.RAW),
+        protected=works.get(Arm.PROTECTED),
         lifecycle_us=None if protected is None else protected.lifecycle_us,
         imports_us=None if protected is None else protected.imports_us,
         bundle_sha256=None if bundle is None else sha256(bundle),
     )
+
+
+def _works(finished: Mapping[Arm, Finished]) -> dict[Arm, ArmWork]:
+    """Return what each arm did, its weights as the protected run's receipt commits to them: comparable, not guessable.
+
+    A salt that the receipt's outputs do not give is drawn here and kept nowhere.
+    """
+    protected = finished.get(Arm.PROTECTED)
+    given = [] if protected is None else zip(protected.outputs, protected.salts, strict=False)
+    salts = [salt for (_, of, _), salt in given if of == WEIGHTS]
+    salts += [os.urandom(SALT_BYTES) for one in finished.values() for _ in one.outputs]
+
+    def work(one: Finished) -> ArmWork:
+        left = iter(salts)
+        outputs = tuple(
+            (kind, of, salted(next(left), digest) if of == WEIGHTS else None) for kind, of, digest in one.outputs
+        )
+        return ArmWork(done=one.done, start_ns=one.start_ns, outputs=outputs)
+
+    return {arm: work(one) for arm, one in finished.items()}
 
 
 def _name(design: Design, arm: Arm) -> str:

@@ -20,8 +20,7 @@ from glasshouse.jobs.raw import Plain, of_job
 from glasshouse.jobs.seal import seal
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.wire.aead import Suite
-from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.workloads.params import canonical, measured
 
@@ -106,7 +105,6 @@ class Subject:
             "facts": facts,
             "kind": self.job.workload,
             "name": plain(self.job.name) or self.job.workload,
-            "params_sha256": sha256(encode(dict(params))).hex(),
             "unit": self.unit,
         }
 

@@ -40,7 +40,7 @@ class Facts:
     """What was measured, where and when.
 
     Args:
-        workload: `kind` (lora, mlp or script), `name`, `params_sha256` (hex64), `unit` (a word such as step) and
+        workload: `kind` (lora, mlp or script), `name`, `unit` (a word such as step) and
             `facts`, at most 32 short words, integers or booleans under names such as ``batch_size``.
         system: `cpu`, `logical_cpus`, `memory_bytes`, `kernel`, `python`, `torch`, `gpu` (`driver` and `name`),
             `virtualised` and `glasshouse`; None for what is not there or could not be found out.
@@ -102,7 +102,6 @@ def payload_of(data: bytes) -> bytes:
 def _check_workload(fields: Fields) -> None:
     fields.choice("kind", WORKLOADS)
     fields.text("name", max_chars=96, pattern=_PLAIN)
-    fields.digest("params_sha256")
     fields.text("unit", max_chars=32, pattern=_WORD)
     facts = fields.any("facts")
     fields.end()

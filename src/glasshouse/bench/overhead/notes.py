@@ -14,7 +14,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS
 from glasshouse.evidence.results import WEIGHTS
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.fields import Fields, hex_or_null
 
 __all__ = ["MAX_NOTE_BYTES", "ArmWork", "SessionNote", "read_notes"]
 
@@ -28,23 +28,33 @@ class ArmWork:
     Args:
         done: steps, by its own count.
         start_ns: from its launch to its first park.
-        outputs: of each output, in order, its kind, its class and the SHA-256 of its plaintext.
+        outputs: of each output, in order, its kind, its class and, for weights alone, HMAC-SHA-256(salt, plaintext
+            SHA-256): both arms of a session and the receipt use the same salt, which is not here.
+
+    Raises:
+        FormatError: `schema-invalid`, weights that nothing compares with, or a file that something does.
     """
 
     _: KW_ONLY
     done: int
     start_ns: int
-    outputs: tuple[tuple[str, str, bytes], ...]
+    outputs: tuple[tuple[str, str, bytes | None], ...]
+
+    def __post_init__(self) -> None:
+        if any((hmac is not None) != (of == WEIGHTS) for _, of, hmac in self.outputs):
+            raise FormatError(Code.SCHEMA, "a commitment to a plaintext stands beside weights, and nowhere else")
 
     @property
     def weights(self) -> tuple[tuple[str, bytes], ...]:
-        """Kind and digest of the outputs that hold trained weights."""
-        return tuple((kind, digest) for kind, of, digest in self.outputs if of == WEIGHTS)
+        """Kind and keyed digest of the outputs that hold trained weights."""
+        return tuple((kind, hmac) for kind, _, hmac in self.outputs if hmac is not None)
 
     def to_json(self) -> dict[str, Json]:
         return {
             "done": self.done,
-            "outputs": [{"class": of, "kind": kind, "sha256": digest.hex()} for kind, of, digest in self.outputs],
+            "outputs": [
+                {"class": of, "hmac_sha256": hex_or_null(hmac), "kind": kind} for kind, of, hmac in self.outputs
+            ],
             "start_ns": self.start_ns,
         }
 
@@ -137,12 +147,12 @@ def read_notes(lines: Iterable[bytes]) -> Iterator[SessionNote]:
         yield note
 
 
-def _output(value: Json) -> tuple[str, str, bytes]:
+def _output(value: Json) -> tuple[str, str, bytes | None]:
     fields = Fields(value, "output")
     found = (
         fields.choice("kind", ["checkpoint", "output"]),
         fields.choice("class", ["file", WEIGHTS]),
-        fields.digest("sha256"),
+        fields.digest_or_null("hmac_sha256"),
     )
     fields.end()
     return found

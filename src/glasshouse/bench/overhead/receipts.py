@@ -154,13 +154,9 @@ def _check(note: SessionNote, session: Session, verdict: Verdict, workload: str)
 
 
 def _same_work(work: ArmWork, receipt: Receipt) -> bool:
-    """Compare what the harness saw of a run with its receipt; of a file the receipt has no plaintext digest."""
-    if receipt.work is None or receipt.work.done != work.done or len(receipt.outputs) != len(work.outputs):
-        return False
-    return all(
-        (kind, of) == (output.kind, output.of) and output.sha256 in (None, digest)
-        for (kind, of, digest), output in zip(work.outputs, receipt.outputs, strict=True)
-    )
+    """Compare what the harness saw of a run with its receipt: of files only that they are there."""
+    outputs = tuple((output.kind, output.of, output.plain_hmac) for output in receipt.outputs)
+    return receipt.work is not None and receipt.work.done == work.done and outputs == work.outputs
 
 
 def _wrong(note: SessionNote, why: str) -> VerificationError:

@@ -78,7 +78,7 @@ class Slice:
         throttle: what slowed the processor, in the order of `Throttle`.
         ecc_errors: uncorrected memory errors that appeared during the slice.
         foreign_processes: processes on the GPU that are neither arm.
-        state_sha256: the digest of the trained state at t1, where the run is deterministic and it was taken.
+        state_sha256: a keyed digest of the trained state at t1, where the run is deterministic and it was taken.
     """
 
     _: KW_ONLY

@@ -57,7 +57,7 @@ _CLOCK_LEEWAY_US = 600 * 1_000_000
 # Words of the schema: a machine that is called like one of them is not found in the word itself.
 _VOCABULARY = frozenset(
     {"system", "workload", "cpu", "logical_cpus", "memory_bytes", "kernel", "python", "torch", "glasshouse", "gpu"}
-    | {"name", "driver", "virtualised", "kind", "params_sha256", "unit", "facts", "step", "epoch", *WORKLOADS}
+    | {"name", "driver", "virtualised", "kind", "unit", "facts", "step", "epoch", *WORKLOADS}
 )
 
 

@@ -36,7 +36,6 @@ _NAMES = {
     "gpu": "GPU",
     "logical_cpus": "logical CPUs",
     "memory_bytes": "memory",
-    "params_sha256": "parameters, SHA-256",
     "python": "Python",
     "torch": "PyTorch",
 }
