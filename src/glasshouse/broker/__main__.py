@@ -11,13 +11,13 @@ from glasshouse.errors import GlasshouseError
 from glasshouse.wire.canonical import encode
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="glasshouse-broker", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="directory of database and key file (mode 0700)")
     parser.add_argument("--runtime-bind", default="127.0.0.1:0", help="host:port or unix:/path, for runtimes")
     parser.add_argument("--owner-socket", type=Path, required=True, help="path of the owner's Unix socket")
     parser.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         serve(
             data_dir=options.data,

@@ -2,7 +2,8 @@
 
 Laws: `broker/lock` is held while a broker is started or stopped, so two runs never start two; a run writes
 its record before it asks for a broker, and marks it ended before it gives the broker back, so a broker is
-never stopped under a run. A broker that died is started again on the same data, sockets and key.
+never stopped under a run, and ends by itself when the last one's supervisor was killed. A broker that died is
+started again on the same data, sockets and key.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Embedded:
         """Stop the broker if it is embedded and no run needs it; return whether it was stopped."""
         with self._locked():
             serving = self.serving
-            if serving is None or not serving.embedded or self._needed():
+            if serving is None or not serving.embedded or self.needed():
                 return False
             self._stop(serving)
             return True
@@ -161,7 +162,7 @@ class Embedded:
         private_folder(self._home.broker)
         with self._locked():
             self._refuse_second()
-            if self._needed():
+            if self.needed():
                 raise UsageError(
                     Code.USAGE, f"a run still needs the broker of {self._home.path}", hint="see: glasshouse status"
                 )
@@ -171,7 +172,30 @@ class Embedded:
         if self.serving is not None:
             raise UsageError(Code.USAGE, f"a broker already serves {self._home.path}")
 
-    def _needed(self) -> bool:
+    def retire(self) -> bool:
+        """Make way, as the broker's own process, if no run needs one: its end follows.
+
+        Until that process is gone nobody starts another; a broker that is being started or stopped stays.
+        """
+        try:
+            descriptor = self._open_lock()
+        except OSError:
+            return True  # the home is gone
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        if self.needed():
+            os.close(descriptor)
+            return False
+        serving = self.serving
+        if serving is not None and serving.process == ProcessName.of():
+            self._record.unlink(missing_ok=True)
+        return True  # the lock stays held
+
+    def needed(self) -> bool:
+        """Return whether any run still needs the broker."""
         from glasshouse.jobs.rundir import RunFolder
 
         for folder in RunFolder.everywhere(self._home):
@@ -204,7 +228,8 @@ class Embedded:
         owner_socket = sockets / "owner.sock"
         command = [
             sys.executable,
-            *("-I", "-m", "glasshouse.broker", "--data", str(self._home.broker / "data")),
+            *("-I", "-m", "glasshouse.jobs.embedded_broker", str(self._home.path)),
+            *("--data", str(self._home.broker / "data")),
             *("--runtime-bind", f"unix:{sockets / 'runtime.sock'}", "--owner-socket", str(owner_socket)),
         ]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -266,12 +291,15 @@ class Embedded:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._home.broker / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = self._open_lock()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        return os.open(self._home.broker / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _ready_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.files import is_there
-from glasshouse.jobs.leftover import leftovers
+from glasshouse.jobs.leftover import leftovers, removed
 from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, verify_file
@@ -132,7 +132,10 @@ def _not_wiped(what: str) -> str:
     """Say what is known of a runtime without a receipt: what went with its processes, and what may not have."""
     memory = "its memory went back to the kernel with its processes"
     text = f"{what}; {memory}, nobody can say what stayed behind beside that"
-    left = leftovers()
+    found = leftovers()
+    left = [path for path in found if not removed(path)]
+    if found and not left:
+        return f"{text}; its workspace, which had a name, was removed"
     if not left:
         return text
     names = ", ".join(map(str, left))

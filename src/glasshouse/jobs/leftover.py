@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["leftovers"]
+__all__ = ["leftovers", "removed"]
 
 # As `glasshouse.runtime.named_directory` calls them: the prefix, the process, when it began, random digits.
 _PREFIX = "glasshouse-ws-"
@@ -27,6 +28,12 @@ def leftovers(parents: tuple[str, ...] | None = None, processes: Path = Path("/p
         with contextlib.suppress(OSError), os.scandir(parent) as entries:
             found += [Path(entry.path) for entry in entries if _is_left(entry, processes)]
     return sorted(found)
+
+
+def removed(path: Path) -> bool:
+    """Remove such a folder with all that is in it; return whether it is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
 
 
 def _is_left(entry: os.DirEntry[str], processes: Path) -> bool:

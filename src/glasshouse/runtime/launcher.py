@@ -293,6 +293,11 @@ def _observe(
         "preload-clean": trials.libraries(kernel, names),
         "seccomp-filter": trials.system_calls(kernel),
     }
+    shown = trials.kernel_files(private_root.HIDDEN)
+    if base == private_root.BASE:
+        tried["landlock"] += shown
+    else:
+        notes += [f"open-{name}" for name in shown]  # without mounts nothing can hide them
     observed: dict[str, bool | None] = {name: not found for name, found in tried.items()}
     notes += [f"open-{name}" for found in tried.values() for name in found]
     if not abi:

@@ -2,7 +2,8 @@
 
 ```
 /usr /lib … and the listed paths     bound, read-only
-/proc /dev                           its own processes; null, zero, full, random, urandom, GPUs
+/proc                                its own processes, and nothing of the kernel's memory
+/dev                                 null, zero, full, random, urandom, GPUs
 /etc                                 made here: it names no machine and no user
 /run/glasshouse/work                 the workspace; tmp and shm beside it are /tmp and /dev/shm
 /run/glasshouse/probe                readable by mode, covered by no rule: shows that Landlock works
@@ -11,7 +12,7 @@ The mount belongs to the worker's own mount namespace: it has no name outside, a
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
-# ruff: noqa: PTH102, PTH103, PTH112, PTH114, PTH115, PTH120, PTH211
+# ruff: noqa: PTH102, PTH103, PTH108, PTH112, PTH114, PTH115, PTH120, PTH211
 from __future__ import annotations
 
 import os
@@ -30,10 +31,17 @@ from glasshouse.runtime.kernel import (
     KernelError,
 )
 
-__all__ = ["BASE", "PROBE", "SHARED", "TEMPORARY", "WORK", "build", "is_memory"]
+__all__ = ["BASE", "HIDDEN", "PROBE", "SHARED", "TEMPORARY", "WORK", "build", "is_memory"]
 
 BASE = "/run/glasshouse"
 WORK, TEMPORARY, SHARED, PROBE = "work", "tmp", "shm", "probe"
+
+# Of /proc: the kernel's memory, addresses and keys, and the words it was started with. Root may open them; empty here.
+HIDDEN = (
+    "cmdline", "iomem", "ioports", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount",
+    "kpageflags", "latency_stats", "pagetypeinfo", "sched_debug", "slabinfo", "sysrq-trigger", "timer_list",
+    "vmallocinfo", "vmcore",
+)  # fmt: skip
 
 # Where the new root is put together; any directory does, and none outside this namespace is touched.
 _SITES = ("/tmp", "/mnt", "/run")  # noqa: S108
@@ -75,7 +83,7 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
         for path, descriptor in sources:
             if descriptor is not None:
                 _show(kernel, path, descriptor, site + path, device=path in devices)
-        _proc(kernel, site + "/proc")
+        _proc(kernel, site)
         _furnish(site)
         kernel.mount("none", site, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
         here = os.open("/", os.O_PATH | os.O_DIRECTORY)
@@ -142,7 +150,8 @@ def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bo
     kernel.mount_read_only(target, devices=device)
 
 
-def _proc(kernel: Kernel, target: str) -> None:
+def _proc(kernel: Kernel, site: str) -> None:
+    target = site + "/proc"
     os.makedirs(target, mode=0o755, exist_ok=True)
     try:
         kernel.mount("proc", target, "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -150,6 +159,13 @@ def _proc(kernel: Kernel, target: str) -> None:
         # A container that hides parts of /proc forbids a fresh one; the machine's own then shows more processes.
         kernel.mount("/proc", target, None, MS_BIND | MS_REC)
         kernel.mount_read_only(target)
+    nothing = site + "/nothing"
+    os.close(os.open(nothing, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+    for name in HIDDEN:
+        if os.path.lexists(f"{target}/{name}"):
+            kernel.mount(nothing, f"{target}/{name}", None, MS_BIND)
+            kernel.mount_read_only(f"{target}/{name}")
+    os.unlink(nothing)
 
 
 def _workspace(kernel: Kernel, site: str, workspace_bytes: int) -> None:

@@ -17,7 +17,7 @@ import sys
 
 from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, Kernel, KernelError
 
-__all__ = ["egress", "environment", "files", "libraries", "preloading", "system_calls"]
+__all__ = ["egress", "environment", "files", "kernel_files", "libraries", "preloading", "system_calls"]
 
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
@@ -170,6 +170,23 @@ def files(base: str, outside: list[str]) -> list[str]:
             found.append("create-outside")
         except OSError:
             continue
+    return found
+
+
+def kernel_files(names: tuple[str, ...]) -> list[str]:
+    """Try to read files of /proc that tell of the kernel's memory; an empty one tells nothing."""
+    found = []
+    for name in names:
+        try:
+            descriptor = os.open(f"/proc/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found += [f"proc-{name.replace('_', '-')}"] if os.read(descriptor, 1) else []
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
     return found
 
 

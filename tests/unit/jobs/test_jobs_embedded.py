@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,3 +169,40 @@ def test_revoking_what_was_never_deployed_holds_on_the_owners_side(home: Home) -
     from glasshouse.jobs.packages import PackageRecord
 
     assert PackageRecord.load(home, "ab" * 16, workload="script").revoked
+
+
+def test_a_broker_whose_runs_were_killed_ends_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    a_run(home, ProcessName.of(supervisor.pid))
+    quick = "import sys; from glasshouse.jobs import embedded_broker as broker; broker.LOOK_S = 0.2; "
+    quick += "sys.exit(broker.main(sys.argv[1:]))"
+    start = subprocess.Popen
+
+    def at_once(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        place = command.index("-m")
+        return start([*command[:place], "-c", quick, *command[place + 2 :]], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", at_once)
+    serving = Embedded(home).ensure()
+    time.sleep(1.0)
+    assert serving.process.alive, "its run goes on"
+    supervisor.kill()  # -9: it gives nothing back
+    supervisor.wait()
+    deadline = time.monotonic() + 20
+    while serving.process.alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not serving.process.alive
+    assert Embedded(home).serving is None
+    assert not serving.owner_socket.exists()
+    a_run(home, ProcessName.of())
+    assert Embedded(home).ensure().process != serving.process, "the next run gets one of its own"
+
+
+def test_a_broker_makes_way_only_where_no_run_needs_it(home: Home) -> None:
+    mine = Embedded(home)
+    run = a_run(home, ProcessName.of())
+    mine.ensure()
+    assert not mine.retire()
+    run.end(outcome="completed")
+    with mine._locked():
+        assert not Embedded(home).retire(), "somebody is starting or stopping it"

@@ -200,10 +200,23 @@ def test_a_killed_runtime_is_said_not_to_have_wiped_and_its_folders_are_named(
     world = OwnersWorld()
     folder = world.settle(tmp_path)
     monkeypatch.setattr("glasshouse.jobs.finish.leftovers", lambda: [tmp_path / "glasshouse-ws-7-1-ab"])
+    monkeypatch.setattr("glasshouse.jobs.finish.removed", lambda _path: False)
     problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
     assert "ended (signal 9) without wiping" in problem
     assert "memory went back to the kernel" in problem
     assert f"may hold cleartext, look at them and remove them: {tmp_path}/glasshouse-ws-7-1-ab" in problem
+
+
+def test_what_a_killed_runtime_left_in_memory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    left = tmp_path / "glasshouse-ws-7-1-ab"
+    (left / "work").mkdir(parents=True)
+    (left / "work" / "plain").write_text("the owner's")
+    monkeypatch.setattr("glasshouse.jobs.finish.leftovers", lambda: [left])
+    problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
+    assert not left.exists()
+    assert problem.endswith("its workspace, which had a name, was removed")
 
 
 def test_only_folders_whose_process_is_gone_are_left_over(tmp_path: Path) -> None:

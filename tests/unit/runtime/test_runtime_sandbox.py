@@ -133,6 +133,34 @@ def test_nothing_that_the_worker_writes_has_a_name_on_the_machine() -> None:
     assert not list(Path("/dev/shm").glob(f"glasshouse-ws-{os.getpid()}-*"))
 
 
+KERNELS_OWN = ("kpageflags", "kpagecount", "slabinfo", "vmallocinfo", "kcore", "cmdline")
+
+
+@needs_namespaces
+def test_the_worker_of_an_agent_that_is_root_sees_no_memory_of_the_kernel_and_no_private_keys_of_the_machine() -> None:
+    code = f"""
+import os
+for path in [f'/proc/{{name}}' for name in {KERNELS_OWN}] + ['/etc/ssl/private', '/etc/ssl']:
+    try:
+        print(path, sorted(os.listdir(path)) if os.path.isdir(path) else len(open(path, 'rb').read(64)))
+    except OSError as error:
+        print(path, type(error).__name__)
+print(open('/proc/meminfo').read(8), os.path.exists('/proc/cpuinfo'))
+"""
+    ran = run(code)
+    seen = dict(line.split(" ", 1) for line in ran.output.splitlines())
+    assert {seen[f"/proc/{name}"] for name in KERNELS_OWN} <= {"0", "FileNotFoundError"}
+    assert seen["/etc/ssl/private"] == "FileNotFoundError"
+    assert "private" not in seen["/etc/ssl"]
+    assert seen["MemTotal"] == "True"
+    assert not [note for note in ran.report.notes if note.startswith("open-")]
+
+
+@needs_root
+def test_where_nothing_can_hide_them_the_kernels_files_are_named() -> None:
+    assert "open-proc-cmdline" in run("pass", kernel=WithoutMounts()).report.notes
+
+
 @needs_namespaces
 def test_the_workspace_is_full_when_its_limit_is_reached() -> None:
     ran = run(f"with open('big','wb') as file: file.write(bytes({WORKSPACE_BYTES + 1}))")
