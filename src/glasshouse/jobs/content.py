@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.hub import is_hub_id, pack_model
-from glasshouse.jobs.inputs import gather
+from glasshouse.jobs.inputs import Gathered, gather
 from glasshouse.jobs.jobfile import Job
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
@@ -45,7 +45,7 @@ def content_of(job: Job) -> Content:
         UsageError: as `inputs.gather` and `hub.pack_model`; `job-invalid` for a parameter that names an input which
             the package will not have: found here, not on a rented machine.
     """
-    gathered = gather(job.folder, job.inputs, follow_links=job.follow_links)
+    gathered = _inputs(job)
     sources, params = gathered.sources, dict(job.params)
     if is_hub_id(job.workload, params):
         weights, params = pack_model(params)
@@ -55,6 +55,10 @@ def content_of(job: Job) -> Content:
         sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
     _check_named(job.workload, params, [source.path for source in sources])
     return Content(sources=sources, params=params, left_out=gathered.left_out)
+
+
+def _inputs(job: Job) -> Gathered:
+    return gather(job.folder, job.inputs, follow_links=job.follow_links, exclude=job.exclude)
 
 
 def script_warnings(job: Job) -> list[str]:
@@ -67,7 +71,7 @@ def script_warnings(job: Job) -> list[str]:
     if not isinstance(parsed, ScriptParams):
         return []
     files: dict[str, bytes] = {}
-    for source in gather(job.folder, job.inputs, follow_links=job.follow_links).sources:
+    for source in _inputs(job).sources:
         if source.path.endswith(_TEXTS) and source.bytes <= _MAX_SOURCE_BYTES:
             with source.open() as stream:
                 files[source.path] = stream.read(_MAX_SOURCE_BYTES)

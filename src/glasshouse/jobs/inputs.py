@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.excluded import Excluded
 from glasshouse.jobs.home import PROJECT
 from glasshouse.jobs.private import LOOKED_AT_BYTES, holds_keys, is_state, key_kind
 from glasshouse.package.write import Source
@@ -60,23 +61,26 @@ class Gathered:
     left_out: list[str]
 
 
-def gather(folder: Path, inputs: Mapping[str, str], *, follow_links: bool = False) -> Gathered:
+def gather(
+    folder: Path, inputs: Mapping[str, str], *, follow_links: bool = False, exclude: Sequence[str] = ()
+) -> Gathered:
     """List every file of a job's inputs.
 
     Args:
         folder: the job file's folder.
         inputs: name in the package → file or folder below `folder`; a folder's files keep their names below it.
         follow_links: whether a link to a regular file stands for that file, wherever it lies.
+        exclude: gitignore patterns, from the job file's folder, of what folders do not bring along.
 
     Raises:
         UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an
             empty folder, two inputs that would have one name, a private key of ours, or what lies in a state home.
     """
     sources: dict[str, Source] = {}
-    left_out: list[str] = []
+    walk = _Walk(excluded=Excluded(exclude), left_out=[])
     for name, path in inputs.items():
         parts = _parts(name, path)
-        for package_name, found in _files(folder, name, parts, follow_links, left_out):
+        for package_name, found in _files(folder, name, parts, follow_links, walk):
             _refuse_private(name, found)
             if package_name in sources:
                 raise UsageError(Code.JOB_INVALID, f"two inputs would both be {package_name!r} in the package")
@@ -85,7 +89,7 @@ def gather(folder: Path, inputs: Mapping[str, str], *, follow_links: bool = Fals
             sources[package_name] = Source(path=package_name, bytes=found.identity[2], open=found.open)
     return Gathered(
         sources=[sources[name] for name in sorted(sources, key=str.encode)],
-        left_out=sorted(dict.fromkeys(left_out)),
+        left_out=sorted(dict.fromkeys(walk.left_out)),
     )
 
 
@@ -101,7 +105,7 @@ def _parts(name: str, path: str) -> tuple[str, ...]:
 
 
 def _files(
-    folder: Path, name: str, parts: tuple[str, ...], follow_links: bool, left_out: list[str]
+    folder: Path, name: str, parts: tuple[str, ...], follow_links: bool, walk: _Walk
 ) -> Iterator[tuple[str, _Found]]:
     """Yield what one input names: itself, or each file below it in order."""
     where = folder.joinpath(*parts)
@@ -112,13 +116,14 @@ def _files(
         return
     _refuse_inside_state(name, where.resolve())
     empty = True
-    for below in sorted(_walk(name, where, parts, left_out)):
+    for below in sorted(walk.below(name, where, parts)):
         inner = parts + below
         entry = _look(folder, inner, name)
         empty = False
         yield "/".join((name, *below)), _file(folder, inner, entry, name, follow_links)
     if empty:
-        raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the folder {where} has no files")
+        but = " but those that are left out" if walk.left_out else ""
+        raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the folder {where} has no files{but}")
 
 
 def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str, follow_links: bool) -> _Found:
@@ -147,22 +152,40 @@ def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str
     return _Found(folder=Path(target.anchor), parts=target.parts[1:], identity=_identity(led_to))
 
 
-def _walk(
-    name: str, root: Path, parts: tuple[str, ...], left_out: list[str], below: tuple[str, ...] = ()
-) -> Iterator[tuple[str, ...]]:
-    """Yield everything under a folder that is not a folder itself; links are not followed, state is left out."""
-    with os.scandir(root.joinpath(*below)) as entries:
-        for entry in entries:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if not is_folder and not (entry.is_symlink() and entry.name == PROJECT):
-                yield (*below, entry.name)
-            elif not is_folder or _is_left_out(name, Path(entry.path)):
-                left_out.append("/".join((*parts, *below, entry.name, "")))
-            else:
-                yield from _walk(name, root, parts, left_out, (*below, entry.name))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Walk:
+    """Goes through folders, and notes what it leaves out."""
+
+    excluded: Excluded
+    left_out: list[str]
+
+    def below(
+        self, name: str, root: Path, parts: tuple[str, ...], inner: tuple[str, ...] = ()
+    ) -> Iterator[tuple[str, ...]]:
+        """Yield every path under a folder that is to be packed and is not a folder itself; links are not followed."""
+        with os.scandir(root.joinpath(*inner)) as entries:
+            for entry in entries:
+                here = (*inner, entry.name)
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if self._leaves_out(name, entry, is_folder, "/".join((*parts, *here)), "/".join(here)):
+                    self.left_out.append("/".join((*parts, *here, *([""] if is_folder else []))))
+                elif is_folder:
+                    yield from self.below(name, root, parts, here)
+                else:
+                    yield here
+
+    def _leaves_out(self, name: str, entry: os.DirEntry[str], is_folder: bool, from_job: str, from_input: str) -> bool:
+        # A link to a folder counts as one here: `.venv` is often one, and would else be refused.
+        slash = "/" if is_folder or entry.is_symlink() else ""
+        asked = self.excluded.asked(from_job + slash)
+        if asked is True:
+            return True
+        if (is_folder and _is_runs_alone(name, Path(entry.path))) or (slash and entry.name == PROJECT):
+            return True  # no pattern takes state back in
+        return asked is None and self.excluded.usual(from_input + slash)
 
 
-def _is_left_out(name: str, folder: Path) -> bool:
+def _is_runs_alone(name: str, folder: Path) -> bool:
     """Return whether a folder keeps runs alone; raises `UsageError` for one that keeps keys."""
     if not is_state(folder):
         return False

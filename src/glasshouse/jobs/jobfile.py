@@ -15,6 +15,7 @@ from typing import Any
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.durations import parse_s
+from glasshouse.jobs.excluded import ALWAYS_LEFT_OUT, Excluded
 from glasshouse.jobs.files import read_bounded
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from glasshouse.wire.aead import Suite
@@ -116,6 +117,14 @@ _PACKAGE = (
         (),
     ),
     Field("follow_links", Flag(), "Whether links to regular files are inputs, wherever those files lie.", False),
+    Field(
+        "exclude",
+        Texts(item=Text(), words="gitignore patterns"),
+        "What folders among the inputs do not bring along, from the job file's folder; besides "
+        + ", ".join(f"`{pattern.rstrip('/')}`" for pattern in ALWAYS_LEFT_OUT)
+        + " and our own runs.",
+        (),
+    ),
 )
 FIELDS = (
     Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
@@ -159,6 +168,7 @@ class Job:
         chunk_bytes: the package's chunk size.
         backups: owner files whose keys may open key store entry and outputs too.
         follow_links: whether links to regular files are inputs, wherever those files lie.
+        exclude: gitignore patterns of what the inputs' folders do not bring along.
     """
 
     name: str
@@ -172,6 +182,7 @@ class Job:
     chunk_bytes: int
     backups: tuple[Path, ...]
     follow_links: bool = False
+    exclude: tuple[str, ...] = ()
 
 
 def load(path: Path) -> Job:
@@ -196,6 +207,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
     except UsageError as error:
         raise UsageError(Code.JOB_INVALID, f"the job file's {error.message}", hint=error.hint) from None
     package = found["package"]
+    Excluded(package["exclude"])
     floor, deployment = _policy(found["policy"])
     return Job(
         name=found["name"] or default_name,
@@ -209,6 +221,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         chunk_bytes=package["chunk_bytes"],
         backups=tuple(folder / path for path in package["backup"]),
         follow_links=package["follow_links"],
+        exclude=package["exclude"],
     )
 
 

@@ -88,7 +88,7 @@ def test_a_projects_runs_are_left_out_and_named(project: Path) -> None:
     (project / "lib" / "a.py").touch()
     gathered = gather(project, {"p": "."})
     assert [source.path for source in gathered.sources] == ["p/lib/a.py", "p/src/train.py"]
-    assert gathered.left_out == [".glasshouse/", "lib/.glasshouse/", "moved-away/", "src/.glasshouse/"]
+    assert gathered.left_out == [".glasshouse/", "lib/.glasshouse", "moved-away/", "src/.glasshouse/"]
 
 
 @pytest.mark.parametrize("name", [".glasshouse", "state"])

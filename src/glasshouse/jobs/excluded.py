@@ -1,0 +1,55 @@
+"""What of a folder input is not packed: what no training needs, and what the job excludes, in gitignore's patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore import GitIgnorePatternError
+
+from glasshouse.errors import Code, UsageError
+
+__all__ = ["ALWAYS_LEFT_OUT", "Excluded"]
+
+ALWAYS_LEFT_OUT = (".git", ".venv/", "venv/", "__pycache__/", "node_modules/", ".ipynb_checkpoints/")
+"""Left out of every folder input, unless the job takes one back (`!.git`) or names it as an input itself."""
+
+_USUAL = GitIgnoreSpec.from_lines(ALWAYS_LEFT_OUT)
+
+
+class Excluded:
+    """The patterns of one job.
+
+    Args:
+        patterns: as in a `.gitignore` that lies beside the job file; the last that matches decides.
+
+    Raises:
+        UsageError: `job-invalid` for one that gitignore could not read.
+    """
+
+    def __init__(self, patterns: Sequence[str] = ()) -> None:
+        for pattern in patterns:
+            try:
+                GitIgnoreSpec.from_lines([pattern])
+            except GitIgnorePatternError:
+                raise UsageError(
+                    Code.JOB_INVALID, f"package.exclude in the job file: {pattern!r} is no gitignore pattern"
+                ) from None
+        self._patterns = GitIgnoreSpec.from_lines(patterns)
+
+    def asked(self, path: str) -> bool | None:
+        """Return what the job says of a path: leave it out, take it back, or nothing.
+
+        Args:
+            path: from the job file's folder; a folder's ends with a slash.
+        """
+        return self._patterns.check_file(path).include
+
+    @staticmethod
+    def usual(path: str) -> bool:
+        """Return whether a path is left out where the job says nothing of it.
+
+        Args:
+            path: from the input's own folder, so that a job which names `.venv` itself gets what is in it.
+        """
+        return _USUAL.check_file(path).include is True
