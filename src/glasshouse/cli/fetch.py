@@ -29,6 +29,7 @@ def command(
     run: Run,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to put them.")],
     force: Force = False,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Also outputs with a name like .ssh/x or .envrc.")] = False,
     machine: Machine = 0,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -48,7 +49,7 @@ def command(
         conclusion = conclusion.machines[machine]
     receipt = require_receipt(conclusion)
     identity = unlock(place, passphrase_file, passphrase_fd)
-    fetched = fetch(folder, receipt, sealing=identity.sealing, out=out, force=force)
+    fetched = fetch(folder, receipt, sealing=identity.sealing, out=out, force=force, hidden=hidden)
     level = receipt.assurance.value if receipt.assurance else None
     output.result(
         {
@@ -60,7 +61,7 @@ def command(
                 {
                     "name": one.name,
                     "kind": one.kind,
-                    "path": str(one.path),
+                    "path": None if one.path is None else str(one.path),
                     "sha256": one.sha256.hex(),
                     "bytes": one.plain_bytes,
                 }
@@ -70,6 +71,14 @@ def command(
     )
     if not fetched:
         output.say("The run has no outputs.")
+    left_out = [printable(one.name, keep="") for one in fetched if one.path is None]
     for one in fetched:
-        output.say(f"{printable(str(one.path), keep='')}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()}")
+        if one.path is not None:
+            path = printable(str(one.path), keep="")
+            output.say(f"{path}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()}")
+    if left_out:
+        output.warn(
+            f"not written, because a part of the name begins with a dot: {', '.join(left_out)}; "
+            "look at the names, then fetch them with --hidden"
+        )
     output.facts({"receipt": verdict_words(conclusion.verdict, level)})

@@ -106,8 +106,13 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
     return found
 
 
-def fetch(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Path, force: bool) -> list[Opened]:
+def fetch(
+    folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Path, force: bool, hidden: bool = False
+) -> list[Opened]:
     """Decrypt every output of a run into a folder.
+
+    A name with a part that begins with a dot (`.ssh/config`, `.git/hooks/pre-commit`, `.envrc`) may change what other
+    programs do there, and a script's dependency may have chosen it: such outputs are left out unless asked for.
 
     Args:
         folder: the run's.
@@ -115,6 +120,10 @@ def fetch(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Pa
         sealing: the owner's sealing key, or a backup recipient's.
         out: made if need be; its folders get mode 0700, its files 0600.
         force: whether files that are there may be replaced.
+        hidden: whether to write outputs whose names have a part that begins with a dot.
+
+    Returns:
+        every output; those that were left out have no path.
 
     Raises:
         PackageError: as `look_inside`, also when two outputs have one name; nothing is written then.
@@ -122,15 +131,22 @@ def fetch(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Pa
     """
     found = look_inside(folder, receipt, sealing=sealing)
     check_paths(sorted((one.name for one in found), key=str.encode))
-    targets = [out.joinpath(*one.name.split("/")) for one in found]
+    targets = [out.joinpath(*one.name.split("/")) if hidden or not is_hidden(one.name) else None for one in found]
     for target in targets:
-        if not force and is_there(target):
+        if target is not None and not force and is_there(target):
             raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
     private_folder(out)
     for one, output, target in zip(found, receipt.outputs, targets, strict=True):
+        if target is None:
+            continue
         _make_folders(out, target)
         _write(folder, output, receipt, sealing, target, expected=one.sha256, replace_it=force)
     return [replace(one, path=target) for one, target in zip(found, targets, strict=True)]
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a part of an output's name begins with a dot."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _write(

