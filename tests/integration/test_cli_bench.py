@@ -19,7 +19,7 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     assert (found["runs"], found["training"], len(found["each"])) == (1, None, 1)
     assert found["package_bytes"] == 10 << 20
     # The numbers are for a machine that does nothing else; here it matters that they are measured.
-    assert 0 < found["total_without_imports_s"] <= found["lifecycle_s"]["total"] < found["command_s"] < 60
+    assert 0 < found["total_without_imports_s"] <= found["lifecycle_s"]["total"] < found["command_s"]
     assert found["lifecycle_s"].keys() == set(LIFECYCLE)
     assert all(seconds > 0 for seconds in found["instead"].values())
     assert found["ratios"]["command_to_raw_command"] > 0

@@ -23,7 +23,7 @@ from glasshouse.jobs.run import prepare
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
-from tools.fake_agent import wait_for
+from tools.waiting import wait_for
 
 LONG = "1200"  # a minute; every story below ends it long before
 pytestmark = pytest.mark.slow

@@ -137,7 +137,7 @@ def test_run_json_is_one_object_with_everything_promised(shell: Shell) -> None:
     assert [(one["name"], one["bytes"]) for one in found["outputs"]] == [("result.txt", len(RESULT))]
     assert found["outputs"][0]["sha256"] == hashlib.sha256(RESULT).hexdigest()
     assert {probe["result"] for probe in found["zeroization"]} <= {"clean", "unverifiable"}
-    assert 0 < found["lifecycle_s"]["total"] < 30
+    assert found["lifecycle_s"]["total"] > 0
 
 
 def test_a_sealed_package_is_run_twice_then_revoked(shell: Shell) -> None:

@@ -17,6 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from glasshouse.errors import Code, CollectiveError
 from tools.sealed_ranks import in_ranks
+from tools.waiting import wait_for
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -289,10 +290,7 @@ def overlap(rank: int) -> None:
     tensors = [torch.full((1 << 18,), float(rank + index)) for index in range(6)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     futures = [work.get_future() for work in works]
-    deadline = time.monotonic() + 30
-    while not all(work.is_completed() for work in works):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: all(work.is_completed() for work in works))
     for index in reversed(range(6)):
         assert works[index].is_success()
         works[index].wait()

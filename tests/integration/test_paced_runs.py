@@ -117,11 +117,10 @@ def test_both_arms_run_the_same_slices_and_end_with_the_same_bytes(
             assert slice_.loss_finite
             assert slice_.device_bytes is None
             assert 0 <= slice_.hooks_ns < slice_.t1_ns - slice_.t0_ns
-            assert abs(slice_.skew_ns) < 10_000_000
             assert (slice_.phases is not None) == stamps
             if slice_.phases is not None:
                 assert set(slice_.phases) == {"forward", "backward", "optimizer", "residual"}
-                assert abs(sum(slice_.phases.values()) - (slice_.t1_ns - slice_.t0_ns)) < 10_000_000
+                assert min(slice_.phases.values()) > 0
         # The guard of 20 ms is over before its steps are: the k-th slices of both arms are the same work.
         assert [slice_.done_before for slice_ in pair] == [until, until]
         seen += pair

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tools.runtime_world import CANARY, AgentProcess, World, ended
 from tools.sandboxed import is_gone
 from tools.scanner import family, scan
 from tools.tracer import Tracer
+from tools.waiting import wait_for
 
 pytestmark = [needs_namespaces, needs_landlock]
 
@@ -122,10 +122,7 @@ def _ranks(agent: AgentProcess) -> list[int]:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 5
-    while not all(map(is_gone, pids)):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.01)
+    wait_for(lambda: all(map(is_gone, pids)), told=lambda: str(pids))
 
 
 # a run that works

@@ -108,13 +108,6 @@ def test_nothing_on_the_hosts_disk_confirms_a_guess_of_what_came_out(world: Call
             assert form not in kept
 
 
-def test_the_first_second_of_a_run_is_not_wasted(world: Callable[..., World]) -> None:
-    agent = world().start()
-    receipt = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).chain.receipt
-    # The bar is 2 s on a machine with nothing else to do; this one may be busy.
-    assert (receipt.lifecycle_us["total"] or 0) < 6_000_000
-
-
 def test_a_second_run_over_a_spent_budget_is_refused(world: Callable[..., World]) -> None:
     here = world()
     here.start().wait()

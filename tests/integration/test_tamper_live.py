@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -48,9 +47,7 @@ def test_each_story_is_refused_by_its_own_check_and_only_the_controls_are_releas
         assert stat.S_IMODE(used[0].stat().st_mode) == 0o700
 
     monkeypatch.setattr(stage, "TemporaryDirectory", Recorded)
-    started = time.monotonic()
     rows = run_stories(tell)
-    assert time.monotonic() - started < 15
     assert rows == told
     assert [row.story for row in rows] == NAMES
     assert all(row.held for row in rows), [row.to_json() for row in rows if not row.held]

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from glasshouse.wire import frames, hpke
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.params import canonical
+from tools.waiting import wait_for
 
 
 @dataclass
@@ -91,7 +91,7 @@ class FakeAgent:
     ) -> None:
         self._package, self._grant = sealed_package(files, canonical(kind, params), kind)
         self.link, theirs = socket.socketpair()
-        self.link.settimeout(120)
+        self.link.settimeout(300)
         self._decoder = frames.Decoder()
         self._waiting: list[Any] = []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -226,11 +226,3 @@ def run_raw(
             path.relative_to(outputs).as_posix(): path.read_bytes() for path in outputs.rglob("*") if path.is_file()
         }
     return ended
-
-
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)

@@ -31,6 +31,7 @@ from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.params import canonical
 from tools.runtime_package import OwnersPackage, seal
+from tools.waiting import wait_for
 
 HOUR_US = 3600 * 1_000_000
 CANARY = b"Canary Jane Doe, born 1948, malignant, 17.99 mm"
@@ -67,12 +68,15 @@ class AgentProcess:
     def states(self) -> list[str]:
         return [event["state"] for event in self.events() if event["type"] in ("start", "transition")]
 
-    def wait_for(self, what: Callable[[], object], *, within_s: float = 30.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not what():
-            assert self.process.poll() is None or what(), f"the agent ended: {self.stderr.read_text()} {self.states()}"
-            assert time.monotonic() < deadline, f"nothing happened: {self.states()} {self.stderr.read_text()}"
-            time.sleep(0.01)
+    def wait_for(self, what: Callable[[], object], *, within_s: float = 60.0) -> None:
+        def told() -> str:
+            return f"{self.states()} {self.stderr.read_text()}"
+
+        def happened() -> bool:
+            assert self.process.poll() is None or what(), f"the agent ended: {told()}"
+            return bool(what())
+
+        wait_for(happened, within_s=within_s, told=told)
 
     def wait_for_state(self, state: str) -> None:
         self.wait_for(lambda: state in self.states())

@@ -39,11 +39,8 @@ def test_a_model_has_as_many_parameters_as_the_published_one(name: str, expected
     assert buckets.share == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "cap_mib"), [("resnet-2m", None), ("resnet-2m", 1), ("resnet-2m", 25), ("vit-6m", None), ("vit-6m", 5)]
-)
-def test_the_buckets_are_those_that_ddp_makes_by_itself(name: str, cap_mib: int | None, world_of_one: None) -> None:
-    model = MODELS[name]
+def test_the_buckets_are_those_that_ddp_makes_by_itself(world_of_one: None) -> None:
+    model, cap_mib = MODELS["resnet-2m"], 1
     wrapped = DistributedDataParallel(model.build(), bucket_cap_mb=cap_mib)
     inputs, targets = (part[:2] for part in model.inputs())
     for _ in range(2):

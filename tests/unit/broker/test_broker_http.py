@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES
 from simulators.local_broker import LocalBroker
+from tools.waiting import wait_for
 
 RUNTIME_ROUTES = [
     ("POST", "/v1/challenge"),
@@ -128,19 +128,15 @@ def test_a_body_shorter_than_it_says_is_never_acted_on(broker: LocalBroker) -> N
 
 def test_a_client_that_dribbles_its_body_is_cut_off(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "BODY_TIMEOUT_S", 0.2)
-    started = time.monotonic()
     start = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2000")
     assert problem(raw(broker, start + b"{")).detail == "the body did not arrive in time"
-    assert time.monotonic() - started < 5
 
 
 def test_a_client_that_never_ends_its_headers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listen, "CONNECTION_TIMEOUT_S", 0.2)
     with LocalBroker(tmp_path) as broker:
-        started = time.monotonic()
         assert raw(broker, b"POST /v1/evidence HTTP/1.1\r\nX-Slow: ") == b""
         assert raw(broker, b"") == b""
-        assert time.monotonic() - started < 5
 
 
 def test_endless_headers_are_refused(broker: LocalBroker) -> None:
@@ -173,9 +169,7 @@ def test_too_many_connections_are_turned_away_and_the_broker_lives(
         assert request(broker.runtime_url, "POST", "/v1/evidence", b"{}").status == 503
         for connection in idle:
             connection.close()
-        deadline = time.monotonic() + 5
-        while request(broker.runtime_url, "POST", "/v1/evidence", b"{}").status == 503:
-            assert time.monotonic() < deadline
+        wait_for(lambda: request(broker.runtime_url, "POST", "/v1/evidence", b"{}").status != 503)
         assert broker.client().broker_public() == broker.broker_public
 
 

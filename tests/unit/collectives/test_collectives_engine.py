@@ -18,6 +18,7 @@ from glasshouse.collectives.frames import HEADER_BYTES, Algorithm
 from glasshouse.collectives.reduce import Reduction, ReductionKind
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, Middle, connect, ended, in_ranks, operate, world
+from tools.waiting import wait_for
 
 SUM = Reduction(kind=ReductionKind.SUM)
 SMALL = Options(chunk_bytes=64 << 10)
@@ -30,18 +31,11 @@ def summed(engine: Engine, algorithm: Algorithm | None = None) -> Any:
     return tensor
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.005)
-
-
 def test_what_is_submitted_to_the_background_is_done_while_nobody_waits() -> None:
     def story(engine: Engine) -> list[float]:
         tensors = [torch.full((ELEMENTS,), float(number)) for number in range(5)]
         done = [engine.submit(operations.all_reduce([tensor], SUM), background=True) for tensor in tensors]
-        until(lambda: all(each.done() for each in done))
+        wait_for(lambda: all(each.done() for each in done))
         return [tensor[-1].item() for tensor in tensors]
 
     assert in_ranks(3, story) == [[0.0, 3.0, 6.0, 9.0, 12.0]] * 3
@@ -77,7 +71,7 @@ def test_a_callback_may_submit_and_wait() -> None:
         completion = engine.submit(operations.all_reduce([first], SUM), background=True)
         completion.add_done_callback(more)
         completion.wait()
-        until(lambda: bool(seen))
+        wait_for(lambda: bool(seen))
         completion.add_done_callback(seen.append)
         return len(seen), seen[0] is completion, second[0].item()
 
@@ -247,8 +241,8 @@ def test_a_background_operation_fails_without_a_waiter_and_tells_its_callbacks()
         told: list[Completion] = []
         completion = engine.submit(operations.all_reduce([tensor], SUM), timeout_s=0.2, background=True)
         completion.add_done_callback(told.append)
-        until(completion.done)
-        until(lambda: bool(told))
+        wait_for(completion.done)
+        wait_for(lambda: bool(told))
         over.set()
         with pytest.raises(CollectiveError) as caught:
             completion.wait()
@@ -306,7 +300,7 @@ def test_another_thread_can_end_what_one_waits_for() -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        until(lambda: engine._asleep)
+        wait_for(lambda: engine._asleep)
         engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "enough"))
         thread.join(20)
         return ends
@@ -399,7 +393,7 @@ def test_tensors_of_inference_mode_are_summed_behind_the_callers_back() -> None:
         with torch.inference_mode():
             tensor = torch.ones(ELEMENTS)
         completion = engine.submit(operations.all_reduce([tensor], SUM), background=True)
-        until(completion.done)
+        wait_for(completion.done)
         completion.wait()
         return tensor[0].item()
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tools.forked import in_child
 from tools.machine import needs_filters
 from tools.ports import free_port
 from tools.sandboxed import is_gone
+from tools.waiting import wait_for
 
 pytestmark = needs_filters
 
@@ -170,10 +170,7 @@ def test_it_does_not_outlive_the_agent() -> None:
         return made.pid
 
     pid = in_child(agent)
-    deadline = time.monotonic() + 5
-    while not is_gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: is_gone(pid))
 
 
 def test_it_ends_when_told_twice_even(pair: tuple[Relay, Relay]) -> None:

@@ -118,7 +118,7 @@ def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
     result = lora.run(task, found, lambda _: None)  # type: ignore[arg-type]
     assert result.stop_reason == "time"
     assert result.done >= 1
-    assert 500_000 <= result.elapsed_us < 5_000_000
+    assert result.elapsed_us >= 500_000
 
 
 def test_the_owner_may_stop_it_and_gets_the_adapter_so_far(tmp_path: Path) -> None:

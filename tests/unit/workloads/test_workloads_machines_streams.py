@@ -13,8 +13,8 @@ import pytest
 from glasshouse.wire.aead import TAG_BYTES
 from glasshouse.workloads import machines
 from glasshouse.workloads.machines import Stream, answer, call
-from tools.fake_agent import wait_for
 from tools.sockets import connection
+from tools.waiting import wait_for
 
 SECRET = secrets.token_bytes(32)
 CANARY = b"a gradient in the clear, which nobody on the way may see"

