@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from glasshouse.attestation.hardening import CheckResult
+from glasshouse.errors import Code
 from glasshouse.evidence.events import ProbeResult
 from tools.runtime_world import CANARY, script_world
 
@@ -46,3 +49,44 @@ def test_a_script_leaves_nothing_in_the_attributes_of_its_package(tmp_path: Path
     assert after.st_ctime_ns == before.st_ctime_ns
     assert {"name": "metadata-closed", "process": "worker", "result": CheckResult.PASSED.value} in checks
     assert ProbeResult.FOUND.value not in str(agent.events())
+
+
+FILES = "import os\nfor name in 'abc': open(f'outputs/{name}', 'w').write('x' * 100)\n"
+
+# Past the handle that counts: as the worker itself speaks to the agent.
+FRAMES = """
+import hashlib, json, os
+def control(**message):
+    data = json.dumps(message, sort_keys=True, separators=(',', ':')).encode()
+    os.write(3, len(data).to_bytes(4, 'big') + b'\\x01' + data)
+for number in range(3):
+    control(type='output', name=f'o{number}', kind='output', bytes=100, **{'class': 'file'})
+    os.write(3, (100).to_bytes(4, 'big') + b'\\x02' + bytes(100))
+    control(type='output-end', sha256=hashlib.sha256(bytes(100)).hexdigest())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "kept"),
+    [
+        (FILES, {"max_outputs": 2}, 2),
+        (FILES, {"max_output_bytes": 250}, 2),
+        (FRAMES, {"max_outputs": 2}, 2),
+        (FRAMES, {"max_output_bytes": 250}, 2),
+        (FILES, {"max_outputs": 3, "max_output_bytes": 300}, 3),
+    ],
+    ids=["too many files", "too large files", "too many frames", "too large frames", "within"],
+)
+def test_a_script_returns_no_more_than_its_owner_allowed(
+    tmp_path: Path, script: str, limits: dict[str, int], kept: int
+) -> None:
+    with script_world(tmp_path, script, {}, **limits) as world:
+        agent = world.start()
+        code = agent.wait()
+        last = agent.events()[-1]["body"]
+    assert len(list((agent.out / "outputs").glob("*.sealed"))) == kept
+    if kept == 3:
+        assert code == 0
+        return
+    assert (last["outcome"], last["code"]) == ("failed", Code.OUTPUT_REFUSED.value)
+    assert script is FRAMES or next(iter(limits)) in agent.log()

@@ -4,7 +4,7 @@ Forked by the agent before it has a thread, it makes the HPKE key and tells its 
 release has been checked, it opens it, checks the key commitment, opens the index, leaves the asset keys
 for the worker in one region of secret memory and the needles for the probes in another, and exits.
 
-Laws: nothing secret crosses the socket; the agent learns a count or a code; whatever happens, the process
+Laws: nothing secret crosses the socket; the agent learns counts, limits or a code; whatever happens, the process
 ends with the question that it was asked, or with the agent.
 """
 
@@ -20,6 +20,7 @@ from typing import BinaryIO, NoReturn
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, InternalError, PackageError, PeerError
 from glasshouse.package.grant import Grant, grant
+from glasshouse.package.limits import MAX_BYTES, MAX_COUNT, OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Index, Package, asset_key
 from glasshouse.runtime.checks import lock_memory
@@ -45,10 +46,16 @@ _KEY_NEEDLES = 1 + 3 + 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """What the agent learns of an opened release."""
+    """What the agent learns of an opened release.
+
+    Attributes:
+        assets, needles: how many.
+        limits: what the job may return.
+    """
 
     assets: int
     needles: int
+    limits: OutputLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +167,14 @@ class Custodian:
         self.dismiss()
         if answer.has("code"):
             raise _explained(Code(answer.choice("code", list(Code))))
-        return Opened(assets=answer.integer("assets"), needles=answer.integer("needles"))
+        return Opened(
+            assets=answer.integer("assets"),
+            needles=answer.integer("needles"),
+            limits=OutputLimits(
+                count=answer.integer("max_outputs", high=MAX_COUNT),
+                bytes=answer.integer("max_output_bytes", high=MAX_BYTES),
+            ),
+        )
 
     def dismiss(self) -> None:
         """End the process if it lives, and reap it; doing this twice is allowed.
@@ -265,7 +279,12 @@ def _answer(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regio
     except BaseException:
         regions.grant.wipe()
         return {"code": Code.INTERNAL.value}
-    return {"assets": opened.assets, "needles": opened.needles}
+    return {
+        "assets": opened.assets,
+        "max_output_bytes": opened.limits.bytes,
+        "max_outputs": opened.limits.count,
+        "needles": opened.needles,
+    }
 
 
 def _open(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions) -> Opened:
@@ -285,7 +304,7 @@ def _open(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions
     if secret is not None:
         needles.add(NeedleKind.GROUP_SECRET, secret)
     _add_assets(needles, package, package_key, index)
-    return Opened(assets=encoded, needles=len(needles))
+    return Opened(assets=encoded, needles=len(needles), limits=OutputLimits.of(index.job))
 
 
 def _add_private(needles: Needles, key: RecipientKey) -> None:

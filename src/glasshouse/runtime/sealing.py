@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, GlasshouseError, RunError
-from glasshouse.evidence.receipt import MAX_OUTPUTS
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
+from glasshouse.package.limits import OutputLimits
 from glasshouse.package.outputs import OutputSealer, SealedOutput
 from glasshouse.runtime.outdir import OutDir, disk_error
 from glasshouse.runtime.worker_messages import OutputBegins
@@ -98,15 +98,20 @@ class SealedFile:
 
 
 class Outputs:
-    """The outputs of one run, one after the other: no more than a receipt can name."""
+    """The outputs of one run, one after the other: no more than its job allows.
 
-    def __init__(self, out: OutDir, sealing: Sealing) -> None:
+    Args:
+        limits: from the sealed index, as the custodian read it: the worker's word on them counts for nothing.
+    """
+
+    def __init__(self, out: OutDir, sealing: Sealing, limits: OutputLimits) -> None:
         self._out = out
         self._sealing = sealing
         self._current: SealedFile | None = None
         self._header: OutputBegins | None = None
         self._left = 0
-        self._count = 0
+        self._limits = limits
+        self._count = self._bytes = 0
 
     @property
     def in_progress(self) -> bool:
@@ -117,16 +122,21 @@ class Outputs:
         """Open the next output.
 
         Raises:
-            RunError: `worker-failed` out of turn or beyond the limit; `disk-full`.
+            RunError: `worker-failed` out of turn; `output-refused` beyond the job's limits; `disk-full`.
         """
-        if self._current is not None or self._count >= MAX_OUTPUTS:
+        if self._current is not None:
             raise _out_of_turn()
+        if self._count >= self._limits.count:
+            raise RunError(Code.OUTPUT_REFUSED, f"more than the {self._limits.count} outputs of max_outputs")
+        if self._bytes + header.size > self._limits.bytes:
+            raise RunError(Code.OUTPUT_REFUSED, f"more than the {self._limits.bytes} bytes of max_output_bytes")
         self._current = SealedFile(
             self._out, self._sealing, folder="outputs", sequence=self._count, name=header.name, kind=header.kind
         )
         self._header = header
         self._left = header.size
         self._count += 1
+        self._bytes += header.size
 
     def data(self, plaintext: memoryview) -> None:
         """Seal more of the current output; raises as `begin`."""

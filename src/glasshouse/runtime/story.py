@@ -266,7 +266,7 @@ def _open(run: Run, parts: _Parts) -> None:
         raise InternalError(Code.INTERNAL, "nothing was released")
     group, relay = parts.identity.token.group, run.begun.relay
     with run.lifecycle.step("release"):
-        parts.custodian.open(
+        opened = parts.custodian.open(
             sealed_key=run.release.sealed_key,
             info=run.release.info,
             manifest_sha256=parts.manifest.sha256,
@@ -285,7 +285,7 @@ def _open(run: Run, parts: _Parts) -> None:
             parts.regions.grant.fd,
             parts.regions.grant.size,
             session.worker.package,
-            Outputs(run.out, parts.sealing),
+            Outputs(run.out, parts.sealing, opened.limits),
             machines=machines,
         )
         session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S)

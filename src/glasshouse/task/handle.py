@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.package.limits import MAX_COUNT, OutputLimits
 from glasshouse.task import layout, outputs, uncollected
 from glasshouse.task.channel import Channel
 from glasshouse.task.inputs import Buffer, Inputs
@@ -63,6 +64,8 @@ class Task:
         self._before: uncollected.Snapshot | None = None
         self._laid_out = self._in_place or shared
         self._saved: set[str] = set()
+        self._limits = OutputLimits.of(params)
+        self._sent_bytes = 0
         self._started = time.monotonic()
         self._next_report = 0.0
         self._last: tuple[int, int | None, Any, str] | None = None
@@ -345,11 +348,11 @@ class Task:
             raise UsageError(Code.USAGE, "an output's kind is output or checkpoint")
         if outputs.checked_name(name) in self._saved:
             raise RunError(Code.OUTPUT_REFUSED, f"an output named {name!r} was already saved")
-        if len(self._saved) >= outputs.MAX_OUTPUTS:
+        if len(self._saved) >= self._limits.count:
             raise RunError(
                 Code.OUTPUT_REFUSED,
-                f"a run has at most {outputs.MAX_OUTPUTS} outputs; {name!r} is one more",
-                hint="put many small files into one archive",
+                f"the job returns at most {self._limits.count} outputs (max_outputs); {name!r} is one more",
+                hint=f"put many small files into one archive, or raise max_outputs in [params], to at most {MAX_COUNT}",
             )
         self._saved.add(name)
 
@@ -358,6 +361,14 @@ class Task:
             raise outputs.refused_pickles([name])
         size = content.seek(0, io.SEEK_END)
         content.seek(0)
+        if self._sent_bytes + size > self._limits.bytes:
+            raise RunError(
+                Code.OUTPUT_REFUSED,
+                f"the job returns at most {self._limits.bytes} bytes (max_output_bytes); {name!r} would make it "
+                f"{self._sent_bytes + size}",
+                hint="return less, or raise max_output_bytes in [params]",
+            )
+        self._sent_bytes += size
         header: dict[str, Json] = {
             "type": "output",
             "name": name,

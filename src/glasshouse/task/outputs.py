@@ -8,12 +8,12 @@ from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError, RunError
+from glasshouse.package.limits import MAX_COUNT
 from glasshouse.package.paths import check_path
 
 __all__ = ["MAX_OUTPUTS", "checked_name", "is_pickle", "output_class", "refused_pickles"]
 
-# Limits of the receipt (spec/evidence.md).
-MAX_OUTPUTS = 256
+MAX_OUTPUTS = MAX_COUNT
 _MAX_NAME_CHARS = 128
 _MAX_NAME_BYTES = 255
 _PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".dill"}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, TypeAlias
 
+from glasshouse.package.limits import DEFAULT_BYTES, MAX_BYTES, MAX_COUNT
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.fields import (
     Choice,
@@ -95,6 +96,8 @@ def _common(*, device: bool = True) -> tuple[Field, ...]:
             "Threads of the CPU; 1 in deterministic mode, else the framework's choice.",
             None,
         ),
+        Field("max_outputs", Integer(low=1, high=MAX_COUNT), "How many outputs may come back.", MAX_COUNT),
+        Field("max_output_bytes", Integer(low=1, high=MAX_BYTES), "How large they may be together.", DEFAULT_BYTES),
         Field("paced", Flag(), "The job is measured: it ends when it is told to, and has no target of its own.", False),
     )
     choice = Field("device", Choice(("auto", "cpu", "cuda")), "`auto` takes a GPU where there is one.", "auto")
@@ -139,6 +142,8 @@ class MlpParams:
     seed: int
     deterministic: bool
     threads: int | None
+    max_outputs: int
+    max_output_bytes: int
     paced: bool
 
     @classmethod
@@ -224,6 +229,8 @@ class LoraParams:
     seed: int
     deterministic: bool
     threads: int | None
+    max_outputs: int
+    max_output_bytes: int
     paced: bool
 
     @classmethod
@@ -286,6 +293,8 @@ class ScriptParams:
     seed: int
     deterministic: bool
     threads: int | None
+    max_outputs: int
+    max_output_bytes: int
     paced: bool
     allow_pickle: bool
     max_restarts: int

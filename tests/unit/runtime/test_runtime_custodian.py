@@ -11,6 +11,7 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, PeerError
 from glasshouse.package.grant import Grant
+from glasshouse.package.limits import OutputLimits
 from glasshouse.runtime.custodian import Custodian, Opened, Regions
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.needles import NeedleKind, Needles
@@ -65,8 +66,25 @@ def bench(package: OwnersPackage) -> Iterator[Bench]:
     bench.close()
 
 
+def test_the_agent_learns_what_the_job_may_return_from_the_sealed_index(tmp_path: Path) -> None:
+    limited = Bench(seal(tmp_path / "limited.sealed", FILES, job={"max_outputs": 3, "max_output_bytes": 1 << 20}))
+    try:
+        assert limited.open().limits == OutputLimits(count=3, bytes=1 << 20)
+    finally:
+        limited.close()
+
+
+def test_a_package_with_a_limit_that_is_none_does_not_open(tmp_path: Path) -> None:
+    beyond = Bench(seal(tmp_path / "beyond.sealed", FILES, job={"max_outputs": 257}))
+    try:
+        with pytest.raises(PackageError):
+            beyond.open()
+    finally:
+        beyond.close()
+
+
 def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
-    assert bench.open() == Opened(assets=3, needles=3 + 1 + 3 + 3)
+    assert bench.open() == Opened(assets=3, needles=3 + 1 + 3 + 3, limits=OutputLimits())
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.job == {"entry": "train.py"}
     with granted.open(bench.stream, "data.bin") as reader:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.package.limits import OutputLimits
 from glasshouse.package.outputs import SealedOutput, open_output
 from glasshouse.runtime import sealed_log
 from glasshouse.runtime.loop import Loop
@@ -141,7 +142,7 @@ def test_a_worker_that_prints_without_end_fills_its_share_and_is_not_held_up(
 
 
 def test_outputs_are_sealed_as_they_come(desk: Desk) -> None:
-    outputs, data = Outputs(desk.out, desk.sealing), os.urandom(100_000)
+    outputs, data = Outputs(desk.out, desk.sealing, OutputLimits()), os.urandom(100_000)
     outputs.begin(begins("adapter/model.safetensors", len(data)))
     assert outputs.in_progress
     for at in range(0, len(data), 7777):
@@ -157,7 +158,7 @@ def test_outputs_are_sealed_as_they_come(desk: Desk) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"12", b"1234"], ids=["nothing", "less", "more"])
 def test_an_output_of_another_length_than_announced_has_failed(desk: Desk, sent: bytes) -> None:
-    outputs = Outputs(desk.out, desk.sealing)
+    outputs = Outputs(desk.out, desk.sealing, OutputLimits())
     outputs.begin(begins("x", 3))
 
     def send() -> None:
@@ -172,7 +173,7 @@ def test_an_output_of_another_length_than_announced_has_failed(desk: Desk, sent:
 
 
 def test_an_output_that_arrived_otherwise_has_failed(desk: Desk) -> None:
-    outputs = Outputs(desk.out, desk.sealing)
+    outputs = Outputs(desk.out, desk.sealing, OutputLimits())
     outputs.begin(begins("x", 1))
     outputs.data(memoryview(b"1"))
     with pytest.raises(RunError) as caught:
@@ -181,7 +182,7 @@ def test_an_output_that_arrived_otherwise_has_failed(desk: Desk) -> None:
 
 
 def test_outputs_out_of_turn_are_refused(desk: Desk) -> None:
-    outputs = Outputs(desk.out, desk.sealing)
+    outputs = Outputs(desk.out, desk.sealing, OutputLimits())
     for act in (lambda: outputs.data(memoryview(b"x")), lambda: outputs.end(bytes(32))):
         with pytest.raises(RunError):
             act()
@@ -189,6 +190,25 @@ def test_outputs_out_of_turn_are_refused(desk: Desk) -> None:
     with pytest.raises(RunError):
         outputs.begin(begins("y", 1))
     outputs.discard()
+
+
+@pytest.mark.parametrize(
+    ("limits", "sizes"),
+    [(OutputLimits(count=2), (1, 1, 1)), (OutputLimits(bytes=10), (6, 4, 1)), (OutputLimits(bytes=10), (11,))],
+    ids=["one too many", "one byte too many", "one that is too large"],
+)
+def test_a_job_returns_no_more_than_its_owner_allowed_whatever_the_worker_sends(
+    desk: Desk, limits: OutputLimits, sizes: tuple[int, ...]
+) -> None:
+    outputs = Outputs(desk.out, desk.sealing, limits)
+    for number, size in enumerate(sizes[:-1]):
+        outputs.begin(begins(f"output-{number}", size))
+        outputs.data(memoryview(bytes(size)))
+        outputs.end(hashlib.sha256(bytes(size)).digest())
+    with pytest.raises(RunError, match="max_output") as caught:
+        outputs.begin(begins("last", sizes[-1]))
+    assert caught.value.code is Code.OUTPUT_REFUSED
+    assert len(desk.files("outputs")) == len(sizes) - 1
 
 
 @pytest.fixture
@@ -201,7 +221,7 @@ def small_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_files")
 def test_a_disk_without_room_ends_the_output_and_leaves_no_half_file(desk: Desk) -> None:
-    outputs = Outputs(desk.out, desk.sealing)
+    outputs = Outputs(desk.out, desk.sealing, OutputLimits())
     outputs.begin(begins("x", 4 << 20))
 
     def send() -> None:

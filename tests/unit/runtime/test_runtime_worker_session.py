@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, RunError
+from glasshouse.package.limits import OutputLimits
 from glasshouse.runtime import worker_session
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.outdir import OutDir
@@ -95,7 +96,7 @@ class Talk:
         sealing = Sealing(
             recipients=(RecipientKey.generate().public,), run_id=secrets.token_hex(16), manifest_sha256=bytes(32)
         )
-        self.sealed = Outputs(OutDir(str(folder / "out")), sealing)
+        self.sealed = Outputs(OutDir(str(folder / "out")), sealing, OutputLimits())
 
     def say(self, *messages: dict[str, Any] | bytes) -> None:
         for message in messages:
