@@ -1,13 +1,18 @@
-"""Writes docs/reference/cli.md from the commands themselves."""
+"""Writes cli.md from the commands themselves, and job.md from the declarations that validate a job file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer.main
 
 from glasshouse.cli.app import application
+from glasshouse.jobs.jobfile import FIELDS
+from glasshouse.jobs.schema import BEYOND, default_of
+from glasshouse.workloads.fields import REQUIRED, Field, Rule, Table
+from glasshouse.workloads.params import TYPES
 
 HEAD = """# The command line
 
@@ -59,5 +64,48 @@ def _cell(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
+JOB_HEAD = """# The job file
+
+Written by `python docs/reference/generate.py` from the declarations that validate a job file; a test holds it to them.
+`glasshouse new [lora|script|mlp]` writes one to begin with, and `glasshouse schema` prints its JSON Schema for editors.
+
+A job file is TOML. What it does not know, it refuses, and every error names the key, says what it may be and shows what
+was there. A whole number is written without a point.
+"""
+
+
+def render_job() -> str:
+    """Return the page of the job file."""
+    parts = [JOB_HEAD, "\n## Top level\n\n", _fields(FIELDS)]
+    for kind, params in TYPES.items():
+        parts += [f"\n## `[params]` of `{kind}`\n\n", _fields(params.FIELDS), *_rules(params.RULES)]
+    for field in FIELDS:
+        if isinstance(field.kind, Table):
+            parts += [f"\n## `[{field.name}]`\n\n{field.meaning}\n\n", _fields(field.kind.fields)]
+    parts += ["\n## What the schema cannot tell\n\n", *(f"- {what}\n" for what in BEYOND)]
+    return "".join(parts)
+
+
+def _fields(fields: Sequence[Field]) -> str:
+    rows = [
+        f"| `{field.name}` | {_cell(field.meaning)} | {_cell(field.kind.allowed)} | {_default(field)} |\n"
+        for field in fields
+    ]
+    return "| key | meaning | may be | without it |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _default(field: Field) -> str:
+    if field.default is REQUIRED:
+        return "**must be there**"
+    default = default_of(field)
+    return "" if default is None or default == {} else f"`{_cell(json.dumps(default))}`"
+
+
+def _rules(rules: Sequence[Rule]) -> Iterator[str]:
+    if rules:
+        yield "\n" + " ".join(rule.words for rule in rules) + "\n"
+
+
 if __name__ == "__main__":
     (Path(__file__).parent / "cli.md").write_text(render())
+    (Path(__file__).parent / "job.md").write_text(render_job())

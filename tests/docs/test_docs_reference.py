@@ -17,6 +17,12 @@ def test_the_reference_page_is_what_help_says() -> None:
     assert written == rendered, "run: python docs/reference/generate.py"
 
 
+def test_the_page_of_the_job_file_is_what_validates_it() -> None:
+    written = (ROOT / "docs/reference/job.md").read_text()
+    rendered = runpy.run_path(str(ROOT / "docs/reference/generate.py"))["render_job"]()
+    assert written == rendered, "run: python docs/reference/generate.py"
+
+
 PUBLIC = {"glasshouse.task": {"Task", "current"}, "glasshouse.cli": {"main"}}
 
 

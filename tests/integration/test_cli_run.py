@@ -272,3 +272,12 @@ def test_tamper_and_doctor_speak_json(shell: Shell) -> None:
     assert findings["assurance"] == "software"
     assert any(finding["feature"] == "host-sees-memory" for finding in findings["findings"])
     assert json.dumps(findings)
+
+
+@pytest.mark.parametrize("kind", ["lora", "mlp", "script"])
+def test_a_new_job_file_runs_as_it_is(shell: Shell, kind: str) -> None:
+    (shell.folder / "new").mkdir(exist_ok=True)
+    assert shell.ask("new", kind, "-o", f"new/{kind}.toml").code == ExitCode.DONE
+    ran = shell.ask("run", f"new/{kind}.toml", "--json").object
+    assert (ran["outcome"], ran["uncollected"]) == ("completed", None)
+    assert ran["outputs"]

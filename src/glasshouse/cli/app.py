@@ -19,6 +19,8 @@ __all__ = ["application", "main", "run"]
 # Order as people meet them.
 _COMMANDS = (
     ("init", "make an owner's identity"),
+    ("new", "write a commented job file to begin with"),
+    ("schema", "print the JSON Schema of a job file"),
     ("seal", "seal a job into one file"),
     ("inspect", "what a stranger may know of a sealed package"),
     ("run", "run a job where its owner trusts nobody"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["FORM", "format_s", "parse_s"]
+__all__ = ["FORM", "format_s", "format_text", "parse_s"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORM = r"([1-9][0-9]{0,6})([smhd])"
@@ -14,6 +14,12 @@ def parse_s(text: str) -> int | None:
     """Return whole seconds, or None for what is not a length of time."""
     found = re.fullmatch(FORM, text)
     return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+def format_text(seconds: int) -> str:
+    """Return whole seconds in the form that `parse_s` takes, in the largest unit that is exact."""
+    unit = next(unit for unit in ("d", "h", "m", "s") if seconds % _UNITS[unit] == 0)
+    return f"{seconds // _UNITS[unit]}{unit}"
 
 
 def format_s(seconds: float) -> str:

@@ -139,7 +139,7 @@ FIELDS = (
         ),
         "Name in the package = file or folder, beside the job file or below it.",
     ),
-    Field("params", Anything(), "What the workload takes; see below.", {}),
+    Field("params", Anything(), "What the workload takes.", {}),
     Field(
         "env",
         ENVIRONMENT,
