@@ -32,6 +32,8 @@ _COMMANDS = (
     ("verify", "check a receipt, artifact, log or package, offline"),
     ("artifact", "a public account of a run, without names or secrets"),
     ("revoke", "release a package's key to nobody any more"),
+    ("rm", "remove runs that have ended"),
+    ("prune", "remove runs that ended long ago"),
     ("tamper", "tell fourteen attacks to a live broker"),
     ("doctor", "what this machine offers, and what its host could see"),
 )

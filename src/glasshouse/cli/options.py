@@ -27,6 +27,7 @@ __all__ = [
     "PassphraseFd",
     "PassphraseFile",
     "Run",
+    "Yes",
     "again",
     "ask_new_passphrase",
     "locate",
@@ -56,6 +57,7 @@ PassphraseFd = Annotated[
     typer.Option("--passphrase-fd", metavar="N", help="Read the passphrase from this open descriptor."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run on several machines: which, from 0.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
 

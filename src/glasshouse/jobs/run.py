@@ -138,7 +138,8 @@ def prepare(
         PackageError, FormatError: a package that is not this owner's, or not whole.
         PeerError: the broker cannot be reached.
     """
-    manifest, envelope = public_part(package, owner_signing=identity.signing.public)
+    kept = folder.keep(package)
+    manifest, envelope = public_part(kept, owner_signing=identity.signing.public)
     check_reachable(manifest.floor)
     if ranks is not None:
         ranks.check(manifest.workload, manifest.floor)
@@ -148,7 +149,7 @@ def prepare(
     package_key = KeyStore(home.keys).get(
         manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing
     )
-    record = folder.save(_record(folder, manifest, known, package))
+    record = folder.save(_record(folder, manifest, known, kept))
     say("broker")
     serving = broker.ensure()
     say("reference")
@@ -197,7 +198,7 @@ def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package
         run_id=folder.run_id,
         name=known.name,
         workload=manifest.workload,
-        package=package.absolute(),
+        package=package,
         package_id=manifest.package_id,
         manifest_sha256=manifest.sha256.hex(),
         assurance=manifest.floor.assurance.value,

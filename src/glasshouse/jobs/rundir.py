@@ -3,7 +3,7 @@
 ```
 runs/ID/            0700
   run.json          this module's record; written by the run's supervisor alone
-  package.sealed    when the run sealed a job file itself
+  package.sealed    what it runs: sealed here, or another name of the package that was given, or a copy
   out/              what came from the machine: events.log, outputs/, log/, receipt.json
   runtime.log       the agent's own words; nothing of the job's
   supervisor.log    a detached run's
@@ -13,16 +13,27 @@ runs/ID/            0700
 
 from __future__ import annotations
 
+import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.files import is_folder, private_folder, read_state, write_state
+from glasshouse.jobs.files import (
+    is_folder,
+    is_there,
+    open_regular,
+    private_folder,
+    read_state,
+    write_private,
+    write_state,
+)
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.wire.group import Group
@@ -30,6 +41,7 @@ from glasshouse.wire.group import Group
 __all__ = ["Phase", "RunFolder", "RunRecord"]
 
 _ID_CHARS = 32
+_PIECE_BYTES = 1 << 20
 _LATER = ("blamed", "group")  # fields that records from before there were groups do not have
 
 
@@ -49,7 +61,7 @@ class RunRecord:
         run_id: 32 hex characters.
         name: label for people.
         workload: `mlp`, `lora` or `script`.
-        package: path of the sealed package.
+        package: path of the sealed package, in this folder; of an earlier version's record, anywhere.
         package_id, manifest_sha256: which package, hex.
         assurance, profile: what its owner demands.
         created_us: when it was started.
@@ -194,6 +206,29 @@ class RunFolder:
         """Yield the run folders of all projects that share this home's broker."""
         for one in home.everywhere():
             yield from cls.all(one)
+
+    def keep(self, package: Path) -> Path:
+        """Keep a run's package, whatever becomes of the file that was given, and return its path here.
+
+        Args:
+            package: sealed; linked to, or copied where the file system cannot.
+
+        Raises:
+            UsageError: `file-missing`, `disk-full`, or `usage` when it cannot be written.
+        """
+        if is_there(self.package):
+            return self.package
+        try:
+            # The file itself: a link would go with its name, and a pipe would wait for a writer for ever.
+            with open_regular(package.resolve()) as source:
+                try:
+                    os.link(package.resolve(), self.package)
+                except OSError:  # another file system, or one without links, or a file of another user's
+                    write_private(self.package, partial(shutil.copyfileobj, source, length=_PIECE_BYTES))
+        except (OSError, RuntimeError) as error:  # a ring of links is the latter until Python 3.13
+            why = error.strerror if isinstance(error, OSError) else "links in a circle"
+            raise UsageError(Code.FILE_MISSING, f"cannot read the package {package}: {why}") from None
+        return self.package
 
     def add_machine(self) -> RunFolder:
         """Make the folder of another machine of this run's group; raises `UsageError`."""

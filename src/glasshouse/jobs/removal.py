@@ -1,0 +1,77 @@
+"""Removes runs that have ended: their sealed outputs, logs, receipts and packages. Keys and package records stay.
+
+Laws: what still runs, or cannot be read, is never removed; a run is taken from the list in one step, so one that is
+half removed is not taken for a run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.control import look
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+
+__all__ = ["Removable", "ended_before", "removable", "remove"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removable:
+    """A run that may be removed.
+
+    Attributes:
+        folder, record: the run.
+        freed_bytes: what its removal frees; what another name still holds, as a package's own, frees nothing.
+    """
+
+    folder: RunFolder
+    record: RunRecord
+    freed_bytes: int
+
+
+def removable(folder: RunFolder, home: Home) -> Removable:
+    """Return a run that has ended.
+
+    Raises:
+        UsageError: `usage` for one that goes on, or whose record is damaged.
+    """
+    record = look(folder, home, deep=False).record
+    if record.phase is not Phase.ENDED or folder.active():
+        raise UsageError(
+            Code.USAGE, f"run {folder.run_id[:8]} has not ended", hint=f"glasshouse stop {folder.run_id[:8]} ends it"
+        )
+    return Removable(folder=folder, record=record, freed_bytes=_freed_bytes(folder.path))
+
+
+def ended_before(home: Home, *, us: int) -> list[Removable]:
+    """Return the runs that ended before a time, in µs, the oldest first; what goes on or is damaged is left out."""
+    found: list[Removable] = []
+    for folder in RunFolder.all(home):
+        try:
+            one = removable(folder, home)
+        except UsageError:
+            continue
+        if one.record.ended_us is not None and one.record.ended_us < us:
+            found.append(one)
+    return sorted(found, key=lambda one: one.record.created_us)
+
+
+def remove(runs: Sequence[Removable]) -> None:
+    """Remove runs; raises OSError for a folder that cannot be removed."""
+    for run in runs:
+        # Under another name first: what a crash leaves of it is no run, and the next removal takes it away.
+        gone = run.folder.path.with_name(f".{run.folder.run_id}.removed")
+        run.folder.path.rename(gone)
+    for run in runs:
+        for left in run.folder.path.parent.glob(".*.removed"):
+            shutil.rmtree(left)
+
+
+def _freed_bytes(folder: Path) -> int:
+    found = (path.lstat() for path in folder.rglob("*"))
+    return sum(file.st_blocks * 512 for file in found if stat.S_ISREG(file.st_mode) and file.st_nlink == 1)
