@@ -249,7 +249,8 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
             read=read,
             write=[f"{base}/{name}" for name in (private_root.WORK, private_root.TEMPORARY, private_root.SHARED)],
             devices=[path for path in _texts(spec, "devices") if _exists(path)],
-            names=["/"] if private else [],
+            # Where names lead to the machine's own files: those of the search path alone, which imports look through.
+            names=["/"] if private else [path for path in sys.path if path.startswith("/") and _exists(path)],
             tcp="loopback" in notes,
         )
         notes.append(f"landlock-abi-{abi}")

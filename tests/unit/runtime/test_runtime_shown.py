@@ -79,6 +79,23 @@ print(ours.inner.answer, space.nested.answer, sorted(os.listdir({str(project)!r}
     assert ran.report.observed["egress-closed"] is CheckResult.PASSED
 
 
+@needs_landlock
+def test_a_script_imports_the_package_also_where_there_is_no_private_root(project: Path) -> None:
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(project)!r})
+import ours.inner, space.nested
+print(ours.inner.answer, space.nested.answer)
+for name in ('data/train.csv', '.glasshouse/owner.key'):
+    try:
+        print(open({str(project)!r} + '/' + name).read())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+    ran = run(code, kernel=WithoutNamespaces())
+    assert ran.output == "42 42\nPermissionError\nPermissionError\n"
+
+
 def test_packages_of_an_editable_install_that_lie_apart_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
