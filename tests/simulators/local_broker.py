@@ -12,6 +12,7 @@ from typing import Self
 
 from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.gate import GateLimits
+from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
 from glasshouse.broker.turns import Turns
@@ -42,7 +43,10 @@ class LocalBroker:
         self._offset_us = 0
         self._broker = open_broker(self.data)
         self._executor = Turns(self._broker.database)
-        apps = create_apps(self._broker, executor=self._executor, clock_us=self.clock_us, limits=limits)
+        self._intake = Intake()
+        apps = create_apps(
+            self._broker, executor=self._executor, intake=self._intake, clock_us=self.clock_us, limits=limits
+        )
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")
         self._socket = Path(owner_url.removeprefix("unix:"))
@@ -88,6 +92,7 @@ class LocalBroker:
             self._loop.call_soon_threadsafe(server.stop)
         self._thread.join(20)
         assert not self._thread.is_alive()
+        self._intake.close()
         self._executor.shutdown()
         self._broker.database.close()
         for _, listener in self._listeners:

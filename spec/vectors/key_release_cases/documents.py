@@ -40,6 +40,8 @@ def request_cases() -> Iterator[Case]:
     yield case("request-valid", "Signed by the launch key.", given(honest.sign(world.launch_key)), jti=world.launch.jti)
     too_large = {"repeat": " ", "times": 32 * 1024 + 1}
     yield refused("too-large", "One byte more than the limit.", too_large, "1", "message-too-large")
+    crowded = ChallengeRequest(token="," * 20, request_id=honest.request_id).sign(world.launch_key)
+    yield refused("elements", "More elements than a request may have.", crowded, "1", "message-invalid")
     yield refused("swap-evidence", "Evidence as a request.", world.message(), "1", "message-invalid")
     swapped = dsse.sign(EVIDENCE_TYPE, payload, [world.launch_key]).encode()
     yield refused("swap-type", "A request under the type of evidence.", swapped, "1", "message-invalid")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from glasshouse.attestation.claims import ContainerSource, composite
+from glasshouse.attestation.claims import ContainerSource, Gpu, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, HardwareEvidence, SignedEvidence
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
@@ -88,6 +88,7 @@ def gate_cases() -> Iterator[Case]:
         evidence_sha256=signed.sha256.hex(),
     )
     yield from gate_message_cases(world, honest)
+    yield from gate_element_cases()
     yield from gate_stranger_cases(world, honest)
     yield from gate_challenge_cases(world, honest)
     yield from gate_token_cases(world)
@@ -176,6 +177,24 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
         code="evidence-signature-invalid",
         check="4",
     )
+
+
+def gate_element_cases() -> Iterator[Case]:
+    """Check 1: what makes parsing dear is counted before parsing, in strings too."""
+    for name, description, elements, code in (
+        ("gate-valid-elements", "As many elements as evidence may have, most of them in names of GPUs.", 1024, None),
+        ("gate-1-elements", "One element more.", 1025, "message-invalid"),
+    ):
+        world = World()
+        plain = Gpu(name="", memory_bytes=0, driver="", uuid="")
+        bare = dsse.Envelope.parse(world.message(world.claims(gpus=(plain,) * 10)), max_bytes=2**20).payload
+        missing = elements - sum(bare.count(mark) for mark in b",[{")
+        gpus = [replace(plain, name="," * min(128, max(0, missing - 128 * number))) for number in range(10)]
+        message = world.message(world.claims(gpus=tuple(gpus)))
+        signed = SignedEvidence.parse(message) if code is None else None
+        found = signed and {"composite": signed.evidence.composite.hex(), "evidence_sha256": signed.sha256.hex()}
+        given = gate_input(world, message)
+        yield case(name, description, given, code=code, check="1" if code else None, **(found or {}))
 
 
 def gate_stranger_cases(world: World, honest: bytes) -> Iterator[Case]:

@@ -21,6 +21,7 @@ __all__ = ["EVIDENCE_TYPE", "MAX_EVIDENCE_BYTES", "Evidence", "HardwareEvidence"
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
 MAX_EVIDENCE_BYTES = 128 * 1024
+MAX_EVIDENCE_ELEMENTS = 1024
 MAX_HARDWARE_ITEMS = 16
 MAX_HARDWARE_BYTES = 64 * 1024
 
@@ -75,7 +76,8 @@ class Evidence:
     @classmethod
     def parse(cls, payload: bytes) -> Evidence:
         """Inverse of `encode`; raises `FormatError`."""
-        fields = Fields(decode(payload, max_bytes=MAX_EVIDENCE_BYTES), "evidence")
+        value = decode(payload, max_bytes=MAX_EVIDENCE_BYTES, max_elements=MAX_EVIDENCE_ELEMENTS)
+        fields = Fields(value, "evidence")
         evidence = cls(
             claims=Claims.from_json(fields.any("claims")),
             composite=fields.digest("composite"),

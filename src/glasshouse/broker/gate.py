@@ -9,8 +9,9 @@ knows, check 13 in `releases` and check 14 in `groups`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +20,7 @@ from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.groups import Groups
-from glasshouse.broker.http import Answer
+from glasshouse.broker.http import Answer, Decision
 from glasshouse.broker.keys import KeyFile
 from glasshouse.broker.releases import Releases, group_facts
 from glasshouse.broker.schema import challenges, launches
@@ -56,7 +57,7 @@ class GateLimits:
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
 # column is, for that would set the column.
 _BY_NONCE = (
-    select(challenges.c.nonce, challenges.c.body, *store.LAUNCH_COLUMNS)
+    select(challenges.c.nonce, challenges.c.body, challenges.c.replays, *store.LAUNCH_COLUMNS)
     .select_from(store.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
     .where(challenges.c.nonce == bindparam("nonce"))
 )
@@ -108,12 +109,11 @@ class Gate:
         self.ask = self._groups.ask
         self._swept_us = 0
 
-    def challenge(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
-        """Answer a challenge request; nothing is stored for one that is not signed as it must be.
+    def challenge(self, body: bytes) -> Decision:
+        """Read a challenge request; what is returned answers it.
 
         Raises:
-            CheckFailedError, RefusedError: the request's own checks, `deployment-unknown` or
-                `too-many-challenges`.
+            CheckFailedError: the request's own checks. The decision: `deployment-unknown`, `too-many-challenges`.
         """
         token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
         request_sha256 = sha256(body)
@@ -158,24 +158,25 @@ class Gate:
             audit.append(connection, "challenge", now_us, deployment=record.deployment, run_id=launch.run_id)
             return Answer(body=body)
 
-        return self._database.write(decide)
+        return partial(self._database.write, decide)
 
-    def evidence(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
-        """Decide on evidence: a release, or a refusal with the code of the first check that failed.
+    def evidence(self, body: bytes) -> Decision:
+        """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
 
         Raises:
-            CheckFailedError: check 1, and `nonce-unknown`: no challenge was named, nothing is stored.
+            CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
         """
         signed = broker_side.check_1_message(body)
         nonce = signed.evidence.claims.nonce
-        # Looked up without the write lock first: who names no challenge of ours cannot hold up who does.
         # What is read here, challenge and launch, is never changed once it is written.
-        asked = self._database.read(
+        found = self._database.read(
             lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
         )
-        asked = broker_side.check_2_known(asked)
+        asked = broker_side.check_2_known(found)
         # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
         broker_side.check_4_signatures(signed, launch_public=asked["launch_public"])
+        if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
+            _check_2(asked["body"], used=True, now_us=self._clock_us())
 
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
@@ -187,7 +188,7 @@ class Gate:
             connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
             return answer
 
-        return self._database.write(decide)
+        return partial(self._database.write, decide)
 
     def _sweep(self, connection: Connection, now_us: int) -> None:
         """Forget what is over; not with every request, for it is never looked at and only takes room."""

@@ -7,14 +7,14 @@ again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
-from glasshouse.broker.http import Answer
+from glasshouse.broker.http import Answer, Decision
 from glasshouse.broker.releases import Release, Releases, group_facts, others_keys
 from glasshouse.broker.schema import challenges, groups, members
 from glasshouse.broker.store import Standing
@@ -182,11 +182,11 @@ class Groups:
         if launch.group is not None:
             refuse(connection, launch.group.id, machine=launch.group.machine, code=code, now_us=now_us)
 
-    def ask(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
-        """Answer a release request: pending, or the release that was stored.
+    def ask(self, body: bytes) -> Decision:
+        """Read a release request; what is returned answers it: pending, or the release that was stored.
 
         Raises:
-            CheckFailedError: the request's own checks, checks 2 to 4, and check 14.
+            CheckFailedError: the request's own checks, and checks 2 to 4. The decision: check 14.
         """
         request, envelope = check_release_request(body)
 
@@ -207,16 +207,7 @@ class Groups:
 
         # Without the write lock as long as there is nothing to decide: most who ask only wait.
         asked = self._database.read(look)
-        if asked.undecided:
-            asked = self._database.write(settle)
-        if asked.refusal is not None:
-            raise asked.refusal
-        check_14_group(asked.group)
-        if asked.group.state is GroupState.OPEN:
-            return _pending(asked.group, accepted=asked.accepted)
-        if asked.answer is None:
-            raise InternalError(Code.INTERNAL, "a group that was released without an answer for one of its machines")
-        return Answer(body=asked.answer)
+        return lambda: _answered(self._database.write(settle) if asked.undecided else asked)
 
     def _asked(self, connection: Connection, row: RowMapping) -> _Asked:
         launch, now_us = store.as_launch(row), self._clock_us()
@@ -387,6 +378,17 @@ def refuse(connection: Connection, group_id: bytes, *, machine: int, code: Code,
     connection.execute(_FORGET, {"group": group_id})
     audit.append(connection, "group-refusal", now_us, code=code.value, group=group_id.hex(), machine=machine)
     return True
+
+
+def _answered(asked: _Asked) -> Answer:
+    if asked.refusal is not None:
+        raise asked.refusal
+    check_14_group(asked.group)
+    if asked.group.state is GroupState.OPEN:
+        return _pending(asked.group, accepted=asked.accepted)
+    if asked.answer is None:
+        raise InternalError(Code.INTERNAL, "a group that was released without an answer for one of its machines")
+    return Answer(body=asked.answer)
 
 
 def _of(launch: LaunchRecord) -> Group:

@@ -1,4 +1,4 @@
-"""Bounded HTTP: how requests are read, handed to the deciding thread and answered.
+"""Bounded HTTP: how requests are received, read, handed to the deciding thread and answered.
 
 Laws: a body is counted while it arrives and never believed to be as long as it says; a client that
 dawdles is cut off; every answer closes its connection, so that one connection is one bounded piece of
@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from glasshouse.broker.intake import Intake, address_of
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
@@ -26,7 +27,7 @@ from glasshouse.wire.canonical import Json, encode
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig  # older releases have none, and ignore the setting
 
-__all__ = ["MAX_BODY_BYTES", "Answer", "Limits", "add_route", "bare_app"]
+__all__ = ["MAX_BODY_BYTES", "Answer", "Decision", "Limits", "add_message_route", "add_route", "bare_app"]
 
 MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
@@ -73,6 +74,9 @@ class Limits:
 
 
 Handler: TypeAlias = Callable[[bytes, Mapping[str, str]], Answer]
+Decision: TypeAlias = Callable[[], Answer]
+Reader: TypeAlias = Callable[[bytes], Decision]
+Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[Answer]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -91,16 +95,37 @@ def add_route(app: FastAPI, method: str, path: str, handler: Handler, *, limits:
     Args:
         handler: takes the whole body and the path and query parameters; what it raises becomes a problem.
     """
-    app.add_api_route(path, _endpoint(handler, limits, executor), methods=[method], response_model=None)
+
+    async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(executor, partial(handler, body, parameters))
+
+    app.add_api_route(path, _endpoint(work, limits), methods=[method], response_model=None)
 
 
-def _endpoint(handler: Handler, limits: Limits, executor: Executor) -> Endpoint:
+def add_message_route(
+    app: FastAPI, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake
+) -> None:
+    """Answer POST on `path` for anyone: `reader` reads the message on the intake's thread, `executor` decides.
+
+    Args:
+        reader: takes the whole body and returns what is to be decided. It raises, which becomes a problem, for
+            whatever is not authentic: that never reaches `executor`.
+    """
+
+    async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+        address = address_of(request.client.host if request.client else None)
+        with intake.request(address):
+            decision = await intake.read(partial(reader, body), address=address, size=len(body))
+            return await asyncio.get_running_loop().run_in_executor(executor, decision)
+
+    app.add_api_route(path, _endpoint(work, limits), methods=["POST"], response_model=None)
+
+
+def _endpoint(work: Work, limits: Limits) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             parameters = _parameters(request, limits)
-            body = await _read_body(request, limits)
-            call = partial(handler, body, parameters)
-            answer = await asyncio.get_running_loop().run_in_executor(executor, call)
+            answer = await work(request, await _read_body(request, limits), parameters)
         except GlasshouseError as error:
             answer = Answer.refusal(error)
         except ClientDisconnect:

@@ -16,49 +16,110 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from glasshouse.broker.intake import address_of
 from glasshouse.broker.keys import private_directory
-from glasshouse.errors import Code, UsageError
+from glasshouse.broker.problems import PROBLEM_TYPE, Problem
+from glasshouse.broker.room import MOST_OF_ADDRESS, Room, room_for
+from glasshouse.errors import Code, FormatError, UsageError
 
 __all__ = ["Server", "bind_tcp", "bind_unix", "parse_bind"]
 
 MAX_HEADER_BYTES = 16 * 1024
-MAX_CONNECTIONS = 128
+MAX_HEADER_LINES = 64
+HEADER_TIMEOUT_S = 2.0
 CONNECTION_TIMEOUT_S = 15.0
 GRACE_S = 5
-_BACKLOG = 128
+_BACKLOG = 1024  # beyond it, the kernel makes a newcomer wait for a second
+_LISTENERS = 2  # of a broker: they share its descriptors
 _PATH_BYTES = 100  # macOS allows 104 with its end, Linux 108
 
 
-class _BoundedProtocol(H11Protocol):
-    """One connection, cut off when it has not been served within `CONNECTION_TIMEOUT_S`.
+class _Requests(h11.Connection):
+    """Reads requests whose body has a length that is told in advance.
 
-    Every answer closes its connection, so the timer bounds slow headers, slow bodies and slow readers alike.
+    A body in chunks costs by the chunk: as many as it has bytes, if its sender likes.
     """
 
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+            raise h11.RemoteProtocolError("a body in chunks")
+        return event
+
+
+class _BoundedProtocol(H11Protocol):
+    """One connection, cut off when its headers, or all of it, take too long, or when it idles and others need the room.
+
+    Every answer closes its connection, so the second timer bounds slow bodies and slow readers alike.
+    """
+
+    room: Room
     _deadline: asyncio.TimerHandle | None = None
+    _lines = 0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.conn = _Requests(h11.SERVER, MAX_HEADER_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(CONNECTION_TIMEOUT_S, transport.abort)
+        if not self.room.enter(self, address_of(self.client[0] if self.client else None)):
+            self.cut()
+            return
+        self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self._headers_due)
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None:
+            end = data.find(b"\r\n\r\n")
+            self._lines += data.count(b"\n", 0, end if end >= 0 else len(data))
+            if self._lines > MAX_HEADER_LINES:
+                # Each line costs as much as a hundred bytes of a body.
+                self.send_400_response("too many header lines")
+                return
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.more_body:
+            self.room.whole(self)
+        else:
+            self.room.received(self, len(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.room.leave(self)
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
+
+    def cut(self) -> None:
+        """End the connection at once; who has sent nothing is owed no answer."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not the HTTP that is spoken here with a problem document, and hang up."""
+        problem = Problem.of(FormatError(Code.MESSAGE_INVALID, f"not a request that is taken here: {msg}")).encode()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_TYPE}\r\ncontent-length: {len(problem)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + problem)
+        self.transport.close()
+
+    def _headers_due(self) -> None:
+        if self.cycle is None:
+            self.cut()
+        else:
+            self._deadline = self.loop.call_later(CONNECTION_TIMEOUT_S - HEADER_TIMEOUT_S, self.cut)
 
 
 class Server(uvicorn.Server):
     """One listener that waits without ticking and leaves signals to its caller."""
 
     def __init__(self, app: FastAPI) -> None:
+        room = Room(room_for(_LISTENERS), MOST_OF_ADDRESS)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_BoundedProtocol,
+                http=type("Bounded", (_BoundedProtocol,), {"room": room}),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -69,10 +130,8 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=GRACE_S,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
         )
         self._stop = asyncio.Event()

@@ -6,13 +6,14 @@ kept what they compare with. A report that is sent again is answered with the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import Connection, Update, update
 
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
-from glasshouse.broker.http import Answer
+from glasshouse.broker.http import Answer, Decision
 from glasshouse.broker.schema import releases
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import (
@@ -21,7 +22,7 @@ from glasshouse.evidence.countersignature import (
     ReceiptSubmission,
     countersign_receipt,
 )
-from glasshouse.evidence.heads import HeadSubmission, claimed_head, countersign
+from glasshouse.evidence.heads import HeadSubmission, check_signed, claimed_head, countersign
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.handshake.delegation import Use
 from glasshouse.wire.dsse import Envelope
@@ -44,8 +45,8 @@ class Reports:
         self._key = key
         self._clock_us = clock_us
 
-    def heads(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
-        """Countersign a head that is larger than and consistent with the last one of its runtime.
+    def heads(self, body: bytes) -> Decision:
+        """Read a head; what is returned countersigns it if it is larger than and consistent with the last one.
 
         Raises:
             RefusedError: `run-unknown`, or as `evidence.heads.countersign`.
@@ -54,7 +55,7 @@ class Reports:
         """
         submission = HeadSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
-        self._known_or_refused(run_id, signer)
+        self._check_signed(submission.head, run_id, signer)
 
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
@@ -84,10 +85,10 @@ class Reports:
             )
             return Answer(body=signed.encode())
 
-        return self._database.write(decide)
+        return partial(self._database.write, decide)
 
-    def receipt(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
-        """Countersign the one receipt of a runtime whose last head, already countersigned, is its end.
+    def receipt(self, body: bytes) -> Decision:
+        """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
 
         Raises:
             RefusedError: `run-unknown`, or as `evidence.countersignature.countersign_receipt`.
@@ -96,7 +97,7 @@ class Reports:
         """
         submission = ReceiptSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
-        self._known_or_refused(run_id, signer)
+        self._check_signed(submission.head, run_id, signer)
 
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
@@ -119,13 +120,18 @@ class Reports:
                 self._keep_receipt(connection, found, signed, submission.receipt, now_us)
             return Answer(body=ReceiptAnswer(countersignature=signed.encode(), delegation=envelope).encode())
 
-        return self._database.write(decide)
+        return partial(self._database.write, decide)
 
-    def _known_or_refused(self, run_id: str, signer: str) -> None:
-        """Refuse, without taking the write lock, who was never attested."""
-        self._database.read(
+    def _check_signed(self, head: bytes, run_id: str, signer: str) -> None:
+        """Refuse, without taking the write lock, a head that no attested runtime signed.
+
+        Raises:
+            RefusedError: `run-unknown`, or as `evidence.heads.check_signed`.
+        """
+        found = self._database.read(
             lambda connection: store.attested(connection, run_id, signer, broker_public=self._key.public)
         )
+        check_signed(head, found.row["evidence_public"])
 
     def _delegated(self, connection: Connection, found: store.Attested, now_us: int) -> bytes:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix, parse_bind
+from glasshouse.broker.room import Troubles
 from glasshouse.broker.service import create_apps, open_broker
 from glasshouse.broker.turns import Turns
 from glasshouse.wire.canonical import Json
@@ -74,7 +76,8 @@ def serve(
         runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
         owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
         executor = stack.enter_context(Turns(broker.database))
-        apps = create_apps(broker, executor=executor)
+        intake = stack.enter_context(contextlib.closing(Intake()))
+        apps = create_apps(broker, executor=executor, intake=intake)
         told = Ready(
             runtime_url=runtime_url,
             owner_socket=Path(owner_url.removeprefix("unix:")),
@@ -88,6 +91,7 @@ def serve(
 
 async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], None], stop_at_eof: int | None) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(Troubles())
 
     def stop() -> None:
         for server, _ in servers:

@@ -15,7 +15,8 @@ from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.broker import store
 from glasshouse.broker.database import Database
 from glasshouse.broker.gate import Gate, GateLimits
-from glasshouse.broker.http import Limits, add_route, bare_app
+from glasshouse.broker.http import Limits, add_message_route, add_route, bare_app
+from glasshouse.broker.intake import Intake
 from glasshouse.broker.keys import KeyFile, private_directory
 from glasshouse.broker.owner import OwnerSide
 from glasshouse.broker.owners_groups import OwnersGroups
@@ -82,6 +83,7 @@ def create_apps(
     broker: Broker,
     *,
     executor: Executor,
+    intake: Intake,
     clock_us: Callable[[], int] = system_clock_us,
     limits: GateLimits | None = None,
 ) -> Apps:
@@ -90,20 +92,22 @@ def create_apps(
     Args:
         broker: see `open_broker`.
         executor: where decisions are made, and what an answer waits for: `turns.Turns` once the broker serves.
+        intake: where messages of runtimes are read.
         clock_us: microseconds since the epoch.
         limits: how much one deployment may ask for.
     """
     gate = Gate(broker.database, broker.key_file, broker.key, clock_us, limits or GateLimits())
     reports = Reports(broker.database, broker.key, clock_us)
     runtime = bare_app()
-    for path, handler, body_bytes in (
+    for path, reader, body_bytes in (
         ("/v1/challenge", gate.challenge, MAX_REQUEST_BYTES),
         ("/v1/evidence", gate.evidence, MAX_EVIDENCE_BYTES),
         ("/v1/release", gate.ask, MAX_RELEASE_REQUEST_BYTES),
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
     ):
-        add_route(runtime, "POST", path, handler, limits=Limits(body_bytes=body_bytes), executor=executor)
+        sizes = Limits(body_bytes=body_bytes)
+        add_message_route(runtime, path, reader, limits=sizes, executor=executor, intake=intake)
     side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us)
     group_side = OwnersGroups(broker.database, clock_us)
     views = Views(broker.database, broker.key.public, clock_us)

@@ -28,6 +28,7 @@ COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+j
 MAX_COUNTERSIGNATURE_BYTES = 4096
 MAX_DELEGATION_BYTES = 4096
 MAX_SUBMISSION_BYTES = 256 * 1024
+_MAX_SUBMISSION_ELEMENTS = 64
 _VERSION = 1
 
 
@@ -161,7 +162,9 @@ class ReceiptSubmission:
     @classmethod
     def parse(cls, data: bytes) -> ReceiptSubmission:
         """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
-        fields = Fields(decode(data, max_bytes=MAX_SUBMISSION_BYTES), "receipt submission")
+        fields = Fields(
+            decode(data, max_bytes=MAX_SUBMISSION_BYTES, max_elements=_MAX_SUBMISSION_ELEMENTS), "receipt submission"
+        )
         head = Envelope.from_json(fields.any("head")).encode()
         receipt = Envelope.from_json(fields.any("receipt")).encode()
         fields.end()

@@ -27,6 +27,7 @@ __all__ = [
     "CountersignedHead",
     "Head",
     "HeadSubmission",
+    "check_signed",
     "countersign",
     "run_id_field",
 ]
@@ -36,7 +37,9 @@ COUNTERSIGNED_HEAD_TYPE = "application/vnd.glasshouse.countersigned-head+json"
 MAX_HEAD_BYTES = 2048
 MAX_COUNTERSIGNED_HEAD_BYTES = 8192
 MAX_SUBMISSION_BYTES = 8192
+_MAX_SUBMISSION_ELEMENTS = 128
 _MAX_PROOF = 64
+_MAX_HEAD_ELEMENTS = 16
 _VERSION = 1
 _ORDER = tuple(State)
 
@@ -201,7 +204,8 @@ class HeadSubmission:
     @classmethod
     def parse(cls, data: bytes) -> HeadSubmission:
         """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
-        fields = Fields(decode(data, max_bytes=MAX_SUBMISSION_BYTES), "head submission")
+        value = decode(data, max_bytes=MAX_SUBMISSION_BYTES, max_elements=_MAX_SUBMISSION_ELEMENTS)
+        fields = Fields(value, "head submission")
         head = Envelope.from_json(fields.any("head")).encode()
         steps = [b64decode(step) for step in fields.texts("proof", max_items=_MAX_PROOF, max_chars=43)]
         fields.end()
@@ -217,7 +221,7 @@ class HeadSubmission:
 def claimed_head(data: bytes) -> Head:
     """Return what a signed head says **without checking its signature**; raises `FormatError`."""
     envelope = Envelope.parse(data, max_bytes=MAX_HEAD_BYTES)
-    return Head.from_json(decode(envelope.payload, max_bytes=MAX_HEAD_BYTES))
+    return Head.from_json(decode(envelope.payload, max_bytes=MAX_HEAD_BYTES, max_elements=_MAX_HEAD_ELEMENTS))
 
 
 def countersign(
@@ -249,7 +253,7 @@ def countersign(
             `evidence-signature-invalid` for one by another key, `head-inconsistent` for one that is not
             this run's, not larger, goes back, or does not extend the last.
     """
-    envelope, claimed = _checked(head, evidence_public)
+    envelope, claimed = check_signed(head, evidence_public)
     if claimed.run_id != run_id:
         raise _refused("a head of another run")
     last = previous.head if previous else None
@@ -275,7 +279,12 @@ def countersign(
     )
 
 
-def _checked(head: bytes, evidence_public: bytes) -> tuple[Envelope, Head]:
+def check_signed(head: bytes, evidence_public: bytes) -> tuple[Envelope, Head]:
+    """Return a head and its envelope if this key signed it.
+
+    Raises:
+        RefusedError: `message-too-large`, `message-invalid` or `evidence-signature-invalid`.
+    """
     try:
         envelope = Envelope.parse(head, max_bytes=MAX_HEAD_BYTES)
         return envelope, Head.from_envelope(envelope, evidence_public=evidence_public)

@@ -36,6 +36,7 @@ RELEASE_REQUEST_TYPE = "application/vnd.glasshouse.release-request+json"
 REQUEST_ID_BYTES = 16
 MAX_REQUEST_BYTES = 32 * 1024
 MAX_RELEASE_REQUEST_BYTES = 4 * 1024
+MAX_REQUEST_ELEMENTS = 16
 MAX_CHALLENGE_BYTES = 1024
 MAX_PENDING_BYTES = 1024
 MAX_RELEASE_BYTES = 64 * 1024
@@ -71,7 +72,8 @@ class ChallengeRequest:
         envelope = dsse.Envelope.parse(message, max_bytes=MAX_REQUEST_BYTES)
         if envelope.payload_type != REQUEST_TYPE:
             raise FormatError(Code.WRONG_TYPE, "an envelope of another type where a challenge request was expected")
-        fields = Fields(decode(envelope.payload, max_bytes=MAX_REQUEST_BYTES), "request")
+        value = decode(envelope.payload, max_bytes=MAX_REQUEST_BYTES, max_elements=MAX_REQUEST_ELEMENTS)
+        fields = Fields(value, "request")
         request = cls(
             token=fields.text("token", max_chars=jwt.MAX_TOKEN_BYTES),
             request_id=fields.octets("request_id", length=REQUEST_ID_BYTES),
@@ -217,7 +219,8 @@ class ReleaseRequest:
         envelope = dsse.Envelope.parse(message, max_bytes=MAX_RELEASE_REQUEST_BYTES)
         if envelope.payload_type != RELEASE_REQUEST_TYPE:
             raise FormatError(Code.WRONG_TYPE, "an envelope of another type where a release request was expected")
-        fields = Fields(decode(envelope.payload, max_bytes=MAX_RELEASE_REQUEST_BYTES), "request")
+        value = decode(envelope.payload, max_bytes=MAX_RELEASE_REQUEST_BYTES, max_elements=MAX_REQUEST_ELEMENTS)
+        fields = Fields(value, "request")
         request = cls(
             nonce=fields.octets("nonce", length=NONCE_BYTES), evidence_sha256=fields.digest("evidence_sha256")
         )

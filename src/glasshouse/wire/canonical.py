@@ -28,18 +28,17 @@ def encode(value: Json) -> bytes:
         FormatError: `schema-invalid` for a float, a large integer, a lone surrogate, a non-string key
             or a value nested deeper than `MAX_DEPTH`.
     """
-    if _plain(value, 0) and (text := _SORTING.encode(value)).isascii():
-        # For ASCII keys the order of RFC 8785 is that of the code points, which the C encoder sorts by.
-        return text.encode("ascii")
-    return _KEEPING.encode(_ordered(value, 0)).encode()
+    return _written(value) if _plain(value, 0) else _KEEPING.encode(_ordered(value, 0)).encode()
 
 
-def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
+def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements: int | None = None) -> Json:
     """Parse canonical JSON and refuse every other encoding of the same value.
 
     Args:
         data: the bytes as received.
         max_bytes: refused before parsing when longer.
+        max_elements: refused before parsing when there are more of the bytes ``,`` ``[`` and ``{``, wherever they
+            stand: what parsing costs grows with them and not with the length. For what strangers send.
 
     Raises:
         FormatError: `too-large`, `schema-invalid` or `not-canonical`.
@@ -47,9 +46,13 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
     if len(data) > max_bytes:
         raise FormatError(Code.TOO_LARGE, f"{len(data)} bytes of JSON where at most {max_bytes} are allowed")
     raw = bytes(data)
+    containers = raw.count(b"[") + raw.count(b"{")
+    if max_elements is not None and containers + raw.count(b",") > max_elements:
+        raise FormatError(Code.SCHEMA, f"JSON of more than {max_elements} elements")
     try:
         value: Json = _DECODER.decode(raw.decode("utf-8"))
-        again = encode(value)
+        # What the decoder makes is of exact types and within the bounds of numbers; only its depth is still open.
+        again = _written(value) if containers <= MAX_DEPTH else encode(value)
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
@@ -57,6 +60,14 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Json:
     if again != raw:
         raise FormatError(Code.NOT_CANONICAL, "JSON that is not in its canonical form (RFC 8785)")
     return value
+
+
+def _written(value: Json) -> bytes:
+    """Encode a value that is `_plain`."""
+    if (text := _SORTING.encode(value)).isascii():
+        # For ASCII keys the order of RFC 8785 is that of the code points, which the C encoder sorts by.
+        return text.encode("ascii")
+    return _KEEPING.encode(_ordered(value, 0)).encode()
 
 
 def _plain(value: object, depth: int) -> bool:
@@ -134,9 +145,9 @@ def _closed_object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _bounded_integer(digits: str) -> int:
-    if len(digits) > 17:
+    if len(digits) > 17 or not -MAX_INTEGER <= (value := int(digits)) <= MAX_INTEGER:
         raise FormatError(Code.SCHEMA, "an integer of 2^53 or more")
-    return int(digits)
+    return value
 
 
 def _no_float(_digits: str) -> NoReturn:

@@ -18,6 +18,7 @@ from glasshouse.wire.fields import Fields
 __all__ = ["MAX_SIGNATURES", "Envelope", "pae", "sign"]
 
 MAX_SIGNATURES = 4
+_MAX_ELEMENTS = 64
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -60,7 +61,7 @@ class Envelope:
         Raises:
             FormatError: `too-large`, `not-canonical` or `schema-invalid`.
         """
-        return cls.from_json(decode(data, max_bytes=max_bytes))
+        return cls.from_json(decode(data, max_bytes=max_bytes, max_elements=_MAX_ELEMENTS))
 
     @classmethod
     def from_json(cls, value: Json) -> Envelope:

@@ -18,6 +18,7 @@ from glasshouse.wire.fields import Fields, b64decode, b64encode
 __all__ = ["MAX_TOKEN_BYTES", "Token", "issue", "parse"]
 
 MAX_TOKEN_BYTES = 16384
+MAX_TOKEN_ELEMENTS = 256
 _SIGNING_INPUT = "utf-8"
 
 
@@ -92,12 +93,12 @@ def parse(text: str) -> Token:
     parts = text.split(".")
     if len(parts) != 3:
         raise FormatError(Code.SCHEMA, "not a compact token")
-    header = Fields(decode(b64decode(parts[0]), max_bytes=512), "token header")
+    header = Fields(decode(b64decode(parts[0]), max_bytes=512, max_elements=16), "token header")
     header.choice("alg", ["EdDSA"])
     kid = header.text("kid", max_chars=64)
     typ = header.text("typ", max_chars=64)
     header.end()
-    claims = decode(b64decode(parts[1]), max_bytes=MAX_TOKEN_BYTES)
+    claims = decode(b64decode(parts[1]), max_bytes=MAX_TOKEN_BYTES, max_elements=MAX_TOKEN_ELEMENTS)
     if not isinstance(claims, dict):
         raise FormatError(Code.SCHEMA, "token claims that are not an object")
     if len(b64decode(parts[2])) != signing.SIGNATURE_BYTES:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import socket
 import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute
 
-from glasshouse.broker import http, listen
+from glasshouse.broker import http, intake, listen, room
 from glasshouse.broker.client import request
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, UsageError
-from glasshouse.handshake.messages import MAX_REQUEST_BYTES
+from glasshouse.handshake.messages import MAX_REQUEST_BYTES, ReleaseRequest
+from glasshouse.handshake.runtime_side import challenge_request
+from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.wire.signing import SigningKey
 from simulators.local_broker import LocalBroker
+from simulators.reporting import Reporter
 from tools.waiting import wait_for
 
 RUNTIME_ROUTES = [
@@ -108,11 +115,18 @@ def test_a_body_that_says_it_is_too_long_is_not_read(broker: LocalBroker) -> Non
     assert problem(answer).code is Code.MESSAGE_TOO_LARGE
 
 
-def test_a_body_in_chunks_is_counted_while_it_arrives(broker: LocalBroker) -> None:
+def test_a_body_in_chunks_is_refused_before_the_first(broker: LocalBroker) -> None:
+    """Its sender chooses how many there are: a body of 128 KiB in chunks of a byte held the loop up for a second."""
     start = head("/v1/challenge", "Content-Type: application/json", "Transfer-Encoding: chunked")
-    chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
-    answer = raw(broker, start + chunk * (MAX_REQUEST_BYTES // 0x4000 + 1))
-    assert problem(answer).code is Code.MESSAGE_TOO_LARGE
+    assert problem(raw(broker, start)).code is Code.MESSAGE_INVALID
+    assert problem(raw(broker, start + b"2\r\n{}\r\n0\r\n\r\n")).code is Code.MESSAGE_INVALID
+
+
+def test_a_body_longer_than_it_may_be_is_refused_by_its_length(broker: LocalBroker) -> None:
+    for length in (MAX_REQUEST_BYTES, MAX_REQUEST_BYTES + 1):
+        start = head("/v1/challenge", "Content-Type: application/json", f"Content-Length: {length}")
+        found = problem(raw(broker, start + b" " * length)).code
+        assert found is (Code.MESSAGE_TOO_LARGE if length > MAX_REQUEST_BYTES else Code.MESSAGE_INVALID)
 
 
 def test_a_body_longer_than_it_says_is_cut_where_it_said(broker: LocalBroker) -> None:
@@ -133,14 +147,30 @@ def test_a_client_that_dribbles_its_body_is_cut_off(broker: LocalBroker, monkeyp
 
 
 def test_a_client_that_never_ends_its_headers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "CONNECTION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(listen, "HEADER_TIMEOUT_S", 0.2)
     with LocalBroker(tmp_path) as broker:
         assert raw(broker, b"POST /v1/evidence HTTP/1.1\r\nX-Slow: ") == b""
         assert raw(broker, b"") == b""
+    assert listen.CONNECTION_TIMEOUT_S > 10, "which is not what cut them off"
 
 
-def test_endless_headers_are_refused(broker: LocalBroker) -> None:
-    assert raw(broker, b"POST /v1/evidence HTTP/1.1\r\nX: " + b"a" * 40_000).startswith(b"HTTP/1.1 400")
+def test_a_client_that_never_ends_its_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listen, "CONNECTION_TIMEOUT_S", 0.3)
+    with LocalBroker(tmp_path) as broker:
+        start = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2000")
+        assert raw(broker, start + b"{") == b""
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"X: " + b"a" * 40_000, b"a:\r\n" * 100, b"a:\r\n" * 100 + b"\r\n", b"no header\r\n\r\n"],
+    ids=["endless", "many", "many and an end", "not one"],
+)
+def test_headers_that_cost_too_much_are_refused(broker: LocalBroker, headers: bytes) -> None:
+    answer = raw(broker, b"POST /v1/evidence HTTP/1.1\r\n" + headers)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert problem(answer).code is Code.MESSAGE_INVALID
 
 
 def test_only_json_is_taken(broker: LocalBroker) -> None:
@@ -159,18 +189,94 @@ def test_every_answer_closes_its_connection(broker: LocalBroker) -> None:
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_too_many_connections_are_turned_away_and_the_broker_lives(
+def sockets(broker: LocalBroker, number: int) -> list[socket.socket]:
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    return [socket.create_connection((host, int(port)), timeout=10) for _ in range(number)]
+
+
+@pytest.mark.parametrize("limit", ["MOST_CONNECTIONS", "MOST_OF_ADDRESS"])
+def test_connections_that_say_nothing_give_way_to_one_that_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A hundred and forty open sockets ended every run that had to report."""
+    monkeypatch.setattr(room if limit == "MOST_CONNECTIONS" else listen, limit, 4)
+    monkeypatch.setattr(listen, "HEADER_TIMEOUT_S", 600.0)
+    with LocalBroker(tmp_path) as broker:
+        owner = Owner(broker)
+        idle = sockets(broker, 4)
+        actor = Actor.enter(owner)
+        challenge = actor.challenge()
+        evidence = actor.sign(actor.claims(challenge))
+        assert actor.open(actor.send(evidence).content(), challenge, evidence) == owner.package_key
+        assert [one for one in idle if ended(one)] == idle[:1], "the oldest; the second request found its place free"
+        for one in idle:
+            one.close()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other side hung up; it has, or it will not."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except BlockingIOError:
+        return False
+
+
+def test_too_many_requests_are_turned_away_with_a_reason_and_room_is_kept_for_a_known_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(intake, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(intake, "RESERVED_REQUESTS", 2)
     with LocalBroker(tmp_path) as broker:
-        host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
-        idle = [socket.create_connection((host, int(port))) for _ in range(4)]
-        assert request(broker.runtime_url, "POST", "/v1/evidence", b"{}").status == 503
-        for connection in idle:
-            connection.close()
-        wait_for(lambda: request(broker.runtime_url, "POST", "/v1/evidence", b"{}").status != 503)
-        assert broker.client().broker_public() == broker.broker_public
+        launches = [Owner(broker).launch() for _ in range(5)]
+        held = threading.Event()
+        broker._executor.submit(held.wait, 30)
+        with ThreadPoolExecutor(4) as pool:
+            waiting = [
+                pool.submit(Actor.enter(None, one).post, "/v1/challenge", challenge_request(one))
+                for one in launches[:2]
+            ]  # type: ignore[arg-type]
+            wait_for(lambda: broker._intake._requests == 2)
+            wait_for(lambda: broker._intake._shares.rank("127.0.0.1") == 0)
+            # What was authentic came from this address: it has more room than a stranger, and not without end.
+            waiting += [
+                pool.submit(Actor.enter(None, one).post, "/v1/challenge", challenge_request(one))
+                for one in launches[2:4]
+            ]  # type: ignore[arg-type]
+            wait_for(lambda: broker._intake._requests == 4)
+            reply = request(broker.runtime_url, "POST", "/v1/challenge", challenge_request(launches[4]))
+            held.set()
+            assert [one.result().status for one in waiting] == [200] * 4
+        assert (reply.status, reply.problem().code) == (503, Code.BROKER_UNREACHABLE)
+        assert reply.problem().detail == "the broker is busy; nothing was read, try again"
+
+
+def test_what_nobody_signed_never_reaches_the_thread_that_decides(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path) as broker:
+        owner = Owner(broker)
+        actor = Actor.enter(owner)
+        challenge = actor.challenge()
+        stranger = replace(actor, launch=owner.launch(), evidence=SigningKey.generate())
+        unsigned = stranger.sign(replace(actor.claims(challenge), evidence_public=stranger.evidence.public))
+        reporter = Reporter(replace(actor, evidence=SigningKey.generate()))
+        held = threading.Event()
+        broker._executor.submit(held.wait, 30)
+        for path, message, code in (
+            ("/v1/evidence", b"{}", Code.MESSAGE_INVALID),
+            ("/v1/evidence", unsigned, Code.EVIDENCE_SIGNATURE),
+            ("/v1/challenge", challenge_request(replace(actor.launch, launch_seed=bytes(32))), Code.TOKEN_KEY),
+            ("/v1/heads", reporter.submission(), Code.RUN_UNKNOWN),
+            (
+                "/v1/release",
+                ReleaseRequest(nonce=bytes(32), evidence_sha256=bytes(32)).sign(actor.evidence),
+                Code.NONCE_UNKNOWN,
+            ),
+        ):
+            assert actor.post(path, message).problem().code is code
+        assert not held.is_set()
+        held.set()
 
 
 def test_no_environment_makes_the_broker_export_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:

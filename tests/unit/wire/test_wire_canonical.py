@@ -20,6 +20,30 @@ def refusal(data: bytes, *, max_bytes: int = 1000) -> Code:
     return caught.value.code
 
 
+@pytest.mark.parametrize("data", [b"[0,0,0,0]", b"[[[[]]]]", b'{"a":{},"b":[]}', b'",[{,[{"'])
+def test_elements_are_counted_wherever_they_stand_and_before_anything_is_parsed(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """124 KB of commas took 74 ms to parse, twelve times a second: nobody else was served."""
+    elements = sum(data.count(mark) for mark in b",[{")
+    assert encode(decode(data, max_bytes=100, max_elements=elements)) == data
+    monkeypatch.setattr(canonical, "_DECODER", None)
+    with pytest.raises(FormatError) as caught:
+        decode(data, max_bytes=100, max_elements=elements - 1)
+    assert caught.value.code is Code.SCHEMA
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 5000])
+def test_depth_is_bounded_whether_or_not_elements_are_counted(depth: int) -> None:
+    data = b"[" * depth + b"0" + b"]" * depth
+    if depth <= MAX_DEPTH:
+        assert encode(decode(data, max_bytes=100, max_elements=1000)) == data
+        return
+    for limit in (None, 10_000):
+        with pytest.raises(FormatError):
+            decode(data, max_bytes=20_000, max_elements=limit)
+
+
 def test_the_sorting_example_of_rfc_8785_section_3_2_3() -> None:
     value = {
         "\u20ac": "Euro Sign",

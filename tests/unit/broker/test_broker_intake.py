@@ -1,0 +1,171 @@
+"""What strangers send is read off the deciding thread, within bounds, and the cheap and well-behaved first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from glasshouse.broker import intake
+from glasshouse.broker.intake import Intake, Shares, address_of
+from glasshouse.errors import Code, FormatError, PeerError
+
+HONEST, STRANGER, NEW = "192.0.2.1", "203.0.113.9", "192.0.2.7"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def shares(clock: Clock) -> Shares:
+    return Shares(clock)
+
+
+@pytest.fixture
+def desk(shares: Shares) -> Iterator[Intake]:
+    made = Intake(shares)
+    yield made
+    made.close()
+
+
+def refuse() -> None:
+    raise FormatError(Code.MESSAGE_INVALID, "no")
+
+
+def test_an_address_that_costs_too_much_for_nothing_waits_until_it_has_paid(shares: Shares, clock: Clock) -> None:
+    assert shares.rank(STRANGER) == 1
+    shares.charge(STRANGER, intake.BURST_S + 0.1)
+    assert shares.rank(STRANGER) == 2
+    assert shares.rank(HONEST) == 1
+    clock.now_s += 0.2 / intake.SHARE
+    assert shares.rank(STRANGER) == 1
+
+
+def test_an_address_is_known_for_a_while_by_what_was_authentic(shares: Shares, clock: Clock) -> None:
+    shares.credit(HONEST)
+    assert shares.rank(HONEST) == 0
+    shares.charge(HONEST, 1.0)
+    assert shares.rank(HONEST) == 2, "which is no licence"
+    clock.now_s += intake.KNOWN_FOR_S + 1
+    assert shares.rank(HONEST) == 1
+
+
+def test_going_through_addresses_costs_no_memory(shares: Shares, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MOST_ADDRESSES", 10)
+    for number in range(100):
+        shares.charge(f"203.0.113.{number}", 1.0)
+        shares.credit(f"203.0.113.{number}")
+    assert len(shares._spent) == len(shares._known) == 10
+
+
+def in_order(desk: Intake, *reads: tuple[str, str, int]) -> list[str]:
+    """Submit messages, named, of an address and size, while the thread is held up; return the order of reading."""
+    order: list[str] = []
+    gate = threading.Event()
+
+    async def run() -> None:
+        held = asyncio.ensure_future(desk.read(lambda: gate.wait(10), address="first", size=0))
+        await asyncio.sleep(0.01)
+        tasks = [
+            asyncio.ensure_future(desk.read(lambda name=name: order.append(name), address=address, size=size))
+            for name, address, size in reads
+        ]
+        await asyncio.sleep(0.01)
+        gate.set()
+        await asyncio.gather(held, *tasks)
+
+    asyncio.run(run())
+    return order
+
+
+def test_known_addresses_go_first_and_small_messages_before_large_ones(desk: Intake, shares: Shares) -> None:
+    shares.credit(HONEST)
+    shares.charge(STRANGER, 1.0)
+    order = in_order(
+        desk,
+        ("flood", STRANGER, 124_000),
+        ("head behind the flood's address", STRANGER, 1_500),
+        ("large", NEW, 124_000),
+        ("evidence", NEW, 6_000),
+        ("head", HONEST, 1_500),
+    )
+    assert order == ["head", "evidence", "large", "head behind the flood's address", "flood"]
+
+
+def test_of_an_address_beyond_its_share_few_messages_wait(desk: Intake, shares: Shares) -> None:
+    shares.charge(STRANGER, 1.0)
+    gate = threading.Event()
+
+    async def run() -> None:
+        tasks = [
+            asyncio.ensure_future(desk.read(lambda: gate.wait(10), address=STRANGER, size=1))
+            for _ in range(intake.MOST_LATE)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(PeerError) as caught:
+            await desk.read(refuse, address=STRANGER, size=1)
+        assert caught.value.code is Code.BROKER_UNREACHABLE
+        other = asyncio.ensure_future(desk.read(lambda: "read", address=HONEST, size=1))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert await other == "read"
+        assert await desk.read(lambda: "read", address=STRANGER, size=1) == "read"
+
+    asyncio.run(run())
+
+
+def test_what_comes_to_nothing_is_charged_and_what_is_authentic_is_remembered(desk: Intake, shares: Shares) -> None:
+    async def once(read: Callable[[], object], address: str) -> object:
+        return await desk.read(read, address=address, size=1)
+
+    with pytest.raises(FormatError):
+        asyncio.run(once(refuse, STRANGER))
+    assert asyncio.run(once(lambda: 7, HONEST)) == 7
+    assert shares._owed(STRANGER) > 0
+    assert shares._owed(HONEST) == 0
+    assert (shares.rank(HONEST), shares.rank(STRANGER)) == (0, 1)
+
+
+def test_room_is_kept_for_addresses_that_are_known(desk: Intake, shares: Shares) -> None:
+    shares.credit(HONEST)
+    with ExitStack() as stack:
+        for _ in range(intake.MOST_REQUESTS):
+            stack.enter_context(desk.request(STRANGER))
+        with pytest.raises(PeerError):
+            stack.enter_context(desk.request(STRANGER))
+        for _ in range(intake.RESERVED_REQUESTS):
+            stack.enter_context(desk.request(HONEST))
+        with pytest.raises(PeerError):
+            stack.enter_context(desk.request(HONEST))
+    with desk.request(STRANGER):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        (None, ""),
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("not:an:address", "not:an:address"),
+    ],
+)
+def test_one_party_has_one_address_whatever_it_numbers_itself(host: str | None, address: str) -> None:
+    assert address_of(host) == address

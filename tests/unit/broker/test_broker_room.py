@@ -1,0 +1,125 @@
+"""Who gives way when there is no room: whoever idles longest, and nobody whose request has arrived."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from dataclasses import dataclass, field
+
+import pytest
+
+from glasshouse.broker import room as room_module
+from glasshouse.broker.room import MOST_CONNECTIONS, Room, Troubles, room_for
+
+
+@dataclass(eq=False)
+class Line:
+    """A connection that remembers what became of it."""
+
+    room: Room
+    address: str = "192.0.2.1"
+    ended: bool = field(default=False)
+
+    def enter(self) -> bool:
+        return self.room.enter(self, self.address)
+
+    def cut(self) -> None:
+        self.ended = True
+
+
+def lines(room: Room, number: int, *, address: str = "192.0.2.1") -> list[Line]:
+    found = [Line(room, address) for _ in range(number)]
+    assert all(one.enter() for one in found)
+    return found
+
+
+def ended(found: list[Line]) -> list[int]:
+    return [number for number, one in enumerate(found) if one.ended]
+
+
+def test_the_oldest_that_idles_gives_way_and_no_request_does() -> None:
+    room = Room(4, of_address=100)
+    found = lines(room, 4)
+    room.whole(found[0])
+    more = lines(room, 2)
+    assert ended(found) == [1, 2]
+    assert ended(more) == []
+
+
+def test_where_nothing_idles_the_newcomer_is_turned_away() -> None:
+    room = Room(2)
+    found = lines(room, 2)
+    for one in found:
+        room.whole(one)
+    assert not Line(room).enter()
+    assert ended(found) == []
+    room.leave(found[0])
+    assert Line(room).enter()
+
+
+def test_an_address_with_too_many_makes_room_among_its_own() -> None:
+    room = Room(100, of_address=3)
+    others = lines(room, 3, address="192.0.2.2")
+    found = lines(room, 5)
+    assert ended(found) == [0, 1]
+    assert ended(others) == []
+    for one in found[2:]:
+        room.whole(one)
+    assert not Line(room).enter(), "all of its own are requests"
+    assert Line(room, "192.0.2.3").enter()
+
+
+def test_an_address_at_its_limit_in_a_full_room_takes_one_place_and_not_two() -> None:
+    room = Room(4, of_address=2)
+    others = lines(room, 2, address="192.0.2.2")
+    found = lines(room, 3)
+    assert ended(others) == []
+    assert ended(found) == [0]
+
+
+def test_those_on_a_unix_socket_have_no_address_to_be_counted_by() -> None:
+    assert ended(lines(Room(10, of_address=2), 10, address="")) == []
+
+
+def test_unfinished_requests_give_way_when_they_take_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "MOST_BYTES", 1000)
+    room = Room(100)
+    found = lines(room, 4)
+    room.received(found[0], 900)
+    room.whole(found[0])
+    for one in found[1:]:
+        room.received(one, 400)
+    assert ended(found) == [1], "the first of three; what is whole is not counted"
+    room.received(found[3], 10_000)
+    assert ended(found) == [1, 2, 3], "and one that takes all of it for itself"
+    assert room._bytes == 0
+
+
+def test_what_left_is_forgotten() -> None:
+    room = Room(2, of_address=2)
+    for _ in range(3):
+        for one in lines(room, 2):
+            room.leave(one)
+            room.leave(one)
+    assert room._by_address == room._idle == room._open == {}
+
+
+def test_a_broker_stays_below_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, expected in ((256, 96), (1024, 480), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, 512), (32, 8)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
+        assert room_for(2) == expected
+
+
+def test_what_cannot_be_accepted_is_said_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    """The framework says it with a traceback, a hundred times a second, as long as it lasts."""
+    now = [0.0]
+    troubles = Troubles(lambda: now[0])
+    full = {"message": "socket.accept() out of system resource", "exception": OSError(errno.EMFILE, "Too many files")}
+    for _ in range(1000):
+        troubles(None, full)
+    now[0] = 61.0
+    troubles(None, {"message": "s3cr3t", "exception": ValueError("s3cr3t")})
+    assert capsys.readouterr().err == (
+        "glasshouse broker: a connection could not be served: Too many files\n"
+        "glasshouse broker: a connection could not be served: ValueError (999 more since the last such line)\n"
+    )
