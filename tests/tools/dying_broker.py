@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from glasshouse.broker import service
 from glasshouse.broker.__main__ import main
 from glasshouse.broker.database import Database
-from glasshouse.broker.http import Answer, add_route
+from glasshouse.broker.http import Answer, Decision, add_message_route
 
 _armed = False
 
@@ -28,15 +28,20 @@ def die() -> None:
 
 
 def arm(path: str, when: str) -> None:
-    def dying(app: Any, method: str, route: str, handler: Callable[..., Answer], **rest: Any) -> None:
-        def handle(body: bytes, parameters: Mapping[str, str]) -> Answer:
-            global _armed
+    def dying(app: Any, route: str, reader: Callable[[bytes], Decision], **rest: Any) -> None:
+        def read(body: bytes) -> Decision:
             if when == "arrival":
                 die()
-            _armed = True
-            return handler(body, parameters)
+            decision = reader(body)
 
-        add_route(app, method, route, handle if route == path else handler, **rest)
+            def decide() -> Answer:
+                global _armed
+                _armed = True
+                return decision()
+
+            return decide
+
+        add_message_route(app, route, read if route == path else reader, **rest)
 
     def write(self: Database, decide: Callable[..., Any]) -> Any:
         def decided(connection: Any) -> Any:
@@ -56,7 +61,7 @@ def arm(path: str, when: str) -> None:
 
     really_write, really_together = Database.write, Database.together
     Database.together = together  # type: ignore[method-assign]
-    service.add_route = dying  # type: ignore[assignment]
+    service.add_message_route = dying  # type: ignore[assignment]
     Database.write = write  # type: ignore[method-assign]
 
 
