@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from glasshouse.bench.collectives.forecast import RANKS, Cluster
 from glasshouse.bench.collectives.measurement import Measurement, bars
-from glasshouse.bench.collectives.outlook import Outlook, outlook
 from glasshouse.bench.collectives.paper import PUBLISHED
 from glasshouse.bench.collectives.values import Cell, Found, Kind, Way
 from glasshouse.bench.collectives.words import cell_words, size_words, time_words, times_words
@@ -22,10 +20,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "collectives.md"
 RESULTS = ROOT / "benchmarks" / "results"
 _SECTION = re.compile(r"(<!-- measured: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
-# What the tables of forecasts assume; the terminal and the report take other rates.
-CLUSTER = Cluster(link_bytes_per_s=12.5e9)
-FLOPS_PER_S = 1e14
-_SHOWN = tuple(ranks for ranks in RANKS if ranks in (8, 64, 512, 4_096))
 
 
 def kept() -> dict[str, Measurement]:
@@ -44,7 +38,6 @@ def render(page: str, found: dict[str, Measurement]) -> str:
         "replay": _replays,
         "paper": _paper,
         "phases": _phases,
-        "model": _models,
     }
 
     def section(match: re.Match[str]) -> str:
@@ -195,38 +188,6 @@ def _phases(found: dict[str, Measurement]) -> str:
         "waiting",
     )
     return _table(headers, rows)
-
-
-def _models(found: dict[str, Measurement]) -> str:
-    for one in found.values():
-        ahead = outlook(one, CLUSTER, flops_per_s=FLOPS_PER_S)
-        if ahead is not None:
-            return _model(ahead)
-    return "No kept measurement has enough sizes for a model.\n"
-
-
-def _model(ahead: Outlook) -> str:
-    fit = ahead.fit
-    words = (
-        f"On sizes held out of its fit in turn it is {100 * fit.median_error:.0f} % off in the median and "
-        f"{100 * fit.worst_error:.0f} % at worst ({len(fit.held_out)} points)"
-    )
-    if ahead.iterations:
-        errors = sorted(abs(one.error) for one in ahead.iterations)
-        words += (
-            f"; on {len(errors)} iterations, to which nothing was fitted, {100 * errors[len(errors) // 2]:.0f} % in "
-            f"the median and {100 * errors[-1]:.0f} % at worst"
-        )
-    rows = []
-    for job, forecasts in ahead.by_job():
-        for way in fit.prices:
-            if way is Way.PLAIN:
-                continue
-            mine = {one.ranks: one for one in forecasts if one.way is way}
-            cells = [f"{time_words(mine[ranks].seconds)}, {mine[ranks].bound.value}" for ranks in _SHOWN]
-            rows.append((f"{job.name}, {way.value}", *cells))
-    headers = ("forecast iteration, and what bounds it", *(f"{ranks:,} ranks" for ranks in _SHOWN))
-    return f"{words}.\n\n{_table(headers, rows)}"
 
 
 def _of(found: dict[str, Measurement], kind: Kind) -> list[Found]:

@@ -1,52 +1,24 @@
-"""Simulated characterisations of collectives: times from known prices, with noise, for a fit to be held to them."""
+"""Simulated characterisations of collectives: times from known prices, with noise."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
-from glasshouse.bench.collectives.cost import Point, Prices, one_host_s
 from glasshouse.bench.collectives.measurement import Measurement, Memory, NotMeasured, Start
 from glasshouse.bench.collectives.values import Cell, Counts, Found, Kind, Sample, Way
-from glasshouse.bench.collectives.work import work
 
 CORES = 2
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)
-RATES = {"wire_s_per_byte": 0.4e-9, "add_s_per_byte": 0.2e-9}
+# What an all-reduce of each way costs by itself, and for each byte and rank.
 PRICES = {
-    Way.RAW: Prices(
-        operation_s=180e-6,
-        step_s=160e-6,
-        message_s=0.0,
-        crypto_s_per_byte=0.0,
-        wire_s_per_byte=9e-10,
-        add_s_per_byte=2e-10,
-    ),
-    Way.NETWORK: Prices(operation_s=150e-6, step_s=50e-6, message_s=20e-6, crypto_s_per_byte=0.06e-9, **RATES),
-    Way.SERIAL: Prices(operation_s=150e-6, step_s=300e-6, message_s=40e-6, crypto_s_per_byte=0.06e-9, **RATES),
-    Way.RING: Prices(operation_s=150e-6, step_s=90e-6, message_s=22e-6, crypto_s_per_byte=0.06e-9, **RATES),
-    Way.DIRECT: Prices(operation_s=160e-6, step_s=50e-6, message_s=20e-6, crypto_s_per_byte=0.06e-9, **RATES),
-    Way.PLAIN: Prices(operation_s=150e-6, step_s=50e-6, message_s=18e-6, crypto_s_per_byte=0.0, **RATES),
+    Way.RAW: (500e-6, 0.60e-9),
+    Way.NETWORK: (250e-6, 0.52e-9),
+    Way.SERIAL: (700e-6, 0.75e-9),
+    Way.RING: (400e-6, 0.55e-9),
+    Way.DIRECT: (230e-6, 0.50e-9),
+    Way.PLAIN: (220e-6, 0.45e-9),
 }
-
-
-def points(*, noise: float = 0.0, ranks: Sequence[int] = (2, 4), sizes: Sequence[int] = SIZES) -> list[Point]:
-    """Return what a machine of these prices would be measured to do."""
-    chance = random.Random(7)
-    return [
-        Point(
-            way=way,
-            bytes=size,
-            ranks=count,
-            cores=CORES,
-            seconds=one_host_s(price, work(way, bytes_=size, ranks=count), ranks=count, cores=CORES)
-            * (1 + noise * chance.uniform(-1, 1)),
-        )
-        for way, price in PRICES.items()
-        for size in sizes
-        for count in ranks
-    ]
 
 
 def found(cell: Cell, seconds: dict[Way, float], *, rounds: int = 9, foreign_cpu: float | None = 0.0) -> Found:
@@ -70,10 +42,7 @@ def measurement(**changes: Any) -> Measurement:
     exchanges = [
         found(
             Cell(kind=Kind.ALL_REDUCE, ranks=count, bytes=size, ways=tuple(PRICES)),
-            {
-                way: one_host_s(price, work(way, bytes_=size, ranks=count), ranks=count, cores=CORES)
-                for way, price in PRICES.items()
-            },
+            {way: once_s + size * count * byte_s for way, (once_s, byte_s) in PRICES.items()},
         )
         for count in (2, 4)
         for size in SIZES

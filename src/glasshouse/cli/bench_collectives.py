@@ -1,4 +1,4 @@
-"""`glasshouse bench collectives`: what sealed collectives cost beside plaintext ones, and what a model says of more."""
+"""`glasshouse bench collectives`: what sealed collectives cost beside plaintext ones."""
 
 from __future__ import annotations
 
@@ -51,15 +51,6 @@ def command(
     dtypes: Annotated[
         str, typer.Option("--dtypes", metavar="NAME,...", help="float32, bfloat16, float16, float64; the first leads.")
     ] = "float32,bfloat16",
-    link: Annotated[
-        float, typer.Option("--link-gbit", min=0.001, help="Link of a rank in the forecast, in Gbit/s.")
-    ] = 100.0,
-    crypto: Annotated[
-        float | None, typer.Option("--crypto-gbyte", min=0.001, help="AEAD of a rank in the forecast; as here without.")
-    ] = None,
-    tflops: Annotated[
-        float, typer.Option("--tflops", min=0.001, help="Sustained computation of a rank in the forecast.")
-    ] = 100.0,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=_MOST_SEED, help="The order of the samples is drawn from it.")
     ] = None,
@@ -67,27 +58,23 @@ def command(
     as_json: Json = False,
 ) -> int:
     check_installed()
-    from glasshouse.bench.collectives.forecast import Cluster
-    from glasshouse.bench.collectives.outlook import outlook
     from glasshouse.bench.collectives.report import write
     from glasshouse.bench.collectives.run import measure
     from glasshouse.bench.harness.stop import Stop
     from glasshouse.cli.bench_collectives_view import Silent, View, print_result
 
     plan = _plan(quick, time_, parts, ranks, sizes, models, caps, dtypes, seed)
-    cluster = Cluster(link_bytes_per_s=link * 1e9 / 8, crypto_bytes_per_s=None if crypto is None else crypto * 1e9)
     output, folder = Output(as_json), out or Path(f"collectives-{time.strftime('%Y%m%d-%H%M%S')}")
     _prepare(folder)
     with Stop() as stop, stop.handled():
         with Silent() if as_json else View(output.console) as viewer:
             measurement = measure(plan, viewer, stopped=lambda: stop.asked)
         stopped = stop.asked
-    ahead = outlook(measurement, cluster, flops_per_s=tflops * 1e12)
-    text = json.dumps({**measurement.to_json(), "outlook": None if ahead is None else ahead.to_json()})
+    text = json.dumps(measurement.to_json())
     (folder / _FILE).write_text(text + "\n")
-    report = write(measurement, ahead, folder)
+    report = write(measurement, folder)
     output.result({**json.loads(text), "folder": str(folder), "report": str(report)})
-    print_result(output, measurement, ahead, folder=folder)
+    print_result(output, measurement, folder=folder)
     return _exit(measurement, stopped=stopped)
 
 

@@ -5,7 +5,6 @@ On a terminal one line is alive, drawn between orders to the ranks; elsewhere a 
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +24,11 @@ from glasshouse.cli.words import clock
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from glasshouse.bench.collectives.outlook import Outlook
     from glasshouse.cli.output import Output
 
 __all__ = ["Silent", "View", "print_result"]
 
 _BUSY = 0.1
-_SHOWN_RANKS = (8, 64, 512, 4_096)
 
 
 class Silent:
@@ -127,7 +124,7 @@ class View:
             self._live.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
 
 
-def print_result(output: Output, measurement: Measurement, ahead: Outlook | None, *, folder: Path) -> None:
+def print_result(output: Output, measurement: Measurement, *, folder: Path) -> None:
     """Print what was found for people."""
     if output.as_json:
         return
@@ -142,7 +139,6 @@ def print_result(output: Output, measurement: Measurement, ahead: Outlook | None
             output.console.print(_cells(f"{ranks} ranks. {title}", mine))
             output.say("")
     _print_bars(output, bars(measurement), quick=measurement.quick)
-    _print_outlook(output, ahead)
     _print_paper(output)
     _print_caveats(output, measurement)
     output.say(f"samples and numbers: {folder / 'collectives.json'}")
@@ -183,33 +179,6 @@ def _print_bars(output: Output, judged: tuple[Bar, ...], *, quick: bool) -> None
     output.console.print(table)
     if quick:
         output.say("A quick trial judges nothing: a few rounds of each are no result.", style="yellow")
-    output.say("")
-
-
-def _print_outlook(output: Output, ahead: Outlook | None) -> None:
-    if ahead is None:
-        output.say("No cost model: it needs all-reduces of at least three sizes.")
-        return
-    output.say(
-        f"Cost model: {100 * ahead.fit.median_error:.0f} % off in the median and {100 * ahead.fit.worst_error:.0f} % "
-        f"at worst, on {len(ahead.fit.held_out)} points held out of its fit."
-    )
-    if ahead.iterations:
-        off = statistics.median(abs(one.error) for one in ahead.iterations)
-        output.say(
-            f"On {len(ahead.iterations)} iterations, to which nothing was fitted: {100 * off:.0f} % off in the median."
-        )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("forecast", no_wrap=True)
-    for ranks in _SHOWN_RANKS:
-        table.add_column(f"{ranks} ranks")
-    for job, forecasts in ahead.by_job():
-        for way in ahead.fit.prices:
-            mine = {one.ranks: one for one in forecasts if one.way is way}
-            cells = [f"{time_words(mine[ranks].seconds)} {mine[ranks].bound.value}" for ranks in _SHOWN_RANKS]
-            table.add_row(f"{job.name}, {way.value}", *cells)
-    output.console.print(table)
-    output.say("Each with the term that bounds it. Nothing beyond the measured ranks is a measurement.")
     output.say("")
 
 

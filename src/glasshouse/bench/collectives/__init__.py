@@ -1,1 +1,1 @@
-"""What sealed collectives cost beside plaintext ones: all-reduce, training iterations, start-up, and a cost model."""
+"""What sealed collectives cost beside plaintext ones: all-reduce, training iterations and start-up."""

@@ -8,9 +8,7 @@ from itertools import cycle, product
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from glasshouse.bench.collectives.figures_model import COLOURS, MARKS, checked, forecasts, held_out
 from glasshouse.bench.collectives.measurement import Measurement
-from glasshouse.bench.collectives.outlook import Outlook
 from glasshouse.bench.collectives.paper import PUBLISHED
 from glasshouse.bench.collectives.values import Counts, Found, Kind, Way
 from glasshouse.bench.collectives.words import cell_words, size_words, time_words, times_words
@@ -22,6 +20,27 @@ __all__ = ["pictures"]
 PHASES = ("seal_s", "open_s", "add_s", "system_s", "other_s", "wait_s")
 PHASE_WORDS = ("seal", "open", "add", "kernel: send, receive", "control", "not on a processor")
 PHASE_COLOURS = ("protected", "published", "margin-edge", "raw", "null", "rule")
+# Every way has a colour and a mark of its own, so that they stay apart in grey.
+COLOURS = {
+    Way.RAW: "raw",
+    Way.SEALED: "margin-edge",
+    Way.NETWORK: "protected-ink",
+    Way.SERIAL: "excluded",
+    Way.RING: "published",
+    Way.DIRECT: "protected",
+    Way.PLAIN: "null",
+    Way.ALONE: "rule",
+}
+MARKS = {
+    Way.RAW: "o",
+    Way.SEALED: "P",
+    Way.NETWORK: "^",
+    Way.SERIAL: "v",
+    Way.RING: "D",
+    Way.DIRECT: "s",
+    Way.PLAIN: "x",
+    Way.ALONE: ".",
+}
 # Lines, and how marks are filled: the leading type first.
 _STYLES = (("-", "full"), ("--", "none"), (":", "none"), ("-.", "none"))
 _ROW_PX = 30
@@ -29,7 +48,7 @@ _PLOT_PX = 360
 _NARROW_PX = 300
 
 
-def pictures(measurement: Measurement, ahead: Outlook | None) -> tuple[Picture | Missing, ...]:
+def pictures(measurement: Measurement) -> tuple[Picture | Missing, ...]:
     """Return all pictures in their order; what was not measured says so."""
     return (
         _sizes(measurement),
@@ -37,9 +56,6 @@ def pictures(measurement: Measurement, ahead: Outlook | None) -> tuple[Picture |
         _exposed(measurement),
         _caps(measurement),
         _phases(measurement),
-        held_out(ahead),
-        checked(ahead),
-        *forecasts(ahead),
     )
 
 

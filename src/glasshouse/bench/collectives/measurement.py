@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from glasshouse.bench.collectives.cost import LEAST_SIZES, Fit, Point, fit
 from glasshouse.bench.collectives.models import MODELS
 from glasshouse.bench.collectives.values import Cell, Found, Kind, Way
 from glasshouse.errors import Code, FormatError
@@ -110,22 +109,6 @@ class Measurement:
     def of(self, kind: Kind) -> tuple[Found, ...]:
         """Return the cells of a kind."""
         return tuple(found for found in self.found if found.cell.kind is kind)
-
-    def model(self) -> Fit | None:
-        """Return the cost model of these all-reduces; None where they have too few sizes for one."""
-        points = [
-            Point(
-                way=way,
-                bytes=found.cell.bytes,
-                ranks=found.cell.ranks,
-                cores=found.cores,
-                seconds=found.seconds(way),
-            )
-            for found in self.of(Kind.ALL_REDUCE)
-            if found.cell.dtype == "float32" and found.cell.bytes is not None
-            for way in found.samples
-        ]
-        return fit(points) if len({point.bytes for point in points}) > LEAST_SIZES else None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, the raw samples included."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from glasshouse.bench.collectives.figures import pictures
 from glasshouse.bench.collectives.measurement import Measurement, bars
-from glasshouse.bench.collectives.outlook import Outlook
 from glasshouse.bench.collectives.paper import PUBLISHED
 from glasshouse.bench.collectives.words import WAYS, cell_words, size_words, time_words
 from glasshouse.bench.report.figures.picture import Missing, Picture
@@ -25,18 +24,18 @@ TITLE = "What sealed collectives cost"
 FOREIGN = 0.1
 
 
-def build(measurement: Measurement, ahead: Outlook | None) -> str:
+def build(measurement: Measurement) -> str:
     """Return `report.html`."""
-    return _page(measurement, pictures(measurement, ahead), ahead)
+    return _page(measurement, pictures(measurement))
 
 
-def write(measurement: Measurement, ahead: Outlook | None, folder: Path) -> Path:
+def write(measurement: Measurement, folder: Path) -> Path:
     """Write `report.html` and `figures/` into a folder, and return the page's path.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    found = pictures(measurement, ahead)
+    found = pictures(measurement)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for picture in found:
         if isinstance(picture, Picture):
@@ -45,14 +44,14 @@ def write(measurement: Measurement, ahead: Outlook | None, folder: Path) -> Path
             (folder / "figures" / f"{picture.name}.svg").write_bytes(drawn.svg)
             (folder / "figures" / f"{picture.name}.png").write_bytes(drawn.png)
     path = folder / "report.html"
-    path.write_text(_page(measurement, found, ahead), encoding="utf-8")
+    path.write_text(_page(measurement, found), encoding="utf-8")
     return path
 
 
-def _page(measurement: Measurement, found: tuple[Picture | Missing, ...], ahead: Outlook | None) -> str:
+def _page(measurement: Measurement, found: tuple[Picture | Missing, ...]) -> str:
     body = tag(
         "main",
-        _header(measurement, ahead),
+        _header(measurement),
         tag("section", tag("h2", "The bars"), *_bars(measurement), id="bars"),
         tag("section", tag("h2", "Pictures"), *(figure(picture) for picture in found), id="pictures"),
         tag("section", tag("h2", "Every cell"), _cells(measurement), id="cells"),
@@ -68,7 +67,7 @@ def _page(measurement: Measurement, found: tuple[Picture | Missing, ...], ahead:
     return document(TITLE, body)
 
 
-def _header(measurement: Measurement, ahead: Outlook | None) -> Markup:
+def _header(measurement: Measurement) -> Markup:
     judged = bars(measurement)
     missed = [bar.what for bar in judged if not bar.met]
     if measurement.quick:
@@ -84,12 +83,12 @@ def _header(measurement: Measurement, ahead: Outlook | None) -> Markup:
         "header",
         tag("p", f"{TITLE} · ", tag("bdi", _machine(measurement)), f" · {_date(measurement)}", class_="eyebrow"),
         tag("h1", tag("span", word, class_=f"word {tone}"), tag("span", ": ", class_="unseen"), sentence),
-        tag("ul", *(tag("li", words) for words in _caveats(measurement, ahead)), class_="caveats"),
+        tag("ul", *(tag("li", words) for words in _caveats(measurement)), class_="caveats"),
         tag("nav", *(tag("a", title, href=f"#{anchor}") for anchor, title in links), aria_label="Sections"),
     )
 
 
-def _caveats(measurement: Measurement, ahead: Outlook | None) -> list[str]:
+def _caveats(measurement: Measurement) -> list[str]:
     found = [
         "One host: the ranks share its processors and talk over its loopback, sealed and in plaintext alike; "
         "`sealed` alone also through shared memory, as it does between ranks of one machine."
@@ -107,8 +106,6 @@ def _caveats(measurement: Measurement, ahead: Outlook | None) -> list[str]:
         found.append(
             f"{len(measurement.not_measured)} planned cells were not measured; they stand below with the reason."
         )
-    if ahead is not None:
-        found.append("Forecasts are a model's: nothing beyond the measured ranks was measured.")
     return found
 
 

@@ -1,9 +1,9 @@
-"""How much work one all-reduce is for one rank, by algorithm: the counts that the cost model prices.
+"""How much work one all-reduce is for one rank, by algorithm: the counts that real engines are held to.
 
 With n bytes and N ranks a shard is n/N, sent in chunks. `direct` seals N−1 shards, and the sum of its own once for
 all, and opens 2(N−1): (3N−2)/N n bytes of AEAD. `ring` and `serial` seal and open at each of 2(N−1) hops: 4(N−1)/N n.
 All of them, and gloo's ring, send 2(N−1)/N n bytes. A one-shot exchange (small tensors, and two ranks) seals the whole
-tensor once and opens N−1 of them. The engine's own counters are held to these formulas by a test.
+tensor once and opens N−1 of them.
 """
 
 from __future__ import annotations
