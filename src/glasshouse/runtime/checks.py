@@ -13,7 +13,7 @@ import resource
 import sys
 
 from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
-from glasshouse.runtime import seccomp, trials
+from glasshouse.runtime import core_dumps, seccomp, trials
 from glasshouse.runtime.kernel import (
     CAP_DAC_OVERRIDE,
     CAP_IPC_LOCK,
@@ -52,7 +52,7 @@ def harden_agent(kernel: Kernel = REAL) -> list[str]:
     """
     notes = []
     for name, step in (
-        ("core-limit", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))),
+        ("core-limit", core_dumps.limit),
         ("dumpable", lambda: kernel.prctl(PR_SET_DUMPABLE, 0)),
         ("no-new-privs", lambda: kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)),
         ("memory-lock", lambda: lock_memory(kernel)),
@@ -117,7 +117,7 @@ def observe_agent(
     """
     names = [*_STARTED_WITH, *os.environ]
     return {
-        "core-limit-zero": _passed(resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)),
+        "core-limit-zero": _passed(core_dumps.closed(kernel, resource.getrlimit(resource.RLIMIT_CORE))),
         "debug-env-clean": _passed(not trials.environment(names) and _interpreter_is_plain()),
         "memory-locked": _memory_locked(kernel),
         "no-swap": _no_swap(kernel, os.getpid(), locked=_memory_locked(kernel)),
@@ -150,7 +150,7 @@ def observe_worker(
         tried["seccomp-filter"] = _worse(tried["seccomp-filter"], _FAILED)
     return {
         **tried,
-        "core-limit-zero": _passed(_core_limit(kernel, pid) == ["0", "0"]),
+        "core-limit-zero": _passed(core_dumps.closed(kernel, _core_limit(kernel, pid))),
         "no-swap": _no_swap(kernel, pid, locked=_UNAVAILABLE),
         "not-dumpable": _not_dumpable(kernel, pid, sentinel),
         "secret-memory": _secret(secret),
@@ -263,14 +263,16 @@ def _not_dumpable(kernel: Kernel, pid: int, sentinel: Sentinel | None) -> CheckR
     return _UNAVAILABLE if refused is None else _passed(refused)
 
 
-def _core_limit(kernel: Kernel, pid: int) -> list[str]:
+def _core_limit(kernel: Kernel, pid: int) -> tuple[int, int]:
+    """Return soft and hard limit of a process, or -1 where one is not limited or cannot be read."""
     try:
         for line in kernel.read(f"/proc/{pid}/limits").decode().splitlines():
             if line.startswith("Max core file size"):
-                return line.split()[4:6]
+                soft, hard = (int(word) if word.isdigit() else -1 for word in line.split()[4:6])
+                return soft, hard
     except OSError:
         pass
-    return []
+    return -1, -1
 
 
 def _memory_locked(kernel: Kernel) -> CheckResult:

@@ -33,8 +33,8 @@ import resource
 import select
 import sys
 
+from glasshouse.runtime import core_dumps, landlock, outside, private_root, read_only, seccomp, trials
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import landlock, outside, private_root, read_only, seccomp, trials
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 
 __all__ = ["attempt", "main", "run"]
@@ -236,7 +236,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     """Take away what the worker does not need; return Landlock's version, None where it refused."""
     private = base == private_root.BASE
     os.chdir(base + "/" + private_root.WORK)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    core_dumps.limit()
     kernel.drop_capabilities()
     kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     read = [path for path in _texts(spec, "read") if _exists(path)] + ["/proc"]

@@ -41,6 +41,7 @@ _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWCGROUP, UTS, IPC, USER, PID, NET and NS
 _PR_SET_DUMPABLE = 4
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
+_RLIMIT_CORE = 4
 
 # Attributes of a file that a descriptor for reading suffices to change: flags and project (linux/fs.h, in their sizes
 # for 64 and 32 bits), version, encryption policy, verity, label; what only writes to the disk's own book-keeping.
@@ -141,6 +142,7 @@ def worker(machine: str, *, private_root: bool, own_session: bool, loopback: boo
     filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS))
     filter_.no_value("fcntl", 1, _FILE_NOTES)
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
+    filter_.core_limit()
     if not private_root:
         filter_.refuse(("bind", "connect", *_OWNERS_AND_SIZES), errno.EPERM)
         # Not an error: copying, unpacking and saving set times and modes, and end where that fails.
@@ -213,6 +215,13 @@ class _Filter:
         """Let the personality be asked for, or set to the plain one."""
         checks = [_low(0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, _PERSONALITY_QUERY)]
         self._rule("personality", [*checks, _answer(errno.EPERM), _allow()])
+
+    def core_limit(self) -> None:
+        """Answer that the limit on core dumps was set, and leave it; it may be read."""
+        # At 1 nothing is dumped; at 0 a program that the machine pipes dumps to still gets the whole memory (core(5)).
+        self._rule("setrlimit", [_low(0), (_JEQ, 0, 1, _RLIMIT_CORE), _answer(0), _allow()])
+        new = [_low(2), (_JEQ, 0, 2, 0), _high(2), (_JEQ, 1, 0, 0), _answer(0), _allow()]
+        self._rule("prlimit64", [_low(1), (_JEQ, 0, len(new) - 1, _RLIMIT_CORE), *new])
 
     def program(self) -> bytes:
         return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, _allow()])

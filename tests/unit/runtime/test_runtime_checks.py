@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CHECKS, CheckResult
-from glasshouse.runtime import checks, sentinel
+from glasshouse.runtime import checks, core_dumps, sentinel
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
 from tools.forked import in_child
@@ -159,7 +159,31 @@ def test_core_dumps_that_are_allowed_again_fail() -> None:
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     expected = PASSED if hard == 0 else FAILED
     assert agent_story(act)["core-limit-zero"] is expected
-    assert agent_story(lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))["core-limit-zero"] is PASSED
+    assert agent_story(core_dumps.limit)["core-limit-zero"] is PASSED
+
+
+@pytest.mark.parametrize(
+    ("pattern", "limits", "closed"),
+    [
+        (b"core", (0, 0), True),
+        (b"|/usr/lib/systemd/systemd-coredump %P", (0, 0), False),
+        (b"@/run/coredump.socket", (0, 0), False),
+        (None, (0, 0), False),
+        (b"|/usr/share/apport/apport %p", (1, 1), True),
+        (b"core", (0, 1), False),
+        (b"core", (-1, -1), False),
+    ],
+)
+def test_a_limit_of_zero_is_none_where_a_program_takes_core_dumps(
+    pattern: bytes | None, limits: tuple[int, int], closed: bool
+) -> None:
+    class Machine(Kernel):
+        def read(self, path: str) -> bytes:
+            if pattern is None:
+                raise FileNotFoundError(path)
+            return pattern if path == "/proc/sys/kernel/core_pattern" else super().read(path)
+
+    assert core_dumps.closed(Machine(), limits) is closed
 
 
 def test_one_thread_without_a_filter_fails_the_whole_process() -> None:

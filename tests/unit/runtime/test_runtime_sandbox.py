@@ -185,7 +185,24 @@ def test_the_workers_state_is_read_back_from_outside() -> None:
     assert facts["PPid"] == facts["agent"]
     assert str(facts["NSpid"]).endswith("\t1")
     core = next(line for line in str(facts["limits"]).splitlines() if "core" in line)
-    assert core.split()[4:6] == ["0", "0"]
+    assert core.split()[4:6] == ["1", "1"]
+
+
+@needs_filters
+def test_a_script_cannot_have_its_memory_dumped_into_a_program_of_the_machine() -> None:
+    # At 0 the kernel writes no file, but systemd-coredump or apport get all of it, and keep it on the disk.
+    code = """
+import resource, subprocess, sys
+for limits in ((0, 0), (0, 1), (1, 1)):
+    resource.setrlimit(resource.RLIMIT_CORE, limits)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+ask = 'import resource; print(resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(resource.RLIMIT_NOFILE))'
+exec(ask, {}, {})
+sys.stdout.flush()
+subprocess.run([sys.executable, '-I', '-S', '-c', ask], check=True)
+"""
+    ran = run(code)
+    assert ran.output == "(1, 1) (64, 64)\n" * 2, ran.errors
 
 
 def test_the_workers_exit_code_is_the_agents_to_read() -> None:

@@ -136,6 +136,17 @@ def test_the_worker_leaves_nothing_in_attributes_flags_leases_or_hints(machine: 
 
 
 @MACHINES
+def test_the_limit_on_core_dumps_is_answered_and_stays(machine: str) -> None:
+    program, core, files = worker_filter(machine), 4, 7
+    assert call(program, machine, "setrlimit", core, 1 << 40) == ERRNO
+    assert call(program, machine, "setrlimit", files, 1 << 40) == ALLOW
+    for new in (1, 1 << 40):
+        assert call(program, machine, "prlimit64", 0, core, new, 0) == ERRNO
+        assert call(program, machine, "prlimit64", 0, files, new, 0) == ALLOW
+    assert call(program, machine, "prlimit64", 0, core, 0, 1 << 40) == ALLOW
+
+
+@MACHINES
 def test_without_a_private_root_times_and_modes_are_answered_and_stay_as_they_are(machine: str) -> None:
     inside, outside = worker_filter(machine), worker_filter(machine, named=False)
     for name in ("utimensat", "fchmod", "fchmodat", "fchmodat2"):

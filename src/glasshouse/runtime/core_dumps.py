@@ -1,0 +1,39 @@
+"""No core dump of any process of a run: neither into a file nor into a program of the machine's.
+
+A limit of 0 keeps the kernel from writing a file, and a program that dumps are piped to (systemd-coredump, apport) gets
+the whole memory all the same and keeps it on the disk. A limit of 1 stops both (core(5), fs/coredump.c). What a
+training script starts can be dumped: exec makes every process dumpable again.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from glasshouse.runtime.kernel import Kernel
+
+__all__ = ["closed", "limit"]
+
+_PATTERN = "/proc/sys/kernel/core_pattern"
+
+
+def limit() -> None:
+    """Set this process's limit, and that of all that it starts, to 1; to 0 where it was 0 already for good.
+
+    Raises:
+        OSError: the kernel does not do it.
+    """
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except ValueError:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def closed(kernel: Kernel, limits: tuple[int, int]) -> bool:
+    """Return whether nothing is dumped of a process with these limits, soft and hard, on this machine."""
+    if limits == (1, 1):
+        return True
+    try:
+        # `|program`, or `@socket` since Linux 6.16.
+        return limits == (0, 0) and not kernel.read(_PATTERN).startswith((b"|", b"@"))
+    except OSError:
+        return False
