@@ -148,7 +148,11 @@ def _namespaces(kernel: Kernel) -> list[Finding]:
     user = _user_namespace(kernel)
     found = []
     for name, flag, without in (
-        ("mount-namespace", linux.CLONE_NEWNS, "no private root: the workspace is a named directory, strict is out"),
+        (
+            "mount-namespace",
+            linux.CLONE_NEWNS,
+            "no private root: a workspace by name, the package in memory, strict is out",
+        ),
         ("pid-namespace", linux.CLONE_NEWPID, "the worker sees other processes; its own are ended by their group"),
         ("network-namespace", linux.CLONE_NEWNET, "the network is closed by the system call filter alone"),
     ):

@@ -70,6 +70,8 @@ def _importable(path: str) -> set[str]:
     for entry in entries:
         if entry.is_file():
             found |= {entry.path} if entry.name.endswith((".py", ".so")) else set()
+        elif entry.name.endswith((".dist-info", ".egg-info")):
+            found.add(entry.path)  # the version that `requirements` asks for
         elif entry.name.isidentifier() and os.path.isfile(f"{entry.path}/__init__.py"):
             found.add(entry.path)
         elif entry.name.isidentifier() and entry.is_dir():

@@ -44,7 +44,7 @@ def listening(path: Path) -> Iterator[None]:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An editable install whose `.pth` file names the whole project, with the owner's state beside the package."""
     root = tmp_path / "project"
-    for name in ("ours/inner", "space/nested", ".glasshouse/broker", "tests", "data"):
+    for name in ("ours/inner", "space/nested", ".glasshouse/broker", "tests", "data", "ours.egg-info"):
         (root / name).mkdir(parents=True)
     for name in ("ours/__init__.py", "ours/inner/__init__.py", "space/nested/__init__.py"):
         (root / name).write_text("answer = 42\n")
@@ -61,7 +61,7 @@ def of(folder: Path) -> set[str]:
 
 
 def test_of_an_editable_install_the_packages_are_shown_and_not_the_project(project: Path) -> None:
-    assert of(project) == {"ours", "space/nested", "setup.py"}
+    assert of(project) == {"ours", "ours.egg-info", "space/nested", "setup.py"}
 
 
 @needs_namespaces
@@ -75,7 +75,7 @@ print(ours.inner.answer, space.nested.answer, sorted(os.listdir({str(project)!r}
 """
     with listening(project / ".glasshouse" / "broker" / "owner.sock"):
         ran = run(code)
-    assert ran.output == "42 42 ['ours', 'setup.py', 'space']\n"
+    assert ran.output == "42 42 ['ours', 'ours.egg-info', 'setup.py', 'space']\n"
     assert ran.report.observed["egress-closed"] is CheckResult.PASSED
 
 
