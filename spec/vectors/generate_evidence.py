@@ -15,7 +15,7 @@ FOLDER = _HERE / "evidence"
 sys.path.insert(0, str(_HERE.parents[1] / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
-from glasshouse.evidence.heads import Head  # noqa: E402
+from glasshouse.evidence.heads import CountersignedHead, Head  # noqa: E402
 from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
 from glasshouse.jobs.artifact import make_artifact  # noqa: E402
 from glasshouse.wire.canonical import decode, encode  # noqa: E402
@@ -263,6 +263,45 @@ def countersigning_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield refused("after-the-end", "a head after the end of the run", wrong, value)
 
 
+def heads_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """`heads.log` beside the good bundle: whole, and with lines that were taken out, cut or forged."""
+    world = World()
+    run = world.run()
+    lines = [head.encode().decode() + "\n" for head in run.heads]
+    # One before which more than one event was written.
+    at = next(n for n, one in enumerate(run.heads) if n and one.head.size - one.previous_size > 1)
+    second = run.heads[at]
+    signed = Envelope.from_json(whole(second.envelope.payload)["head"])
+
+    def again(**changes: Any) -> str:
+        values: dict[str, Any] = {"previous_size": second.previous_size, "time_us": second.time_us, **changes}
+        made = CountersignedHead.sign(second.head, signed, broker_key=world.broker, **values)
+        return made.encode().decode() + "\n"
+
+    def given(text: str) -> dict[str, Any]:
+        return {
+            "base": "bundle-good",
+            "heads": text,
+            "lines": [line.decode().removesuffix("\n") for line in run.lines],
+            "owner": b64encode(world.owner.public),
+        }
+
+    yield "heads-good", case("heads", "every head, each with its line end", given("".join(lines)), code=None)
+    for name, text in (
+        ("none", ""),
+        ("last-line-without-its-end", "".join(lines)[:-1]),
+        ("an-empty-line-more", "".join(lines) + "\n"),
+        ("first-taken-out", "".join(lines[1:])),
+        ("one-taken-out", "".join(lines[:1] + lines[2:])),
+        ("last-taken-out", "".join(lines[:-1])),
+        ("one-twice", "".join(lines[:2] + lines[1:])),
+        ("previous-size-less", "".join([*lines[:at], again(previous_size=0), *lines[at + 1 :]])),
+        ("previous-size-more", "".join([*lines[:at], again(previous_size=second.head.size - 1), *lines[at + 1 :]])),
+        ("time-goes-back", "".join([*lines[:at], again(time_us=run.heads[0].time_us - 1), *lines[at + 1 :]])),
+    ):
+        yield f"heads-{name}", case("heads", name.replace("-", " "), given(text), code=Code.LOG_INVALID.value)
+
+
 def artifact_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Artifacts: the owner's, altered ones, another owner's."""
     world = World()
@@ -302,7 +341,7 @@ def artifact_cases() -> Iterator[tuple[str, dict[str, Any]]]:
 def build() -> dict[str, bytes]:
     """Return every file's name and content."""
     files: dict[str, bytes] = {}
-    for cases in (bundle_cases(), log_cases(), countersigning_cases(), artifact_cases()):
+    for cases in (bundle_cases(), log_cases(), heads_cases(), countersigning_cases(), artifact_cases()):
         for name, document in cases:
             if f"{name}.json" in files:
                 raise ValueError(f"two vectors with the name {name}")

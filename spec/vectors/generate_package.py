@@ -38,6 +38,8 @@ from glasshouse.wire.fields import b64encode
 
 Vector = tuple[str, dict[str, Any]]
 SEALED_CHUNK = CHUNK + 16
+# No locale: a dotless i is no i, a dotted capital I is more than one; full-width forms stay apart from the others.
+FOLD_APART = ("I", "f\u00ed", "\u0130", "\u0131", "\uff46\uff49")
 
 
 def refused(
@@ -71,6 +73,7 @@ def valid_packages() -> Iterator[Vector]:
         ("valid-aes-256-gcm", Package()),
         ("valid-chacha20-poly1305", Package(suite=Suite.CHACHA20_POLY1305)),
         ("valid-without-assets", Package(files=empty)),
+        ("valid-names-that-fold-apart", Package(files=tuple((name, b"") for name in FOLD_APART))),
         ("valid-version-1", Package(version=1)),
         ("valid-version-1-chacha20-poly1305", Package(version=1, suite=Suite.CHACHA20_POLY1305)),
     ):
@@ -265,6 +268,13 @@ def hostile_indexes() -> Iterator[Vector]:
         ("twice", "one name twice", paths("a", "a")),
         ("unsorted", "out of order", paths("b", "a")),
         ("case", "equal but for case", paths("Model", "model")),
+        ("case-full", "full folding: sharp s is two letters s", paths("strasse", "stra\u00dfe")),
+        ("case-capital-sharp-s", "and so is its capital", paths("STRASSE", "stra\u1e9ee")),
+        ("case-kelvin", "NFC makes the sign for kelvin a letter K first", paths("k", "\u212a")),
+        ("case-cherokee", "Cherokee folds to its capitals", paths("\u13a0", "\uab70")),
+        ("case-final-sigma", "both small sigmas are one", paths("\u03c2", "\u03c3")),
+        ("case-composed-after-folding", "NFC once more after folding", paths("\u01f0", "J\u030c")),
+        ("not-assigned", "a code point that no version of Unicode assigns", paths("a\U0001ffff")),
         ("file-and-folder", "a file and a folder", paths("a", "a/b")),
     ):
         yield refused(f"path-{name}", description, "package-path", "unlock", package.join())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.heads import CountersignedHead, Head, countersign
 from glasshouse.evidence.log import verify_log
-from glasshouse.jobs.verify import verify_artifact, verify_bundle
+from glasshouse.jobs.verify import verify_artifact, verify_bundle, verify_log_beside
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import b64decode
 from glasshouse.wire.signing import SigningKey
@@ -42,6 +43,14 @@ def log(given: dict[str, Any]) -> dict[str, Any]:
     return {"code": None}
 
 
+def heads(given: dict[str, Any]) -> dict[str, Any]:
+    base = CASES[given["base"]]["input"]["bundle"]
+    verdict = verify_bundle(encode(base), owner=b64decode(given["owner"]))
+    lines = (line.encode() + b"\n" for line in given["lines"])
+    assert verify_log_beside(verdict, lines, io.BytesIO(given["heads"].encode())).heads
+    return {"code": None}
+
+
 def countersigned(given: dict[str, Any]) -> dict[str, Any]:
     broker, evidence_public = SigningKey(b64decode(given["broker_seed"])), b64decode(given["evidence_public"])
     previous = given["previous"] and CountersignedHead.parse(
@@ -64,7 +73,7 @@ def artifact(given: dict[str, Any]) -> dict[str, Any]:
     return {"code": None}
 
 
-KINDS = {"artifact": artifact, "bundle": bundle, "countersign": countersigned, "log": log}
+KINDS = {"artifact": artifact, "bundle": bundle, "countersign": countersigned, "heads": heads, "log": log}
 
 
 @pytest.mark.parametrize("name", CASES)

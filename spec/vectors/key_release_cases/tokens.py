@@ -121,6 +121,12 @@ def ear_cases() -> Iterator[Case]:
     yield case("ear-other-broker", "Signed by another key.", given(attacker), code="signature-invalid")
     end = sample(world).expires_s * SECOND_US
     yield case("ear-expired", "In the second of its expiry.", given(honest, end), code="token-expired")
+    begin = sample(world).issued_s
+    short = replace(sample(world), expires_s=begin + 1).issue(world.broker)
+    told = "Another length than the sum of its policy's times: that is the broker's to keep."
+    yield case("ear-short", told, given(short, begin * SECOND_US), assurance="software", status="warning")
+    never = replace(sample(world), expires_s=begin).issue(world.broker)
+    yield case("ear-never-valid", "exp is iat.", given(never, begin * SECOND_US), code="token-expired")
     for name, description, boast in boastful_ears(world):
         token = jwt.issue(world.broker, typ="ear+jwt", claims=boast)
         yield case(f"ear-{name}", description, given(token), code="schema-invalid")

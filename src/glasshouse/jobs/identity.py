@@ -19,7 +19,7 @@ from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.files import is_there, read_bounded, write_private
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields, b64encode
-from glasshouse.wire.hpke import PRIVATE_BYTES, PUBLIC_BYTES, RecipientKey
+from glasshouse.wire.hpke import PRIVATE_BYTES, PUBLIC_BYTES, RecipientKey, check_public
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import SigningKey
 
@@ -75,14 +75,16 @@ class OwnerPublic:
             FormatError: `schema-invalid`, `not-canonical`; or `owner-mismatch` when the fingerprint is of
                 other keys.
         """
-        return cls.from_json(decode(data.rstrip(b"\n"), max_bytes=_MAX_BYTES))
+        return cls.from_json(decode(data.removesuffix(b"\n"), max_bytes=_MAX_BYTES))
 
     @classmethod
     def from_json(cls, value: Json) -> OwnerPublic:
+        """Inverse of `to_json`; raises as `parse` does."""
         fields = Fields(value, "owner")
         fields.choice("kind", [_PUBLIC_KIND])
         fields.integer("version", low=1, high=1)
         owner = cls(signing=fields.octets("signing", length=32), sealing=fields.octets("sealing", length=PUBLIC_BYTES))
+        check_public(owner.sealing)
         if fields.text("fingerprint", max_chars=64) != owner.fingerprint:
             raise FormatError(Code.OWNER_UNKNOWN, "an owner file whose fingerprint belongs to other keys")
         fields.end()

@@ -25,9 +25,10 @@ def check_path(path: str, *, max_bytes: int = MAX_PATH_BYTES) -> str:
         raise _refused(path, "is not Unicode text") from None
     if not 0 < length <= max_bytes:
         raise _refused(path, f"is not 1 to {max_bytes} bytes long")
-    # Format characters (Cf) turn text round or hide: `photo\u202egpj.exe` would be shown as `photoexe.jpg`.
-    if "\\" in path or any(unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") for char in path):
-        raise _refused(path, "has a backslash, a control character or a format character")
+    # Format characters (Cf) turn text round or hide: `photo\u202egpj.exe` would be shown as `photoexe.jpg`. What this
+    # version of Unicode does not assign (Cn), another one may fold.
+    if "\\" in path or any(unicodedata.category(char) in ("Cc", "Cf", "Cn", "Zl", "Zp") for char in path):
+        raise _refused(path, "has a backslash, a control or format character or one that Unicode does not assign")
     # Two spellings of one name would be two files on Linux and one on macOS.
     if not unicodedata.is_normalized("NFC", path):
         raise _refused(path, "is not in Unicode normal form C")
