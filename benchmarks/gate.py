@@ -36,7 +36,7 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 
 ROUNDS = 2
-QUIET_S, LOAD_S = 2.0, 5.0
+QUIET_S, LOAD_S = 1.5, 4.0
 PAUSE_S = 0.05
 RETRY_S = 0.2  # as a runtime waits
 LEASE_S = 5.0
@@ -95,13 +95,15 @@ def _scenario(load: dict[str, Any], bar: float) -> dict[str, Any]:
         owner = Owner(broker, releases=1000)
         quiet: list[float] = []
         loaded: list[float] = []
-        again = 0
+        again, busy_s = 0, 0.0
         with _reporting(owner) as gaps:
             _exchanges(owner, 1.0)  # warm up
             for _ in range(ROUNDS):
                 quiet += _exchanges(owner, QUIET_S)[0]
                 with _load(broker.runtime_url, load):
+                    began = _cpu_s(broker.pid)
                     times, tries = _exchanges(owner, LOAD_S)
+                    busy_s += _cpu_s(broker.pid) - began
                 loaded += times
                 again += tries
                 time.sleep(1.0)  # until what the load left is gone
@@ -110,6 +112,7 @@ def _scenario(load: dict[str, Any], bar: float) -> dict[str, Any]:
     longest_s = max(gaps)
     return {
         "bar": bar,
+        "broker_cpu_share": round(busy_s / (ROUNDS * LOAD_S), 3),
         "exchanges": {"load": len(loaded), "quiet": len(quiet)},
         "held": ratio <= bar and longest_s < LEASE_S,
         "load": {**load, "addresses": len(load["addresses"])},
@@ -196,6 +199,11 @@ def _load(url: str, load: dict[str, Any]) -> Iterator[None]:
     finally:
         process.kill()
         process.communicate()
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _quantiles(times: Sequence[float]) -> dict[str, float]:

@@ -28,6 +28,7 @@ from glasshouse.broker.store import Standing
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError
+from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
@@ -118,10 +119,7 @@ class Gate:
         token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
         request_sha256 = sha256(body)
 
-        def decide(connection: Connection) -> Answer:
-            # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry. And never before
-            # the token: were the clock set back since, the chain of a receipt would run backwards.
-            now_us = max(self._clock_us(), token.issued_s * 1_000_000)
+        def known(connection: Connection, now_us: int) -> bytes | None:
             record = store.deployment_record(connection, token.deployment)
             launch = store.launch_record(connection, token.jti)
             if record is None or launch is None:
@@ -129,36 +127,56 @@ class Gate:
             broker_side.check_standing(
                 token, record=record, launch=launch, broker_public=self._key.public, now_us=now_us
             )
-            store.lock_deployment(connection, record.deployment)
             # The same request again, by a runtime whose answer was lost or by somebody who recorded it,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
-            if again is not None:
-                _check_2(again.body, used=again.used_us is not None, now_us=now_us)
-                return Answer(body=again.body)
-            self._check_room(connection, record.deployment, launch.jti, now_us)
-            challenge = broker_side.make_challenge(
-                secrets.token_bytes(32),
-                record.deployment,
-                now_us=now_us,
-                lifetime_us=min(self._limits.challenge_lifetime_us, launch.expires_us - now_us),
-            )
-            body = challenge.encode()
-            values = {
-                "nonce": challenge.nonce,
-                "deployment": record.deployment,
-                "jti": launch.jti,
-                "request_sha256": request_sha256,
-                "body": body,
-                "expires_us": challenge.expires_us,
-                "keep_until_us": launch.expires_us,
-            }
-            connection.execute(_ISSUE, values)
-            self._sweep(connection, now_us)  # here: what a refused request had swept would be taken back with it
-            audit.append(connection, "challenge", now_us, deployment=record.deployment, run_id=launch.run_id)
-            return Answer(body=body)
+            if again is None:
+                return None
+            return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode()
 
-        return partial(self._database.write, decide)
+        def decide(connection: Connection) -> Answer:
+            # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
+            now_us = self._not_before(token)
+            again = known(connection, now_us)
+            return Answer(body=again or self._issued(connection, token, request_sha256, now_us))
+
+        # A recording that is played again takes no lock.
+        again = self._database.read(lambda connection: known(connection, self._not_before(token)))
+        return partial(self._database.write, decide) if again is None else lambda: Answer(body=again)
+
+    def _not_before(self, token: TokenClaims) -> int:
+        """Return the time, or the token's where the clock was set back since: the dates of a run never go back."""
+        return max(self._clock_us(), token.issued_s * 1_000_000)
+
+    def _issued(self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int) -> bytes:
+        """Make and store a challenge for a token whose standing was checked.
+
+        Raises:
+            RefusedError: `too-many-challenges`.
+        """
+        store.lock_deployment(connection, token.deployment)
+        self._check_room(connection, token.deployment, token.jti, now_us)
+        end_us = token.expires_s * 1_000_000
+        challenge = broker_side.make_challenge(
+            secrets.token_bytes(32),
+            token.deployment,
+            now_us=now_us,
+            lifetime_us=min(self._limits.challenge_lifetime_us, end_us - now_us),
+        )
+        body = challenge.encode()
+        values = {
+            "nonce": challenge.nonce,
+            "deployment": token.deployment,
+            "jti": token.jti,
+            "request_sha256": request_sha256,
+            "body": body,
+            "expires_us": challenge.expires_us,
+            "keep_until_us": end_us,
+        }
+        connection.execute(_ISSUE, values)
+        self._sweep(connection, now_us)  # here: what a refused request had swept would be taken back with it
+        audit.append(connection, "challenge", now_us, deployment=token.deployment, run_id=token.run_id)
+        return body
 
     def evidence(self, body: bytes) -> Decision:
         """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.

@@ -31,6 +31,8 @@ __all__ = ["Server", "bind_tcp", "bind_unix", "parse_bind"]
 
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_LINES = 64
+MAX_PIECES = 64  # in which a request arrives, and one more for every so many bytes: who dribbles, costs
+PIECE_BYTES = 256
 HEADER_TIMEOUT_S = 2.0
 CONNECTION_TIMEOUT_S = 15.0
 GRACE_S = 5
@@ -60,7 +62,7 @@ class _BoundedProtocol(H11Protocol):
 
     room: Room
     _deadline: asyncio.TimerHandle | None = None
-    _lines = 0
+    _lines = _pieces = _received = 0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -74,6 +76,11 @@ class _BoundedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self._headers_due)
 
     def data_received(self, data: bytes) -> None:
+        self._pieces += 1
+        self._received += len(data)
+        if self._pieces > MAX_PIECES + self._received // PIECE_BYTES:
+            self.cut()
+            return
         if self.cycle is None:
             end = data.find(b"\r\n\r\n")
             self._lines += data.count(b"\n", 0, end if end >= 0 else len(data))

@@ -55,7 +55,7 @@ class Reports:
         """
         submission = HeadSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
-        self._check_signed(submission.head, run_id, signer)
+        larger = self._check_signed(submission.head, run_id, signer)
 
         def decide(connection: Connection) -> Answer:
             now_us = self._clock_us()
@@ -85,7 +85,8 @@ class Reports:
             )
             return Answer(body=signed.encode())
 
-        return partial(self._database.write, decide)
+        # One that is not larger is repeated or refused: a recording that is played again takes no lock.
+        return partial(self._database.write if larger else self._database.read, decide)
 
     def receipt(self, body: bytes) -> Decision:
         """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
@@ -122,8 +123,11 @@ class Reports:
 
         return partial(self._database.write, decide)
 
-    def _check_signed(self, head: bytes, run_id: str, signer: str) -> None:
+    def _check_signed(self, head: bytes, run_id: str, signer: str) -> bool:
         """Refuse, without taking the write lock, a head that no attested runtime signed.
+
+        Returns:
+            Whether it is larger than the last one that was countersigned.
 
         Raises:
             RefusedError: `run-unknown`, or as `evidence.heads.check_signed`.
@@ -131,7 +135,8 @@ class Reports:
         found = self._database.read(
             lambda connection: store.attested(connection, run_id, signer, broker_public=self._key.public)
         )
-        check_signed(head, found.row["evidence_public"])
+        _, claimed = check_signed(head, found.row["evidence_public"])
+        return claimed.size > int(found.row["head_size"])
 
     def _delegated(self, connection: Connection, found: store.Attested, now_us: int) -> bytes:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""

@@ -407,6 +407,33 @@ def test_a_database_that_somebody_holds_is_a_reason_to_try_again_and_consumes_no
         assert actor.send(evidence).status == 200
 
 
+def test_what_was_recorded_and_is_played_again_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording is authentic, and there is no end of it: each piece took its turn at the disk."""
+    monkeypatch.setattr(service, "Database", partial(Database, busy_timeout_s=0.1))
+    with LocalBroker(tmp_path) as broker:
+        actor = Actor.enter(Owner(broker))
+        used, still_open = challenge_request(actor.launch), challenge_request(actor.launch)
+        evidence = actor.sign(actor.claims(Challenge.parse(actor.post("/v1/challenge", used).content())))
+        challenge = actor.post("/v1/challenge", still_open).content()
+        assert actor.send(evidence).status == 200
+        assert refused(actor, evidence) is Code.NONCE_REPLAYED
+        reporter = Reporter(actor)
+        first = reporter.submission()
+        reporter.send(first)
+        reporter.go_on(State.HARDENED)
+        last = reporter.submission()
+        countersigned = reporter.send(last).content()
+        held = sqlite3.connect(broker.data / service.DATABASE_NAME, isolation_level=None)
+        held.execute("BEGIN IMMEDIATE")
+        assert actor.post("/v1/challenge", used).problem().code is Code.NONCE_REPLAYED
+        assert actor.post("/v1/challenge", still_open).content() == challenge
+        assert refused(actor, evidence) is Code.NONCE_REPLAYED
+        assert actor.post("/v1/heads", last).content() == countersigned
+        assert actor.post("/v1/heads", first).problem().code is Code.HEAD_INCONSISTENT
+        held.execute("ROLLBACK")
+        held.close()
+
+
 def test_evidence_with_any_byte_changed_is_refused_and_breaks_nothing(owner: Owner) -> None:
     actor = Actor.enter(owner)
     good = actor.sign(actor.claims(actor.challenge()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import stat
 import threading
@@ -15,6 +16,7 @@ from fastapi.routing import APIRoute
 
 from glasshouse.broker import http, intake, listen, room
 from glasshouse.broker.client import request
+from glasshouse.broker.listen import Server
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, ReleaseRequest
@@ -171,6 +173,52 @@ def test_headers_that_cost_too_much_are_refused(broker: LocalBroker, headers: by
     answer = raw(broker, b"POST /v1/evidence HTTP/1.1\r\n" + headers)
     assert answer.startswith(b"HTTP/1.1 400")
     assert problem(answer).code is Code.MESSAGE_INVALID
+
+
+class Ears(asyncio.Transport):
+    """A transport that remembers whether it was cut."""
+
+    cut = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return {"peername": ("192.0.2.1", 4711), "sockname": ("192.0.2.2", 80)}.get(name, default)
+
+    def abort(self) -> None:
+        self.cut = True
+
+    def close(self) -> None:
+        pass
+
+    def write(self, data: object) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.cut
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("size", [1, listen.PIECE_BYTES, 1400])
+def test_a_request_in_very_many_small_pieces_is_cut_off(size: int) -> None:
+    """Each costs the loop a turn, whatever is in it; pieces as a network makes them are as many as a request needs."""
+
+    async def fed() -> bool:
+        server = Server(http.bare_app())
+        line, ears = server.config.http(config=server.config, server_state=server.server_state, app_state={}), Ears()
+        line.connection_made(ears)
+        line.data_received(head("/v1/evidence", "Content-Length: 131072"))
+        for _ in range(100_000 // size):
+            line.data_received(b" " * size)
+            if ears.cut:
+                break
+        line.connection_lost(None)
+        return ears.cut
+
+    assert asyncio.run(fed()) is (size < listen.PIECE_BYTES)
 
 
 def test_only_json_is_taken(broker: LocalBroker) -> None:
