@@ -16,6 +16,7 @@ from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.runtime.watch import STOPPED_AGENT_S
 from tools.runtime_world import AgentProcess, ended, script_world
+from tools.sandboxed import children_of
 
 TRAIN = """
 import time
@@ -128,7 +129,7 @@ def test_an_agent_that_is_held_in_place_is_ended_with_its_worker(
 
 def sentinel_of(agent: AgentProcess) -> int:
     worker = agent.worker_pid()
-    [sentinel] = [pid for pid in agent.children() if pid != worker]
+    [sentinel] = [pid for pid in agent.children() if worker not in children_of(pid)]
     return sentinel
 
 
@@ -159,8 +160,9 @@ def test_a_debugger_on_the_sentinel_ends_the_run(
 
 
 def test_a_worker_that_is_killed_while_the_sentinel_is_stopped_was_not_simply_killed(agent: AgentProcess) -> None:
-    os.kill(sentinel_of(agent), signal.SIGSTOP)
-    os.kill(agent.worker_pid(), signal.SIGKILL)
+    worker, sentinel = agent.worker_pid(), sentinel_of(agent)
+    os.kill(sentinel, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
     ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.DEBUGGER)
 
 

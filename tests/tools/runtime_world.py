@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +86,9 @@ class AgentProcess:
 
     def children(self) -> dict[int, bytes]:
         """Return the agent's children and their command lines."""
+        return self._children_of({self.process.pid})
+
+    def _children_of(self, parents: Collection[int]) -> dict[int, bytes]:
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -93,12 +96,13 @@ class AgentProcess:
                 command = (path / "cmdline").read_bytes()
             except OSError:
                 continue
-            if parent == self.process.pid:
+            if parent in parents:
                 found[int(path.name)] = command
         return found
 
     def worker_pid(self) -> int:
-        return next(pid for pid, command in self.children().items() if b"glasshouse.workloads.worker" in command)
+        beneath = self._children_of(self.children().keys())
+        return next(pid for pid, command in beneath.items() if b"glasshouse.workloads.worker" in command)
 
     def receipt(self) -> bytes:
         return (self.out / "receipt.json").read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import select
 import signal
 import sys
 import traceback
@@ -86,7 +87,9 @@ def run(
         try:
             facts = after(worker) if after is not None else {}
             output, errors = _drained(worker.stdout), _drained(worker.stderr)
-            code_seen = os.waitstatus_to_exitcode(os.waitpid(worker.pid or 0, 0)[1])
+            select.select([worker.pidfd], [], [])
+            code_seen = worker.poll()
+            assert code_seen is not None
         finally:
             worker.end()
         return Ran(report=worker.report, output=output, errors=errors, exit_code=code_seen, facts=facts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.files import is_there
-from glasshouse.jobs.leftover import leftovers, removed
+from glasshouse.jobs.leftover import leftovers, removed, survivors
 from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, verify_file
@@ -63,7 +63,7 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
         agent_exit: the runtime's exit code, negative for a signal; None when nobody saw it end.
     """
     if not is_there(folder.receipt):
-        return _without_receipt(agent_exit)
+        return _without_receipt(folder, agent_exit)
     try:
         verdict = verify_file(folder.receipt, owner=owner_signing, whole=True)
     except GlasshouseError as error:
@@ -87,14 +87,14 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
     )
 
 
-def _without_receipt(agent_exit: int | None) -> Conclusion:
+def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
     if agent_exit is None or agent_exit <= 0:
         how = "" if agent_exit is None else f" (signal {-agent_exit})" if agent_exit else " as if it were done"
         return Conclusion(
             outcome=Outcome.LOST,
             code=None,
             verdict=NO_RECEIPT,
-            problem=_not_wiped(f"the runtime ended{how} without wiping and without a receipt"),
+            problem=_not_wiped(folder, f"the runtime ended{how} without wiping and without a receipt"),
         )
     outcome = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.INTERRUPTED: Outcome.INTERRUPTED}.get(
         ExitCode(agent_exit) if agent_exit in set(ExitCode) else ExitCode.RUN_FAILED, Outcome.FAILED
@@ -103,7 +103,9 @@ def _without_receipt(agent_exit: int | None) -> Conclusion:
         outcome=outcome,
         code=None,
         verdict=NO_RECEIPT,
-        problem=_not_wiped(f"the runtime ended with code {agent_exit} without a receipt: nothing shows that it wiped"),
+        problem=_not_wiped(
+            folder, f"the runtime ended with code {agent_exit} without a receipt: nothing shows that it wiped"
+        ),
     )
 
 
@@ -125,15 +127,23 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
         return replace(known, problem="no runtime was placed: the key was released to nobody")
     if known.outcome is Outcome.LOST:
         return known
-    return replace(known, problem=_not_wiped("the runtime left no receipt: nothing shows that it wiped"))
+    return replace(known, problem=_not_wiped(folder, "the runtime left no receipt: nothing shows that it wiped"))
 
 
-def _not_wiped(what: str) -> str:
+def _not_wiped(folder: RunFolder, what: str) -> str:
     """Say what is known of a runtime without a receipt: what went with its processes, and what may not have."""
-    memory = "its memory went back to the kernel with its processes"
-    text = f"{what}; {memory}, nobody can say what stayed behind beside that"
+    alive = survivors(folder.scratch)
+    if alive:
+        pids = " ".join(map(str, alive))
+        memory = f"processes of it still run, and may hold keys and cleartext; end them with: kill -9 {pids}"
+    elif alive is None:
+        memory = "whether its processes are gone cannot be seen here"
+    else:
+        memory = "none of its processes is left, and its memory went back to the kernel with them"
+    text = f"{what}; {memory}; nobody can say what stayed behind beside that"
     found = leftovers()
-    left = [path for path in found if not removed(path)]
+    # Of a worker that still runs, nothing is taken away beneath it.
+    left = found if alive else [path for path in found if not removed(path)]
     if found and not left:
         return f"{text}; its workspace, which had a name, was removed"
     if not left:

@@ -133,7 +133,7 @@ def observe_agent(
 def observe_worker(
     worker: Worker, *, kernel: Kernel = REAL, sentinel: Sentinel | None, secret: SecretMemory | None
 ) -> dict[str, CheckResult]:
-    """Observe the worker after it said `ready`, and again before it is given anything.
+    """Observe the worker, and the init above it, after it said `ready`, and again before it is given anything.
 
     Args:
         worker: confirmed; what its launcher tried is in its report.
@@ -145,12 +145,13 @@ def observe_worker(
     if pid is None or report is None:
         raise ValueError("a worker that is not confirmed")
     tried = {name: report.observed.get(name, _UNAVAILABLE) for name in _TRIED_INSIDE}
-    if _filter_mode(kernel, pid) != "2":
+    both = [pid] if worker.init_pid is None else [pid, worker.init_pid]
+    if any(_filter_mode(kernel, one) != "2" for one in both):
         # Read back after the exec: what the launcher saw of itself must still hold.
         tried["seccomp-filter"] = _worse(tried["seccomp-filter"], _FAILED)
-    return {
+    observed = {
         **tried,
-        "core-limit-zero": _passed(core_dumps.closed(kernel, _core_limit(kernel, pid))),
+        "core-limit-zero": _passed(all(core_dumps.closed(kernel, _core_limit(kernel, one)) for one in both)),
         "no-swap": _no_swap(kernel, pid, locked=_UNAVAILABLE),
         "not-dumpable": _not_dumpable(kernel, pid, sentinel),
         "secret-memory": _secret(secret),
@@ -158,6 +159,10 @@ def observe_worker(
         "workspace-in-memory": _UNAVAILABLE if report.workspace is WorkspaceKind.DIRECTORY else _PASSED,
         **_threads(kernel, pid),
     }
+    for one in both[1:]:
+        above = {"not-dumpable": _not_dumpable(kernel, one, sentinel), **_threads(kernel, one)}
+        observed |= {name: _worse(observed[name], result) for name, result in above.items()}
+    return observed
 
 
 def details(worker: Worker, kernel: Kernel = REAL) -> dict[str, str | int]:

@@ -5,11 +5,12 @@ python -I -B -X pycache_prefix=D -c 'from glasshouse.runtime.launcher import mai
 ```
 (`-m` would import 45 ms of the import system.) LINK is the descriptor of the socket to the agent, SPEC
 that of a pipe with the specification, which holds no secret (`sandbox.SandboxSpec`), PID that of a socket on
-which the agent is told the worker's pid and given its view of the package. In order:
+which the agent is told the init's pid and given the view of the package. In order:
 
 1. die with the agent;
 2. namespaces, each by itself: user (where not allowed otherwise), processes, mounts, network, IPC, host name;
-3. a child in them goes on; this process is gone before it does, so that the agent is the worker's parent;
+3. a child in them goes on as the init (`init`); this process is gone before it does, so that the agent is its parent;
+   the init's child becomes the worker;
 4. the package once more, through a read-only mount; where that cannot be, copied into sealed memory;
 5. private root in memory; where that cannot be, a named directory; for several ranks, the loopback of the network
    namespace, and nothing else of it;
@@ -33,7 +34,7 @@ import resource
 import select
 import sys
 
-from glasshouse.runtime import core_dumps, landlock, outside, private_root, read_only, seccomp, trials
+from glasshouse.runtime import core_dumps, init, landlock, outside, private_root, read_only, seccomp, trials
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 
@@ -79,8 +80,8 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
         kernel: the kernel.
         spec: as `sandbox.SandboxSpec.to_spec` made it.
         link: descriptor of the worker's end of the socket to the agent.
-        answer: descriptor of a socket on which the agent is told the worker's pid, 4 bytes big endian, and then given
-            the view of the package, beside one byte.
+        answer: descriptor of a socket on which the agent is told the init's pid, 4 bytes big endian, then given
+            the view of the package, beside one byte, and at the end told the worker's wait status, 4 bytes big endian.
 
     Raises:
         MemoryError: the package, which has to be copied here, has no room beside the workspace.
@@ -92,7 +93,8 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
         raise OSError("the agent is gone")
     os.umask(0o077)
     notes = _separate(kernel)
-    _hand_over(kernel, agent, answer)
+    _hand_over(answer)
+    init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
     os.setsid()
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
@@ -154,20 +156,16 @@ def _separate(kernel: Kernel) -> list[str]:
     return notes
 
 
-def _hand_over(kernel: Kernel, agent: int, answer: int) -> None:
+def _hand_over(answer: int) -> None:
     """Continue in a child whose parent is the agent, which is told its pid."""
     launcher = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid:
         os.write(answer, pid.to_bytes(4, "big"))
         os._exit(0)
-    # Only now: the signal would come at the launcher's own end, and getppid says nothing across namespaces.
+    # Only then is the agent the parent, and the signal of a parent's death the agent's.
     select.select([launcher], [], [])
-    kernel.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
-    if select.select([agent], [], [], 0)[0]:
-        raise OSError("the agent is gone")
     os.close(launcher)
-    os.close(agent)
 
 
 def _give_package(kernel: Kernel, spec: dict[str, object], answer: int, notes: list[str]) -> tuple[int | None, int]:

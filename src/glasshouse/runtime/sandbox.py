@@ -1,8 +1,8 @@
 """The worker's sandbox, seen from the agent: what it shall be, how it is started, what came of it.
 
 `start` spawns the launcher, which becomes the worker; its first frame on the link is the `sandbox` frame,
-which `Worker.confirm` reads. Laws: the worker is this process's child, has its own process group, and
-`end` leaves nothing of it: no process, no named workspace.
+which `Worker.confirm` reads. Laws: the worker's init (`init`) is this process's child, the worker is the init's and
+has its own process group; `end` leaves nothing of them: no process, no named workspace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
-from glasshouse.runtime import named_directory, read_only, shown
+from glasshouse.runtime import init, named_directory, read_only, shown
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
@@ -35,6 +35,7 @@ _LAUNCHER = "from glasshouse.runtime.launcher import main; main()"
 _ISOLATED = ("-I", "-B", "-X")
 _FIRST_SPARE_FD = 16
 _REAP_S = 0.002
+_PID_BYTES = 4
 _LAUNCH_S = 10.0
 _MAX_NOTES = 64
 _MAX_SPEC_BYTES = 60_000  # less than a pipe holds, so that writing it cannot block
@@ -140,8 +141,9 @@ class Worker:
     Attributes:
         link: the agent's end of the control socket; whoever takes it over closes it.
         stdout, stderr: read ends of the worker's pipes, blocking; whoever takes them over closes them.
-        pid: None until `confirm`.
-        pidfd: readable once the worker has ended; -1 until `confirm`.
+        pid: the worker's; None until `confirm`.
+        init_pid: the process above it, which ends after it; None until `confirm`.
+        pidfd: readable once both have ended; -1 until `confirm`.
         report: None until `confirm`.
         package: descriptor of the sealed package for the worker; -1 until `confirm`, and where it is handed none.
     """
@@ -152,6 +154,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.link, self.stdout, self.stderr = link, stdout, stderr
         self.pid: int | None = None
+        self.init_pid: int | None = None
         self.pidfd = -1
         self.report: SandboxReport | None = None
         self.exit_code: int | None = None
@@ -175,10 +178,10 @@ class Worker:
         if self.report is not None:
             raise FormatError(Code.SCHEMA, "a second sandbox frame")
         report = SandboxReport.from_json(message)
-        self._learn_pid()
-        if self.pid is None or self.poll() is not None:
+        self._learn_pids()
+        if self.init_pid is None or self.pid is None or self.poll() is not None:
             raise PlatformError(Code.PLATFORM, "the worker was gone before it began")
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd = os.pidfd_open(self.init_pid)
         if self._source is not None:
             self.package = self._take_package(self._source)
         observed, notes = dict(report.observed), list(report.notes)
@@ -205,27 +208,39 @@ class Worker:
         return self.report is not None and "no-pid-namespace" not in self.report.notes
 
     def poll(self) -> int | None:
-        """Return the worker's exit code (negative: its signal) once it has ended, else None."""
-        if self.exit_code is None and self.pid is not None:
+        """Return the worker's exit code (negative: its signal) once it and its init have ended, else None."""
+        if self.exit_code is None and self.init_pid is not None:
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                pid, status = os.waitpid(self.init_pid, os.WNOHANG)
             except ChildProcessError:
-                pid, status = self.pid, 0x7F00
+                pid, status = self.init_pid, 0x7F00
             if pid:
-                self.exit_code = os.waitstatus_to_exitcode(status)
+                self.exit_code = self._final_code(status)
         return self.exit_code
 
     def kill(self) -> None:
         """Send SIGKILL to the worker and to all that it started; nothing happens when it has ended."""
-        if self.pid is None or self.exit_code is not None:
+        if self.init_pid is None or self.exit_code is not None:
             return
-        if not self.own_process_namespace:
-            # The filter keeps the worker's children in its group, so the group is all of them.
-            with contextlib.suppress(
-                ProcessLookupError, PermissionError
-            ):  # it has not made its group yet, and so has no children
+        self._kill_group()
+        os.kill(self.init_pid, signal.SIGKILL)  # our child and not waited for: the number is still its own
+
+    def _kill_group(self) -> None:
+        """Where no namespace ends what the worker started: its filter keeps that in its group."""
+        if self.pid is not None and not self.own_process_namespace:
+            # It has not made its group yet, and so has no children.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        os.kill(self.pid, signal.SIGKILL)  # our child and not waited for: the number is still its own
+
+    def _final_code(self, init_status: int) -> int:
+        """Return how the worker ended, from the init's last word; an init without one was ended by another."""
+        with contextlib.suppress(OSError):
+            # Before it there may be a package that was never taken.
+            while said := self._answer.recv(init.STATUS_BYTES, socket.MSG_DONTWAIT):
+                if len(said) == init.STATUS_BYTES:
+                    return os.waitstatus_to_exitcode(int.from_bytes(said, "big"))
+        self._kill_group()
+        return os.waitstatus_to_exitcode(init_status) or -signal.SIGKILL
 
     def end(self, *, patience_s: float = 2.0) -> int:
         """Kill, wait, and remove what has a name; returns the exit code. May be called twice.
@@ -235,8 +250,8 @@ class Worker:
         written can still be read.
         """
         deadline = time.monotonic() + patience_s
-        self._learn_pid(patience_s)
-        if self.poll() is None and self.pid is not None:
+        self._learn_pids(patience_s)
+        if self.poll() is None and self.init_pid is not None:
             self.kill()
             while self.poll() is None and time.monotonic() < deadline:
                 time.sleep(_REAP_S)
@@ -251,7 +266,7 @@ class Worker:
             self.pidfd = -1
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
-    def _learn_pid(self, patience_s: float = _LAUNCH_S) -> None:
+    def _learn_pids(self, patience_s: float = _LAUNCH_S) -> None:
         """Wait for the launcher, which is gone within milliseconds, and read what it said; kill it if it is not."""
         if not self._launcher:
             return
@@ -261,11 +276,14 @@ class Worker:
                 os.kill(self._launcher, signal.SIGKILL)
                 deadline += patience_s
             time.sleep(_REAP_S)
+        self._launcher = 0
         try:
-            answer = self._answer.recv(4, socket.MSG_DONTWAIT)
+            answer = self._answer.recv(_PID_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             answer = b""  # it was ended before it knew
-        self._launcher, self.pid = 0, int.from_bytes(answer, "big") if answer else None
+        if answer:
+            self.init_pid = int.from_bytes(answer, "big")
+            self.pid = _first_child(self._kernel, self.init_pid)
 
     def _take_package(self, source: int) -> int:
         """Take the view of the package that the launcher made, and read back that it is one."""
@@ -281,6 +299,15 @@ class Worker:
         raise PlatformError(
             Code.PLATFORM, "the package cannot be handed to the worker so that no disk is reached by it"
         )
+
+
+def _first_child(kernel: Kernel, pid: int) -> int | None:
+    """Return the oldest child: of an init the worker, beside which there may be orphans of its."""
+    try:
+        children = kernel.read(f"/proc/{pid}/task/{pid}/children").split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
 
 
 def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:

@@ -38,7 +38,8 @@ _SOCKET_TYPE_MASK = 0xF  # beside it are SOCK_NONBLOCK and SOCK_CLOEXEC
 _SOCK_STREAM, _SOCK_DGRAM = 1, 2
 _IPPROTO_ANY, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWCGROUP, UTS, IPC, USER, PID, NET and NS
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
 _RLIMIT_CORE = 4
@@ -136,8 +137,7 @@ def worker(machine: str, *, private_root: bool, own_session: bool, loopback: boo
         filter_.families(_AF_UNIX, plain=(_AF_INET, _AF_INET6))
     else:
         filter_.families(_AF_UNIX)
-    # Once not dumpable, always not dumpable.
-    filter_.only_value("prctl", 1, 0, when=_PR_SET_DUMPABLE)
+    filter_.worker_prctl()
     filter_.personality()
     filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS))
     filter_.no_value("fcntl", 1, _FILE_NOTES)
@@ -200,6 +200,18 @@ class _Filter:
         if when is not None:
             body = [_low(0), (_JEQ, 1, 0, when), _allow(), *body]
         self._rule(name, body)
+
+    def worker_prctl(self) -> None:
+        """Once not dumpable, always not dumpable; and the end of the process above it ends the worker, always."""
+        not_dumpable = [_high(1), (_JEQ, 0, 3, 0), _low(1), (_JEQ, 0, 1, 0), _allow(), _answer(errno.EPERM)]
+        # `torch.multiprocessing.spawn` asks for SIGINT in each rank, and ends where that fails: it and SIGTERM are
+        # answered as done, and are not, as everything here ends with the init anyway.
+        asked = [(_JEQ, 3, 0, _SIGINT), (_JEQ, 2, 0, _SIGTERM)]
+        death = [_low(1), (_JEQ, 3, 0, _SIGKILL), *asked, _answer(errno.EPERM), _allow(), _answer(0)]
+        body = [_low(0)]
+        for option, block in ((_PR_SET_DUMPABLE, not_dumpable), (_PR_SET_PDEATHSIG, death)):
+            body += [(_JEQ, 0, len(block), option), *block]
+        self._rule("prctl", [*body, _allow()])
 
     def no_value(self, name: str, argument: int, values: tuple[int, ...]) -> None:
         checks = [(_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]

@@ -50,18 +50,19 @@ class Sentinel:
         self._watched: int | None = None
         self._ended = False
 
-    def watch(self, worker_pid: int, *, group: bool = False) -> bool:
+    def watch(self, worker_pid: int, *, init: int | None = None, group: bool = False) -> bool:
         """Let it watch a worker too.
 
         Args:
             worker_pid: as this process sees it.
+            init: the process above the worker, which ends after it; None when the worker is this process's own child.
             group: whether the worker's process group is killed with it (where no namespace does that).
 
         Returns:
-            whether the sentinel answered that it has read the state of every thread of both, and found no
+            whether the sentinel answered that it has read the state of every thread of all, and found no
             tracer.
         """
-        watching = self._ask(f"watch {worker_pid} {int(group)}") == "watching"
+        watching = self._ask(f"watch {worker_pid} {init or worker_pid} {int(group)}") == "watching"
         self._watched = worker_pid if watching else None
         return watching
 

@@ -112,7 +112,8 @@ def _harden(run: Run, parts: _Parts) -> None:
     worker = session.worker
     if run.options.ranks is not None:
         _demand_loopback(worker)
-    if worker.pid is None or not parts.sentinel.watch(worker.pid, group=not worker.own_process_namespace):
+    group = not worker.own_process_namespace
+    if worker.pid is None or not parts.sentinel.watch(worker.pid, init=worker.init_pid, group=group):
         raise RunError(Code.DEBUGGER, "the worker cannot be watched")
     checks.seal_agent()
     session.reach(Stage.READY, within_s=SANDBOX_PATIENCE_S)

@@ -15,7 +15,7 @@ import errno
 import os
 import sys
 
-from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, Kernel, KernelError
+from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Kernel, KernelError
 
 __all__ = ["egress", "environment", "files", "kernel_files", "libraries", "preloading", "system_calls"]
 
@@ -239,6 +239,7 @@ def _forbidden_in(kernel: Kernel) -> list[str]:
         os._exit(0)
     try:
         found = ["prctl"] if _succeeds(kernel, "prctl", PR_SET_DUMPABLE, 1, 0, 0, 0) else []
+        found += ["parent-death-signal"] if _succeeds(kernel, "prctl", PR_SET_PDEATHSIG, 0, 0, 0, 0) else []
         return found + [name for name, arguments in _forbidden(target) if _succeeds(kernel, name, *arguments)]
     finally:
         os.kill(target, _signal.SIGKILL)

@@ -60,7 +60,8 @@ class Watch:
     ) -> None:
         self._kernel, self._agent_pid, self._agent = kernel, agent_pid, agent
         self._commands, self._alarm, self._beat = commands, alarm, beat
-        self._worker_pid, self._worker, self._group = 0, -1, False
+        # The topmost process of the worker's, its pidfd, and the group that is killed with it: 0 for none.
+        self._worker_pid, self._worker, self._group = 0, -1, 0
         self._stopped_since: float | None = None
         self._told: set[Alarm] = set()
         self._tree = ProcessTree(agent_pid, left_out=os.getpid())
@@ -122,7 +123,7 @@ class Watch:
             return False
         answer = "unknown"
         if words[0] == "watch":
-            answer = self._adopt(int(words[1]), words[2] == "1")
+            answer = self._adopt(int(words[1]), int(words[2]), int(words[1]) if words[3] == "1" else 0)
         elif words[0] == "look":
             answer = "clean" if self._tick() else "traced"
         elif words[0] == "rest":
@@ -154,14 +155,14 @@ class Watch:
         if self._left_s is not None and time.monotonic() > self._due_s + LATE_S:
             self._missed = True
 
-    def _adopt(self, pid: int, group: bool) -> str:
+    def _adopt(self, pid: int, top: int, group: int) -> str:
         try:
-            self._worker = os.pidfd_open(pid)
+            self._worker = os.pidfd_open(top)
         except OSError:
             return "gone"
-        self._worker_pid, self._group = pid, group
+        self._worker_pid, self._group = top, group
         clean = self._tick()
-        return "unseen" if pid not in self._seen else "watching" if clean else "traced"
+        return "unseen" if not {pid, top} <= self._seen else "watching" if clean else "traced"
 
     def _tick(self) -> bool:
         """Look at everything once; returns whether nobody is traced."""
@@ -208,7 +209,7 @@ class Watch:
         if self._worker >= 0:
             if self._group:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
-                    os.killpg(self._worker_pid, signal.SIGKILL)
+                    os.killpg(self._group, signal.SIGKILL)
             _send(self._worker)
 
     def _tell(self, alarm: Alarm) -> None:

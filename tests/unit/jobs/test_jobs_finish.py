@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.finish import Conclusion, conclude, conclude_again
 from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.leftover import leftovers
+from glasshouse.jobs.leftover import leftovers, survivors
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.summary import missing_checks, summary
 from glasshouse.wire.states import Outcome, State
@@ -227,3 +229,30 @@ def test_only_folders_whose_process_is_gone_are_left_over(tmp_path: Path) -> Non
     (place / "glasshouse-ws-42-9-cc").write_text("no folder")
     found = leftovers((str(place), str(tmp_path / "absent")), processes=tmp_path / "proc")
     assert found == [place / "glasshouse-ws-40-9-aa"]
+
+
+def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glasshouse.jobs.leftover._PATIENCE_S", 0.0)
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    command = [sys.executable, "-I", "-X", f"pycache_prefix={folder.scratch}", "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command) as worker:
+        found = conclude(folder, owner_signing=world.owner.public, agent_exit=-9)
+        assert survivors(folder.scratch, patience_s=0) == [worker.pid]
+        worker.kill()
+    assert f"still run, and may hold keys and cleartext; end them with: kill -9 {worker.pid};" in found.problem
+    assert "went back to the kernel" not in found.problem
+    found = conclude(folder, owner_signing=world.owner.public, agent_exit=-9)
+    assert "none of its processes is left, and its memory went back to the kernel" in found.problem
+
+
+def test_a_system_that_lists_no_processes_is_not_taken_for_one_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert survivors(tmp_path, processes=tmp_path / "absent") is None
+    monkeypatch.setattr("glasshouse.jobs.finish.survivors", lambda _scratch: None)
+    world = OwnersWorld()
+    found = conclude(world.settle(tmp_path), owner_signing=world.owner.public, agent_exit=None)
+    assert "cannot be seen here" in found.problem

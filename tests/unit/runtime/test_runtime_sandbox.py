@@ -75,8 +75,8 @@ def test_on_a_machine_with_everything_all_trials_pass() -> None:
 def test_the_worker_sees_itself_its_workspace_and_little_else(tmp_path: Path) -> None:
     ran = run(LOOK, environment={"OMP_NUM_THREADS": "1"})
     seen = json.loads(ran.output)
-    assert seen["pid"] == 1
-    assert seen["processes"] == ["1"]
+    assert seen["pid"] == 2  # beneath its init
+    assert seen["processes"] == ["1", "2"]
     assert seen["cwd"] == seen["argument"] == "/run/glasshouse/work"
     assert set(seen["descriptors"]) <= {"0", "1", "2", "3", "4"}  # the last is the listing itself
     assert set(seen["environment"]) >= {"HOME", "LANG", "OMP_NUM_THREADS", "PATH", "TMPDIR"}
@@ -177,13 +177,19 @@ def test_the_workers_state_is_read_back_from_outside() -> None:
         return facts | {
             "held": int(status["CapEff"], 16) | int(status["CapPrm"], 16),
             "limits": REAL.read(f"/proc/{worker.pid}/limits").decode(),
+            "init": str(worker.init_pid),
             "agent": str(os.getpid()),
+            "above": REAL.status(worker.init_pid or 0),
         }
 
     facts = run("import time; time.sleep(0.2)", after=look).facts
     assert (facts["NoNewPrivs"], facts["Seccomp"], facts["held"]) == ("1", "2", 0)
-    assert facts["PPid"] == facts["agent"]
-    assert str(facts["NSpid"]).endswith("\t1")
+    assert facts["PPid"] == facts["init"]
+    assert str(facts["NSpid"]).endswith("\t2")
+    above = facts["above"]
+    assert isinstance(above, dict)
+    assert (above["PPid"], above["NoNewPrivs"], above["Seccomp"]) == (facts["agent"], "1", "2")
+    assert int(above["CapEff"], 16) | int(above["CapPrm"], 16) == 0
     core = next(line for line in str(facts["limits"]).splitlines() if "core" in line)
     assert core.split()[4:6] == ["1", "1"]
 

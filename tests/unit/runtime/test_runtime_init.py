@@ -1,0 +1,288 @@
+"""The worker cannot outlive its keepers: whichever of them is killed, and whatever its script tried before."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glasshouse.runtime import sandbox, sentinel
+from glasshouse.runtime.init import fork_worker
+from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
+from glasshouse.runtime.sandbox import Worker
+from tools.forked import in_child
+from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces
+from tools.sandboxed import children_of, is_gone, run, specification, start
+
+pytestmark = needs_filters
+
+PATIENCE_S = 8.0
+# What a script could try in order to stay: drop the signal, reap for itself, leave the session, ignore signals.
+STAYS = """
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(1, 65):
+    libc.prctl(1, number, 0, 0, 0)
+print(libc.prctl(1, 0, 0, 0, 0), ctypes.get_errno(), libc.prctl(36, 1, 0, 0, 0), flush=True)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    try:
+        os.setsid()
+    except PermissionError:
+        pass
+    if os.fork():
+        os._exit(0)  # the grandchild is an orphan
+print('up', flush=True)
+time.sleep(60)
+"""
+MACHINES = pytest.mark.parametrize("kernel", [None, WithoutNamespaces()], ids=["namespaces", "no namespaces"])
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and not all(map(is_gone, pids)):
+        time.sleep(0.01)
+    return all(map(is_gone, pids))
+
+
+def descendants(pid: int) -> list[int]:
+    return [found for child in children_of(pid) for found in (child, *descendants(child))]
+
+
+def read_until(descriptor: int, word: bytes) -> bytes:
+    text = b""
+    while word not in text and select.select([descriptor], [], [], PATIENCE_S)[0]:
+        piece = os.read(descriptor, 4096)
+        if not piece:
+            break
+        text += piece
+    return text
+
+
+class Keepers:
+    """An agent with a sentinel and a worker that wants to stay."""
+
+    def __init__(self, kernel: Kernel | None) -> None:
+        reader, writer = os.pipe()
+        self.agent = os.fork()
+        if self.agent == 0:
+            try:
+                watcher = sentinel.start()
+                worker = start(specification(STAYS), kernel)
+                said = read_until(worker.stdout, b"up")
+                group = not worker.own_process_namespace
+                watched = watcher.watch(worker.pid or 0, init=worker.init_pid, group=group)
+                facts = [watched, said.decode(), watcher.pid, worker.init_pid, worker.pid]
+                os.write(writer, json.dumps(facts).encode())
+                select.select([worker.pidfd], [], [])
+                worker.end()
+                time.sleep(60)
+            finally:
+                os._exit(1)
+        os.close(writer)
+        self.watched, self.said, self.sentinel, self.init, self.worker = json.loads(os.read(reader, 4096))
+        os.close(reader)
+        self.family = [self.sentinel, *descendants(self.init), self.init]
+
+    def kill(self, *pids: int) -> bool:
+        """Kill some; return whether the worker and all that it started is gone then."""
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        left = [pid for pid in self.family if pid != self.sentinel]
+        ended = gone(left if self.agent not in pids else self.family)
+        os.kill(self.agent, signal.SIGKILL)
+        os.waitpid(self.agent, 0)
+        return ended
+
+
+def killed(kernel: Kernel | None, choose: Callable[[Keepers], list[int]]) -> tuple[bool, int, bool]:
+    def act() -> tuple[bool, int, bool]:
+        REAL.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        keepers = Keepers(kernel)
+        members = len(keepers.family)
+        ended = keepers.kill(*choose(keepers))
+        for pid in keepers.family:
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        return keepers.watched, members, ended
+
+    return in_child(act, limit_s=40)
+
+
+@MACHINES
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda one: [one.agent],
+        lambda one: [one.init],
+        lambda one: [one.worker],
+        lambda one: [one.sentinel, one.agent],
+        lambda one: [one.agent, one.sentinel, one.worker],
+        lambda one: [one.sentinel, one.init],
+    ],
+    ids=["agent", "init", "worker", "sentinel and agent", "agent, sentinel and worker", "sentinel and init"],
+)
+def test_whichever_keeper_is_killed_nothing_of_the_worker_stays(
+    kernel: Kernel | None, choose: Callable[[Keepers], list[int]]
+) -> None:
+    # Sentinel, init, worker, and an orphan of the worker's in a session of its own.
+    watched, members, ended = killed(kernel, choose)
+    assert (watched, members >= 4, ended) == (True, True, True)
+
+
+@MACHINES
+def test_a_stopped_init_still_leaves_with_its_agent(kernel: Kernel | None) -> None:
+    def choose(one: Keepers) -> list[int]:
+        os.kill(one.init, signal.SIGSTOP)
+        return [one.sentinel, one.agent]
+
+    assert killed(kernel, choose)[2]
+
+
+@MACHINES
+def test_a_script_cannot_let_go_of_the_signal_that_ends_it(kernel: Kernel | None) -> None:
+    code = """
+import ctypes
+libc, word = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
+for wanted in (0, 1, 17, 18, 64, 65, 1 << 32, -1, 2, 15, 9):
+    answer = libc.prctl(1, ctypes.c_ulong(wanted), 0, 0, 0)
+    libc.prctl(2, ctypes.byref(word), 0, 0, 0)
+    print(wanted, answer, word.value)
+"""
+    ran = run(code, kernel=kernel)
+    answers = {int(line.split()[0]): tuple(map(int, line.split()[1:])) for line in ran.output.splitlines()}
+    # torch.multiprocessing.spawn and torchelastic fail on a refusal of SIGINT and SIGTERM, so that is answered as done.
+    assert answers.pop(2) == answers.pop(15) == answers.pop(9) == (0, 9)
+    assert set(answers.values()) == {(-1, 9)}
+    assert len(answers) == 8
+
+
+@MACHINES
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("raise SystemExit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+    ids=["exit", "killed", "signalled"],
+)
+def test_the_init_says_how_the_worker_ended(kernel: Kernel | None, end: str, code: int) -> None:
+    assert run(f"import os, signal, time\n{end}", kernel=kernel).exit_code == code
+
+
+@MACHINES
+def test_the_init_passes_signals_on_and_takes_none_for_its_agents_end(kernel: Kernel | None) -> None:
+    def signal_init(worker: Worker) -> dict[str, object]:
+        os.read(worker.stdout, 3)
+        for number in (signal.SIGCONT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(worker.init_pid or 0, number)
+            time.sleep(0.05)
+        return {}
+
+    code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('passed', flush=True))"
+    code += "; print('up', flush=True)\nwhile True: time.sleep(60)"
+    ran = run(code, kernel=kernel, after=signal_init)
+    assert (ran.output, ran.exit_code) == ("passed\n", -signal.SIGTERM)
+
+
+def test_an_init_that_was_killed_never_makes_a_worker_that_completed() -> None:
+    def act() -> int:
+        worker = start(specification("import time; time.sleep(60)"))
+        os.kill(worker.init_pid or 0, signal.SIGKILL)
+        select.select([worker.pidfd], [], [], PATIENCE_S)
+        return worker.end()
+
+    assert in_child(act) == -signal.SIGKILL
+
+
+def test_orphans_are_reaped() -> None:
+    code = """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        if os.fork():
+            os._exit(0)
+        os._exit(0)
+    os.wait()
+print('up', flush=True)
+time.sleep(60)
+"""
+
+    def act() -> int:
+        worker = start(specification(code))
+        read_until(worker.stdout, b"up")
+        deadline = time.monotonic() + PATIENCE_S
+        while len(children_of(worker.init_pid or 0)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        left = len(children_of(worker.init_pid or 0))
+        worker.end()
+        return left
+
+    assert in_child(act) == 1
+
+
+def test_an_init_whose_agent_is_gone_or_is_another_makes_no_worker() -> None:
+    def act() -> list[str]:
+        said = []
+        for ended in (True, False):
+            reader, writer = os.pipe()
+            agent = os.fork()
+            if agent == 0:
+                os.close(writer)
+                os.read(reader, 1)
+                os._exit(0)
+            pidfd = os.pidfd_open(agent)
+            if ended:
+                os.close(writer)
+                os.waitpid(agent, 0)
+            try:
+                fork_worker(REAL, agent, pidfd, writer, own_namespace=False)
+            except OSError as error:
+                said.append(str(error))
+        return said
+
+    assert in_child(act) == ["the agent is gone"] * 2
+
+
+def _marked(marker: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (path / "cmdline").read_bytes().decode("utf-8", "replace") and not is_gone(int(path.name)):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+@needs_namespaces
+def test_an_agent_that_is_killed_at_any_moment_of_the_start_leaves_nothing() -> None:
+    def act() -> list[int]:
+        REAL.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        marker = f"marker-{os.urandom(8).hex()}"
+        left: list[int] = []
+        for moment in range(24):
+            agent = os.fork()
+            if agent == 0:
+                spec = specification("import time; time.sleep(60)", pycache_prefix=f"/nonexistent/{marker}")
+                worker: Worker = sandbox.start(spec)
+                time.sleep(60 if worker else 0)
+                os._exit(0)
+            time.sleep(moment * 0.02)
+            os.kill(agent, signal.SIGKILL)
+            os.waitpid(agent, 0)
+            deadline = time.monotonic() + PATIENCE_S
+            while _marked(marker) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            left += _marked(marker)
+        return left
+
+    assert in_child(act, limit_s=120) == []
