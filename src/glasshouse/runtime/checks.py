@@ -168,6 +168,8 @@ def observe_worker(
 def details(worker: Worker, kernel: Kernel = REAL) -> dict[str, str | int]:
     """Return small facts about the machine for `HardeningReport.details`."""
     found: dict[str, str | int] = {"kernel": os.uname().release[:64], "landlock-abi": kernel.landlock_abi()}
+    if core_dumps.crashes_are_logged(kernel):
+        found["crashes-logged"] = 1
     notes = worker.report.notes if worker.report is not None else ()
     for note in notes[: _MAX_DETAILS - len(found)]:
         if not note.startswith("landlock-abi"):

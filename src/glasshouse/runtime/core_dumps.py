@@ -1,4 +1,4 @@
-"""No core dump of any process of a run: neither into a file nor into a program of the machine's.
+"""What a crash leaves on the machine: no core dump of any process of a run, as a file or with a program that takes it.
 
 A limit of 0 keeps the kernel from writing a file, and a program that dumps are piped to (systemd-coredump, apport) gets
 the whole memory all the same and keeps it on the disk. A limit of 1 stops both (core(5), fs/coredump.c). What a
@@ -11,9 +11,17 @@ import resource
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["closed", "limit"]
+__all__ = ["closed", "crashes_are_logged", "limit"]
 
 _PATTERN = "/proc/sys/kernel/core_pattern"
+
+
+def crashes_are_logged(kernel: Kernel) -> bool:
+    """Return whether the kernel's log gets a line for a crash: with a name and addresses that a script may choose."""
+    try:
+        return kernel.read("/proc/sys/debug/exception-trace").strip() != b"0"
+    except OSError:
+        return True
 
 
 def limit() -> None:

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
+from glasshouse.runtime import core_dumps, landlock, loopback, seccomp
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import landlock, loopback, seccomp
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
 from glasshouse.wire.canonical import Json
@@ -92,6 +92,7 @@ def examine(kernel: Kernel = REAL, *, devices: Path = Path("/dev")) -> list[Find
         _locked_memory(kernel),
         _swap(kernel),
         _tracing(kernel),
+        _crashes(kernel),
     ]
     return [*offered, _profile(offered), *_hardware(devices), *_assurance()]
 
@@ -239,6 +240,13 @@ def _tracing(kernel: Kernel) -> Finding:
         "3": "nobody may attach",
     }.get(scope, "unknown to this version")
     return _finding("ptrace-scope", Standing.NOTE, scope or "not offered", consequence)
+
+
+def _crashes(kernel: Kernel) -> Finding:
+    if core_dumps.crashes_are_logged(kernel):
+        consequence = "a script can leave two lines a second in the kernel's log; debug.exception-trace = 0 ends it"
+        return _finding("crash-log", Standing.NOTE, "on", consequence)
+    return _finding("crash-log", Standing.NOTE, "off", "a script that crashes leaves nothing in the kernel's log")
 
 
 def _profile(offered: list[Finding]) -> Finding:

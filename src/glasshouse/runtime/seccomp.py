@@ -1,7 +1,8 @@
 """System call filters, assembled as data: classic BPF, 8 bytes an instruction (linux/filter.h).
 
 Laws, for every filter here:
-- a call of a foreign ABI (another architecture's, x32) kills the process;
+- a call of a foreign ABI (another architecture's, x32) answers ENOSYS: a process that a filter kills is named in the
+  machine's audit log, by a name that a script may choose;
 - a call newer than `syscalls.HIGHEST_KNOWN` answers ENOSYS;
 - every decision looks at numbers and register arguments only, never at memory that may change.
 A filter refuses what it lists and allows the rest: torch and a user's script need too many calls for an
@@ -26,7 +27,6 @@ FLAG_SPEC_ALLOW = 4
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
-_RET_KILL_PROCESS = 0x80000000
 _RET_ERRNO = 0x00050000
 _RET_ALLOW = 0x7FFF0000
 
@@ -162,11 +162,11 @@ class _Filter:
         self._code: list[tuple[int, int, int, int]] = [
             (_LOAD, 0, 0, _ARCH),
             (_JEQ, 1, 0, _AUDIT_ARCH[machine]),
-            (_RET, 0, 0, _RET_KILL_PROCESS),
+            _answer(errno.ENOSYS),
             (_LOAD, 0, 0, _NUMBER),
         ]
         if machine == "x86_64":
-            self._code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_KILL_PROCESS)]
+            self._code += [(_JGE, 0, 1, _X32_BIT), _answer(errno.ENOSYS)]
         self._code += [(_JGT, 0, 1, syscalls.HIGHEST_KNOWN), _answer(errno.ENOSYS)]
 
     def refuse(self, names: tuple[str, ...], answer: int) -> None:
