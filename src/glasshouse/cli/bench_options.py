@@ -25,11 +25,11 @@ _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,4})?)\s*%?")
 
 def check_installed() -> None:
     """Raise `UsageError`, `requirement-missing`, where the libraries of a measurement are not installed."""
+    from glasshouse.jobs.installation import install_command
+
     for name, extra in _NEEDED.items():
         if importlib.util.find_spec(name) is None:
-            raise UsageError(
-                Code.REQUIREMENT_MISSING, f"the measurement needs {name}", hint=f"pip install 'glasshouse[{extra}]'"
-            )
+            raise UsageError(Code.REQUIREMENT_MISSING, f"the measurement needs {name}", hint=install_command(extra))
 
 
 def maker(workload: str, job: Path | None, model: str | None, device: str | None) -> Callable[[Path], Subject]:

@@ -130,6 +130,7 @@ def _say(output: Output, trust: Trust, verdict: AnyVerdict | GroupVerdict | Meas
 
 def _measured(folder: Path, trust: Trust, output: Output) -> int:
     from glasshouse.jobs.files import is_there
+    from glasshouse.jobs.installation import install_command
 
     try:
         from glasshouse.bench.overhead.verify import verify_measurement
@@ -137,7 +138,7 @@ def _measured(folder: Path, trust: Trust, output: Output) -> int:
         raise UsageError(
             Code.REQUIREMENT_MISSING,
             f"computing a measurement again needs {error.name}",
-            hint="python -m pip install 'glasshouse[bench]'",
+            hint=install_command("bench"),
         ) from None
     try:
         verdict = verify_measurement(folder, owner=trust.owner)

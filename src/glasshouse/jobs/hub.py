@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.installation import install_command
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 
@@ -57,7 +58,7 @@ def _download(name: str, revision: str | None) -> Path:
         raise UsageError(
             Code.REQUIREMENT_MISSING,
             f"the model {name!r} comes from the hub, and its client is not installed",
-            hint="pip install 'glasshouse[train]', or pack a local folder with model = \"inputs:FOLDER\"",
+            hint=f'{install_command("train")}, or pack a local folder with model = "inputs:FOLDER"',
         ) from None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_PATTERNS)))

@@ -17,6 +17,7 @@ from glasshouse.cli.bench_overhead_view import View, print_result
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code
 from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.installation import install_command
 from simulators.measurement import write
 from simulators.simulate import World, make_design, run_session
 
@@ -92,7 +93,7 @@ def test_a_measurement_says_what_it_needs_where_it_is_not_installed(
     assert run(["bench", "overhead", "--workload", "mlp", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == Code.REQUIREMENT_MISSING
-    assert "glasshouse[bench]" in error["hint"]
+    assert error["hint"] == install_command("bench")
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -1,0 +1,60 @@
+"""How to add what is missing to the installation at hand; the public index has somebody else's `glasshouse`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import glasshouse
+
+__all__ = ["DISTRIBUTION", "install_command"]
+
+DISTRIBUTION = "glasshouse-train"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the libraries of an extra, such as `train`, beside this Glasshouse.
+
+    Args:
+        extra: one of those that pyproject.toml names.
+    """
+    pip = f"{_python()} -m pip install"
+    checkout, editable = _checkout()
+    if checkout is None:
+        return f"{pip} {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
+    where = "." if checkout == Path.cwd() else str(checkout)
+    return f"{pip} {'-e ' if editable else ''}{shlex.quote(f'{where}[{extra}]')}"
+
+
+def _python() -> str:
+    """Return the interpreter at hand, by the name that a shell finds it under where there is one."""
+    for name in ("python", "python3"):
+        if shutil.which(name) == sys.executable:
+            return name
+    return shlex.quote(sys.executable)
+
+
+def _checkout() -> tuple[Path | None, bool]:
+    """Return the sources that this was installed from, where they are still here, and whether it runs from them."""
+    beside = Path(glasshouse.__file__).resolve().parents[2]
+    if _is_ours(beside):
+        return beside, True  # an editable installation, or none at all
+    try:
+        origin = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        url = urlsplit(str(json.loads(origin)["url"])) if origin else None
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None, False
+    folder = None if url is None or url.scheme != "file" else Path(unquote(url.path))
+    return (folder, False) if folder is not None and _is_ours(folder) else (None, False)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return f'name = "{DISTRIBUTION}"' in (folder / "pyproject.toml").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
