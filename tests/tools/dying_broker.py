@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from glasshouse.broker import service
@@ -37,9 +38,9 @@ def arm(path: str, when: str) -> None:
             def decide() -> Answer:
                 global _armed
                 _armed = True
-                return decision()
+                return decision.decide()
 
-            return decide
+            return replace(decision, decide=decide)
 
         add_message_route(app, route, read if route == path else reader, **rest)
 

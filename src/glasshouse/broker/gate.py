@@ -142,7 +142,9 @@ class Gate:
 
         # A recording that is played again takes no lock.
         again = self._database.read(lambda connection: known(connection, self._not_before(token)))
-        return partial(self._database.write, decide) if again is None else lambda: Answer(body=again)
+        if again is not None:
+            return Decision(decide=lambda: Answer(body=again), fresh=False)
+        return Decision(decide=partial(self._database.write, decide))
 
     def _not_before(self, token: TokenClaims) -> int:
         """Return the time, or the token's where the clock was set back since: the dates of a run never go back."""
@@ -206,7 +208,7 @@ class Gate:
             connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
             return answer
 
-        return partial(self._database.write, decide)
+        return Decision(decide=partial(self._database.write, decide))
 
     def _sweep(self, connection: Connection, now_us: int) -> None:
         """Forget what is over; not with every request, for it is never looked at and only takes room."""

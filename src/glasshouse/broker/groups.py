@@ -207,7 +207,9 @@ class Groups:
 
         # Without the write lock as long as there is nothing to decide: most who ask only wait.
         asked = self._database.read(look)
-        return lambda: _answered(self._database.write(settle) if asked.undecided else asked)
+        if not asked.undecided:
+            return Decision(decide=lambda: _answered(asked), fresh=False)
+        return Decision(decide=lambda: _answered(self._database.write(settle)))
 
     def _asked(self, connection: Connection, row: RowMapping) -> _Asked:
         launch, now_us = store.as_launch(row), self._clock_us()

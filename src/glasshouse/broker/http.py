@@ -61,6 +61,19 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What an authentic message leaves to be decided.
+
+    Attributes:
+        decide: answers it, on the deciding thread.
+        fresh: false for a message that was answered before: anyone on the way can play its recording again.
+    """
+
+    decide: Callable[[], Answer]
+    fresh: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """How much a listener takes from one client.
 
@@ -74,8 +87,7 @@ class Limits:
 
 
 Handler: TypeAlias = Callable[[bytes, Mapping[str, str]], Answer]
-Decision: TypeAlias = Callable[[], Answer]
-Reader: TypeAlias = Callable[[bytes], Decision]
+Reader: TypeAlias = "Callable[[bytes], Decision]"
 Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[Answer]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -115,8 +127,9 @@ def add_message_route(
     async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> Answer:
         address = address_of(request.client.host if request.client else None)
         with intake.request(address):
-            decision = await intake.read(partial(reader, body), address=address, size=len(body))
-            return await asyncio.get_running_loop().run_in_executor(executor, decision)
+            reading = partial(reader, body)
+            decision = await intake.read(reading, address=address, size=len(body), fresh=lambda found: found.fresh)
+            return await asyncio.get_running_loop().run_in_executor(executor, decision.decide)
 
     app.add_api_route(path, _endpoint(work, limits), methods=["POST"], response_model=None)
 

@@ -1,8 +1,9 @@
 """Reads what strangers send, on one thread that decides nothing, and bounds what each address may cost.
 
-Laws: only a message that was found authentic is handed on to be decided. Reading that came to nothing is charged to the
-address that it came from; an address beyond its share waits behind all others, and few of its messages wait. Nobody
-is locked out by address alone: an honest runtime behind the same address is read too, small messages first.
+Laws: only a message that was found authentic is handed on to be decided. Reading that came to nothing, or to a
+recording played again, is charged to the address that it came from; an address beyond its share waits behind all
+others, and few of its messages wait. Nobody is locked out by address alone: an honest runtime behind the same
+address is read too, small messages first.
 """
 
 from __future__ import annotations
@@ -127,13 +128,16 @@ class Intake:
         finally:
             self._requests -= 1
 
-    async def read(self, read: Callable[[], Result], *, address: str, size: int) -> Result:
+    async def read(
+        self, read: Callable[[], Result], *, address: str, size: int, fresh: Callable[[Result], bool] = lambda _: True
+    ) -> Result:
         """Read a message when its turn comes.
 
         Args:
             read: returns what was read; it raises where that came to nothing.
             address: whom it came from, see `address_of`.
             size: of the message, in bytes: small ones go first.
+            fresh: whether what was read is more than a recording played again, which anyone on the way can do.
 
         Raises:
             PeerError: `broker-unreachable` when too many wait that came from addresses beyond their share.
@@ -143,7 +147,7 @@ class Intake:
         if late and self._late >= MOST_LATE:
             raise busy()
         future: Future[Result] = Future()
-        work = partial(self._read, future, read, address)
+        work = partial(self._read, future, read, address, fresh)
         self._waiting.put((rank, size // _SIZE_STEP_BYTES, next(self._numbers), work))
         self._late += late
         try:
@@ -151,7 +155,9 @@ class Intake:
         finally:
             self._late -= late
 
-    def _read(self, future: Future[Result], read: Callable[[], Result], address: str) -> None:
+    def _read(
+        self, future: Future[Result], read: Callable[[], Result], address: str, fresh: Callable[[Result], bool]
+    ) -> None:
         if not future.set_running_or_notify_cancel():
             return
         began_s = time.thread_time()
@@ -161,7 +167,10 @@ class Intake:
             self._shares.charge(address, time.thread_time() - began_s)
             future.set_exception(error)
         else:
-            self._shares.credit(address)
+            if fresh(result):
+                self._shares.credit(address)
+            else:
+                self._shares.charge(address, time.thread_time() - began_s)
             future.set_result(result)
 
     def close(self) -> None:

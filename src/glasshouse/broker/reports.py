@@ -86,7 +86,7 @@ class Reports:
             return Answer(body=signed.encode())
 
         # One that is not larger is repeated or refused: a recording that is played again takes no lock.
-        return partial(self._database.write if larger else self._database.read, decide)
+        return Decision(decide=partial(self._database.write if larger else self._database.read, decide), fresh=larger)
 
     def receipt(self, body: bytes) -> Decision:
         """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
@@ -121,7 +121,7 @@ class Reports:
                 self._keep_receipt(connection, found, signed, submission.receipt, now_us)
             return Answer(body=ReceiptAnswer(countersignature=signed.encode(), delegation=envelope).encode())
 
-        return partial(self._database.write, decide)
+        return Decision(decide=partial(self._database.write, decide))
 
     def _check_signed(self, head: bytes, run_id: str, signer: str) -> bool:
         """Refuse, without taking the write lock, a head that no attested runtime signed.

@@ -132,6 +132,12 @@ def test_what_comes_to_nothing_is_charged_and_what_is_authentic_is_remembered(de
     async def once(read: Callable[[], object], address: str) -> object:
         return await desk.read(read, address=address, size=1)
 
+    async def again() -> object:
+        return await desk.read(lambda: 7, address=NEW, size=1, fresh=lambda _: False)
+
+    assert asyncio.run(again()) == 7
+    assert shares._owed(NEW) > 0
+    assert shares.rank(NEW) == 1, "who plays a recording is not known by it"
     with pytest.raises(FormatError):
         asyncio.run(once(refuse, STRANGER))
     assert asyncio.run(once(lambda: 7, HONEST)) == 7
