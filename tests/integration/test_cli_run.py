@@ -278,6 +278,6 @@ def test_tamper_and_doctor_speak_json(shell: Shell) -> None:
 def test_a_new_job_file_runs_as_it_is(shell: Shell, kind: str) -> None:
     (shell.folder / "new").mkdir(exist_ok=True)
     assert shell.ask("new", kind, "-o", f"new/{kind}.toml").code == ExitCode.DONE
-    ran = shell.ask("run", f"new/{kind}.toml", "--json").object
+    ran = shell.ask("run", f"new/{kind}.toml", "--json", timeout_s=300).object
     assert (ran["outcome"], ran["uncollected"]) == ("completed", None)
     assert ran["outputs"]

@@ -97,7 +97,7 @@ def _protected(
     with _removed_if_unused(folder), runner.settled(folder, broker):
         try:
             with runner.stoppable():
-                prepared, left_out = _prepare(what, job, view, place, identity, folder, broker, ranks)
+                prepared, left_out = _prepare(what, job, output, view, place, identity, folder, broker, ranks)
         except KeyboardInterrupt:
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody"
@@ -137,6 +137,7 @@ def _job(what: Path) -> Job | None:
 def _prepare(
     what: Path,
     job: Job | None,
+    output: Output,
     view: View | None,
     place: Home,
     identity: Identity,
@@ -153,6 +154,8 @@ def _prepare(
     if job is not None:
         sealed = seal(job, out=folder.package, home=place, identity=identity)
         package, left_out, seconds = folder.package, sealed.left_out, time.monotonic() - started
+        for note in sealed.notes:
+            output.warn(note)
         if view is not None:
             files = "1 file" if sealed.files == 1 else f"{sealed.files} files"
             view.done("packed", f"{job.name}: {files}, {bytes_text(sealed.package_bytes)} sealed", seconds)

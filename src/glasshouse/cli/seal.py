@@ -43,6 +43,8 @@ def command(
     sealed = seal(job, out=out, home=place, identity=identity, replace=force, progress=progress_of(output))
     seconds = time.monotonic() - started
     manifest = sealed.manifest
+    for note in sealed.notes:
+        output.warn(note)
     output.result(
         {
             "path": str(out),
@@ -53,6 +55,7 @@ def command(
             "policy": manifest.floor.to_json(),
             "files": sealed.files,
             "left_out": list(sealed.left_out),
+            "notes": list(sealed.notes),
             "plain_bytes": sealed.plain_bytes,
             "package_bytes": sealed.package_bytes,
             "seconds": round(seconds, 4),

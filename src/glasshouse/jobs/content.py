@@ -15,6 +15,7 @@ from glasshouse.wire.canonical import Json
 from glasshouse.workloads.params import LoraParams, MlpParams, ScriptParams
 from glasshouse.workloads.params import parse as parse_params
 from glasshouse.workloads.pickles import parsed_source, pickle_hints
+from glasshouse.workloads.preflight import examine
 
 __all__ = ["Content", "content_of", "script_warnings"]
 
@@ -31,11 +32,13 @@ class Content:
         sources: in the order of their names.
         params: the workload's, as they travel in the sealed index.
         left_out: what of the inputs' folders is not packed, for people.
+        notes: what of the files could not be checked here, or will be passed over, for people.
     """
 
     sources: Sequence[Source]
     params: Mapping[str, Json]
     left_out: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def content_of(job: Job) -> Content:
@@ -43,7 +46,7 @@ def content_of(job: Job) -> Content:
 
     Raises:
         UsageError: as `inputs.gather` and `hub.pack_model`; `job-invalid` for a parameter that names an input which
-            the package will not have: found here, not on a rented machine.
+            the package will not have, and as `preflight.examine`: found here, not on a rented machine.
     """
     gathered = _inputs(job)
     sources, params = gathered.sources, dict(job.params)
@@ -54,7 +57,8 @@ def content_of(job: Job) -> Content:
             raise UsageError(Code.JOB_INVALID, f"the input {min(taken)!r} has the name of a file of the model")
         sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
     _check_named(job.workload, params, [source.path for source in sources])
-    return Content(sources=sources, params=params, left_out=gathered.left_out)
+    notes = examine(parse_params(job.workload, params), {source.path: source for source in sources})
+    return Content(sources=sources, params=params, left_out=gathered.left_out, notes=notes)
 
 
 def _inputs(job: Job) -> Gathered:

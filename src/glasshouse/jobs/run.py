@@ -21,6 +21,7 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.jobs.embedded import Embedded, Serving
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.installation import install_command
 from glasshouse.jobs.jobfile import Deployment, check_reachable
 from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.packages import PackageRecord
@@ -32,8 +33,11 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
 from glasshouse.wire.policy import GROUP_EGRESS, Floor
 from glasshouse.wire.signing import SigningKey
+from glasshouse.workloads.params import ScriptParams
+from glasshouse.workloads.params import parse as parse_params
+from glasshouse.workloads.requirements import lacking, missing_frameworks
 
-__all__ = ["Prepared", "Ranks", "prepare", "public_part"]
+__all__ = ["Prepared", "Ranks", "check_machine", "prepare", "public_part"]
 
 TOKEN_LIFETIME_S = 900
 # Clocks differ; a delegation that begins now would begin too late for a runtime whose clock is behind.
@@ -134,7 +138,8 @@ def prepare(
         say: called with each step for people.
 
     Raises:
-        UsageError: `policy-impossible`, `file-missing`, `identity`, or `job-invalid` for ranks of another workload.
+        UsageError: `policy-impossible`, `file-missing`, `identity`, `requirement-missing`, or `job-invalid` for ranks
+            of another workload.
         PackageError, FormatError: a package that is not this owner's, or not whole.
         PeerError: the broker cannot be reached.
     """
@@ -149,6 +154,7 @@ def prepare(
     package_key = KeyStore(home.keys).get(
         manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing
     )
+    check_machine(kept, package_key, identity)
     record = folder.save(_record(folder, manifest, known, kept))
     say("broker")
     serving = broker.ensure()
@@ -261,3 +267,27 @@ def _mint(
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+def check_machine(package: Path, key: bytes, identity: Identity) -> None:
+    """Refuse a machine, which today is this one, that lacks what the job imports: before its key is released.
+
+    Raises:
+        UsageError: `requirement-missing`.
+    """
+    with package.open("rb") as stream:
+        opened = Package.open(stream, owner_signing=identity.signing.public)
+        job, workload = opened.unlock(key).job, opened.manifest.workload
+    if missing := missing_frameworks(workload):
+        raise UsageError(
+            Code.REQUIREMENT_MISSING,
+            f"this machine lacks what {workload} trains with: {', '.join(missing)}",
+            hint=install_command("train"),
+        )
+    params = parse_params(workload, job)
+    if isinstance(params, ScriptParams) and (missing := lacking(params.requirements)):
+        raise UsageError(
+            Code.REQUIREMENT_MISSING,
+            "this machine lacks what the script requires: " + "; ".join(missing),
+            hint="install it here, or take it out of requirements in [params] and seal the job again",
+        )

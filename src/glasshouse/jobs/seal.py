@@ -38,6 +38,7 @@ class Sealed:
         manifest: its public manifest.
         files, plain_bytes: how much went in.
         left_out: what of the inputs' folders did not.
+        notes: what of them could not be checked here, or a run will pass over.
         package_bytes: how long the package is.
     """
 
@@ -47,6 +48,7 @@ class Sealed:
     plain_bytes: int
     package_bytes: int
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def seal(
@@ -120,6 +122,7 @@ def seal(
         plain_bytes=sum(source.bytes for source in packed.sources),
         package_bytes=out.stat().st_size,
         left_out=tuple(packed.left_out),
+        notes=tuple(packed.notes),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["QWEN2"]
+__all__ = ["LINEAR", "QWEN2"]
 
 _SHARED: dict[str, Any] = {
     "hidden_act": "silu",
@@ -56,3 +56,6 @@ QWEN2: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+
+LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")
+"""Names of their linear layers."""

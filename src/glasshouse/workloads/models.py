@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,14 +13,13 @@ from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads import environment, weights
 from glasshouse.workloads.architectures import QWEN2
+from glasshouse.workloads.packed import SIDE_FILES, weight_files
 from glasshouse.workloads.params import LoraParams
 from glasshouse.workloads.tokens import ByteTokenizer, HubTokenizer, Tokenizer
 
 __all__ = ["base_model", "random_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
-_SIDE_FILES = (".json", ".txt", ".model", ".jinja")
 
 
 def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[Any, Tokenizer]:
@@ -58,8 +55,8 @@ def _packed_model(
     """Load a model from the package: weights go straight into the tensors that it will use, on its device."""
     prefix = folder + "/"
     names = [name for name in task.inputs if name.startswith(prefix)]
-    names_of_weights = _weight_files(task, prefix, names)
-    side_files = [name for name in names if name.endswith(_SIDE_FILES)]
+    names_of_weights = weight_files(task.open, prefix, names)
+    side_files = [name for name in names if name.endswith(SIDE_FILES)]
     task.lay_out(side_files, task.workspace / "model")
     directory = task.workspace / "model" / folder
     if prefix + "config.json" not in names:
@@ -81,24 +78,6 @@ def _packed_model(
     where = {"": device}
     model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, device_map=where, **options)
     return model, tokenizer
-
-
-def _weight_files(task: Task, prefix: str, names: list[str]) -> list[str]:
-    index = prefix + "model.safetensors.index.json"
-    if index in names:
-        with task.open(index) as stream:
-            shards = sorted(set(json.load(stream).get("weight_map", {}).values()))
-        wanted = [prefix + str(shard) for shard in shards]
-    else:
-        wanted = [name for name in names if _WEIGHTS.fullmatch(PurePosixPath(name).name)]
-    missing = [name for name in wanted if name not in names]
-    if missing or not wanted:
-        raise UsageError(
-            Code.FILE_MISSING,
-            f"the package holds no weights named {missing[0] if missing else prefix + 'model.safetensors'!r}",
-            hint="add the model's folder to [inputs]; weights as torch pickles are not loaded",
-        )
-    return wanted
 
 
 def _hub_model(params: LoraParams, dtype: torch.dtype, options: dict[str, str]) -> tuple[Any, Any]:

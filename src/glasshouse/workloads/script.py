@@ -22,6 +22,7 @@ from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 from glasshouse.workloads import environment, interpreter
 from glasshouse.workloads.params import ScriptParams
+from glasshouse.workloads.requirements import lacking
 
 __all__ = ["Conclude", "Script", "check_requirements", "prepare", "train"]
 
@@ -172,30 +173,13 @@ def check_requirements(requirements: tuple[str, ...]) -> None:
     Raises:
         RunError: `requirement-missing`, naming each.
     """
-    lacking = [text for requirement in requirements if (text := _lacking(requirement.strip()))]
-    if lacking:
+    missing = lacking(requirements)
+    if missing:
         raise RunError(
             Code.REQUIREMENT_MISSING,
-            "this machine lacks what the script requires: " + "; ".join(lacking),
+            "this machine lacks what the script requires: " + "; ".join(missing),
             hint="choose an image that has it, or take it out of requirements in [params]",
         )
-
-
-def _lacking(requirement: str) -> str | None:
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:
-        return f"{requirement} (cannot be checked without the distribution 'packaging')"
-    import importlib.metadata  # 65 ms of e-mail and calendar, for those who list requirements
-
-    wanted = Requirement(requirement)
-    try:
-        version = importlib.metadata.version(wanted.name)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{requirement} is not installed"
-    if not wanted.specifier.contains(version, prereleases=True):
-        return f"{requirement} is wanted and {version} is installed"
-    return None
 
 
 def _determinism(params: ScriptParams) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "encode_records"]
+__all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "check_records", "encode_records"]
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_KEYS_CHARS = 200
@@ -112,15 +112,57 @@ def encode_records(lines: Iterable[bytes], tokenizer: Tokenizer, *, max_length: 
         found.ids.extend(ids)
         found.ends.append(len(found.ids))
     if found.skipped and not found:
-        raise UsageError(
-            Code.JOB_INVALID,
-            f"{name} has no usable record: all are too long ({found.skipped} of them); max_length is {max_length} "
-            f"tokens, and the shortest has {shortest} before its answer begins",
-            hint=f"raise max_length in [params] beyond {shortest}, with room for the answer",
-        )
+        raise _all_too_long(name, found.skipped, max_length, shortest)
     if not found:
-        raise UsageError(Code.JOB_INVALID, f"{name} has no usable record: it is empty", hint=_FORM)
+        raise _empty(name)
     return found
+
+
+def check_records(
+    lines: Iterable[bytes], encode: Callable[[str], list[int]] | None, *, max_length: int, name: str
+) -> int:
+    """Check every record's form, and that one at least is short enough to train on.
+
+    Args:
+        lines: as for `encode_records`.
+        encode: turns text into tokens as the run will; None leaves lengths unchecked.
+        max_length, name: as for `encode_records`.
+
+    Returns:
+        How many records will be passed over, because no token of their answer would be left.
+
+    Raises:
+        UsageError: as `encode_records`.
+    """
+    records = skipped = shortest = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        prompt, _ = _texts(line, f"{name} line {number}")
+        records += 1
+        if encode is not None:
+            length = len(encode(prompt))
+            if length >= max_length:
+                skipped += 1
+                shortest = min(length, shortest or length)
+    if not records:
+        raise _empty(name)
+    if skipped == records:
+        raise _all_too_long(name, skipped, max_length, shortest)
+    return skipped
+
+
+def _empty(name: str) -> UsageError:
+    return UsageError(Code.JOB_INVALID, f"{name} has no usable record: it is empty", hint=_FORM)
+
+
+def _all_too_long(name: str, skipped: int, max_length: int, shortest: int) -> UsageError:
+    return UsageError(
+        Code.JOB_INVALID,
+        f"{name} has no usable record: all are too long ({skipped} of them); max_length is {max_length} "
+        f"tokens, and the shortest has {shortest} before its answer begins",
+        hint=f"raise max_length in [params] beyond {shortest}, with room for the answer",
+    )
 
 
 def _texts(line: bytes, where: str) -> tuple[str, str]:

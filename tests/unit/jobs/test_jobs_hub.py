@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs import content as content_module
 from glasshouse.jobs.content import content_of
 from glasshouse.jobs.jobfile import Job, parse
 
@@ -53,7 +54,10 @@ class Hub(types.ModuleType):
 def test_a_hub_model_becomes_inputs_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(tmp_path / "cache", names=("config.json", "model.safetensors"))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    examined: list[str] = []
+    monkeypatch.setattr(content_module, "examine", lambda _params, files: examined.extend(files) or [])
     content = content_of(job(tmp_path))
+    assert examined == [source.path for source in content.sources]  # as any other packed model
     assert [source.path for source in content.sources] == [
         "models/small-model/config.json",
         "models/small-model/model.safetensors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs import files
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.installation import install_command
 from glasshouse.jobs.jobfile import Job, parse
 from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.raw import of_package
-from glasshouse.jobs.run import public_part
+from glasshouse.jobs.run import check_machine, public_part
 from glasshouse.jobs.seal import Sealed, seal
 
 CANARY = b"patient 4711 has a canary"
@@ -200,3 +202,47 @@ def test_a_package_of_another_owner_is_refused(job: Job, home: Home, identity: I
     with pytest.raises(GlasshouseError) as refused:
         public_part(sealed.path, owner_signing=Identity.generate().signing.public)
     assert refused.value.code is Code.PACKAGE_OWNER
+
+
+def machine_checked(job: Job, home: Home, identity: Identity) -> None:
+    """Seal a job, and have the machine looked at as `run` does before the broker is asked for anything."""
+    sealed = sealed_job(job, home, identity)
+    manifest = sealed.manifest
+    key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
+    check_machine(sealed.path, key, identity)
+
+
+def test_a_machine_that_lacks_a_framework_is_refused_before_the_key_is_released(
+    job: Job, home: Home, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    machine_checked(job, home, identity)  # a script may do without
+    sealed = home.path / "job.sealed"
+    sealed.unlink()
+    with pytest.raises(UsageError) as refused:
+        machine_checked(replace(job, workload="mlp", params={"epochs": 1}), home, identity)
+    assert refused.value.code is Code.REQUIREMENT_MISSING
+    assert refused.value.message == "this machine lacks what mlp trains with: torch"
+    assert refused.value.hint == install_command("train")
+
+
+def test_a_machine_that_lacks_a_requirement_is_refused_before_the_key_is_released(
+    job: Job, home: Home, identity: Identity
+) -> None:
+    params = dict(job.params) | {"requirements": ["no-such-dist>=1", "cryptography>=1"]}
+    with pytest.raises(UsageError, match="no-such-dist>=1 is not installed") as refused:
+        machine_checked(replace(job, params=params), home, identity)
+    assert "cryptography" not in refused.value.message
+
+
+def test_what_is_wrong_inside_the_files_is_refused_before_anything_is_written(
+    job: Job, home: Home, identity: Identity
+) -> None:
+    (job.folder / "train.py").write_text("def\n")
+    with pytest.raises(UsageError, match=r"train.py line 1: invalid syntax"):
+        sealed_job(job, home, identity)
+    assert list(home.keys.iterdir()) == []
+    (job.folder / "train.py").write_text("pass\n")
+    (job.folder / "rows.py").write_text("print 'old'\n")
+    assert sealed_job(replace(job, inputs={**job.inputs, "rows.py": "rows.py"}), home, identity).notes
