@@ -30,6 +30,9 @@ from glasshouse.errors import Code, CollectiveError
 
 __all__ = ["Completion", "Engine", "Options"]
 
+_HEARSAY_S = 1.0
+"""How long a rank that waits only for ranks which have begun too leaves it to others to name who is missing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -378,7 +381,11 @@ class Engine:
         now = time.monotonic()
         nearest = min((each.deadline for each in self._unfinished.values()), default=None)
         if nearest is not None and nearest <= now:
-            raise self._late(now)
+            late = next(each for each in self._unfinished.values() if each.deadline <= now)
+            missing = self._progress.missing(late.work)
+            nearest += _HEARSAY_S
+            if missing or nearest <= now:
+                raise self._late(late, missing)
         self._asleep = True
         try:
             if (
@@ -408,16 +415,17 @@ class Engine:
             callback, completion = self._due.popleft()
             callback(completion)
 
-    def _late(self, now: float) -> CollectiveError:
-        """Return the error for an operation whose time is up, with the ranks that it waits for."""
-        late = next(each for each in self._unfinished.values() if each.deadline <= now)
-        awaited = self._progress.awaited(late.work)
-        who = " and ".join(map(self._called, awaited)) or "any rank"
-        return CollectiveError(
-            Code.COLLECTIVE_TIMEOUT,
-            f"nothing came from {who} in {late.timeout_s:g} s",
-            rank=awaited[0] if len(awaited) == 1 else None,
-        )
+    def _late(self, late: Completion, missing: list[int]) -> CollectiveError:
+        """Return the error for an operation whose time is up, with the ranks that have not begun it."""
+        if missing:
+            absent = " and ".join(map(self._called, missing))
+            what = f"nothing came from {absent} within the timeout of {late.timeout_s:g} s"
+        else:
+            begun = " and ".join(map(self._called, self._progress.awaited(late.work))) or "any rank"
+            what = (
+                f"no more came from {begun} within the timeout of {late.timeout_s:g} s; who is missing is not seen here"
+            )
+        return CollectiveError(Code.COLLECTIVE_TIMEOUT, what, rank=missing[0] if len(missing) == 1 else None)
 
     def _fail(self, error: CollectiveError) -> None:
         """End the group: zero what is unfinished, tell the others, drop the keys, and let every operation raise."""

@@ -267,8 +267,12 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
         return self._gather_all([source], [filled], outputs, opts)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> SealedWork:
-        # One list for each input, of what each rank has there.
-        return self._gather_all(input_list, output_lists, output_lists, options(c10d.AllgatherOptions, opts))
+        # One list for each rank, of what that rank has for each input.
+        sources, outputs = list(input_list), [list(filled) for filled in self._one_each(output_lists)]
+        if any(len(filled) != len(sources) for filled in outputs):
+            raise ValueError(f"{len(sources)} tensors are gathered into lists of another length")
+        filled = [list(of_one_input) for of_one_input in zip(*outputs, strict=True)]
+        return self._gather_all(sources, filled, outputs, options(c10d.AllgatherOptions, opts))
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> SealedWork:  # noqa: A002 - torch's name
         return self.all_gather_single_coalesced([output], [input], opts)

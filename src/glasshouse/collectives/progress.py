@@ -63,6 +63,18 @@ class _Course:
         """How many chunks of the first run have gone out."""
         self.took = 0
 
+    def untouched(self, work: Exchange) -> bool:
+        """Return whether nothing came of what the peer sends as soon as it begins an operation."""
+        for due, runs in self.incoming:
+            if due is work:
+                # A frame may lie here until those of lower ranks have been added.
+                if due is self.incoming[0][0] and (self.took or self.link.have):
+                    return False
+                flow, low, _ = runs[0]
+                # What the peer sends in a later phase waits for other ranks.
+                return len(runs) == len(work.incoming[self.link.peer]) and Header.parse(flow.expected(low)).phase == 0
+        return False
+
 
 class Progress:
     """The connections of one rank in one group, and what is under way on them.
@@ -182,6 +194,13 @@ class Progress:
             return [] if work.peer is None else [work.peer]
         takes = [course.link.peer for course in self._courses if course.incoming]
         return sorted(takes or (course.link.peer for course in self._courses if course.outgoing))
+
+    def missing(self, work: Work) -> list[int]:
+        """Return those that have not begun it, of the ranks that an operation waits for: no frame of it has come."""
+        if isinstance(work, Message):
+            return self.awaited(work)
+        courses = [course for course in self._courses if course.incoming]
+        return sorted(course.link.peer for course in courses if course.untouched(work)) if courses else []
 
     def tell(self, kind: Kind, payload: bytes = b"") -> None:
         """Send a last frame, as far as the connections take it: an alert for messages' way, a goodbye everywhere."""
