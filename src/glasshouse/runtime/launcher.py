@@ -265,6 +265,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
                 kernel.machine,
                 private_root=private,
                 own_session="no-pid-namespace" not in notes,
+                own_ipc="no-ipc-namespace" not in notes,
                 loopback="loopback" in notes,
             ),
         )

@@ -76,6 +76,8 @@ _XATTRS = ("fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexatt
 # Times and modes of files by their names: Landlock governs neither.
 _TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "utime", "utimensat", "utimes")
 _OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
+# What stays in the kernel's memory when its last process has ended, unless the namespace that it is in ends too.
+_LASTING = ("mq_open", "msgget", "semget", "shmget")
 
 
 def supports(machine: str) -> bool:
@@ -117,7 +119,7 @@ def sealed_agent(machine: str, *, own_pid: int) -> bytes:
     return filter_.program()
 
 
-def worker(machine: str, *, private_root: bool, own_session: bool, loopback: bool = False) -> bytes:
+def worker(machine: str, *, private_root: bool, own_session: bool, own_ipc: bool, loopback: bool = False) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
@@ -127,6 +129,8 @@ def worker(machine: str, *, private_root: bool, own_session: bool, loopback: boo
             the machine's own files would keep them. A script that sets them is answered that it was done.
         own_session: whether the worker's children may leave its process group. True only in a process
             namespace, which ends them all; elsewhere the group is how they are ended.
+        own_ipc: whether there may be System V and POSIX queues, semaphores and memory by key or name. True only in a
+            namespace of its own, with which they end.
         loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
             which nothing but loopback is up: ranks talk over it.
     """
@@ -147,6 +151,8 @@ def worker(machine: str, *, private_root: bool, own_session: bool, loopback: boo
         filter_.refuse(("bind", "connect", *_OWNERS_AND_SIZES), errno.EPERM)
         # Not an error: copying, unpacking and saving set times and modes, and end where that fails.
         filter_.refuse(_TIMES_AND_MODES, 0)
+    if not own_ipc:
+        filter_.refuse(_LASTING, errno.ENOSYS)
     if not own_session:
         filter_.refuse(("setpgid", "setsid"), errno.EPERM)
     return filter_.program()

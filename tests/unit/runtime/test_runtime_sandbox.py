@@ -194,6 +194,22 @@ def test_the_workers_state_is_read_back_from_outside() -> None:
     assert core.split()[4:6] == ["1", "1"]
 
 
+SHARED_MEMORY = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+got = libc.shmget(0x47480017, 4096, 0o1600)
+print(got if got < 0 else 'made')
+"""
+
+
+def test_no_shared_memory_by_key_outlives_the_worker() -> None:
+    before = REAL.read("/proc/sysvipc/shm")
+    made, refused = run(SHARED_MEMORY), run(SHARED_MEMORY, kernel=WithoutNamespaces())
+    assert ("made" in made.output) is ("no-ipc-namespace" not in made.report.notes)
+    assert refused.output == "-1\n"
+    assert b"1195900951" not in REAL.read("/proc/sysvipc/shm").replace(before, b"")
+
+
 @needs_filters
 def test_a_script_cannot_have_its_memory_dumped_into_a_program_of_the_machine() -> None:
     # At 0 the kernel writes no file, but systemd-coredump or apport get all of it, and keep it on the disk.
