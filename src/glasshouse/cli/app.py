@@ -31,6 +31,8 @@ _COMMANDS = (
     ("fetch", "decrypt a run's outputs"),
     ("verify", "check a receipt, artifact, log or package, offline"),
     ("artifact", "a public account of a run, without names or secrets"),
+    ("card", "one page of who vouches for what in a run"),
+    ("export", "a run's evidence for other tools: PEM, model_signing, CycloneDX"),
     ("revoke", "release a package's key to nobody any more"),
     ("rm", "remove runs that have ended"),
     ("prune", "remove runs that ended long ago"),
@@ -41,7 +43,7 @@ _COMMANDS = (
 # because the framework brings its own copy of the module that it comes from.
 _HELP_PRINTED = "NoArgsIsHelpError"
 _GROUPS = (
-    ("identity", "the owner's identity: show, export, restore"),
+    ("identity", "the owner's identity: show, pem, export, restore"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
     ("bench", "measure"),

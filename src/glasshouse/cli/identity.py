@@ -57,6 +57,23 @@ def show(home: HomeOption = None, as_json: Json = False) -> None:
     )
 
 
+@group.command("pem", help="Write the public signing key as PEM, for other tools.")
+def pem(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to.")],
+    force: Force = False,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.export import public_pem
+    from glasshouse.jobs.files import write_private
+    from glasshouse.jobs.identity import read_public
+
+    output, owner = Output(as_json), read_public(locate(home).owner_public)
+    write_private(out, public_pem(owner.signing), replace=force)
+    output.result({"path": str(out), "fingerprint": owner.fingerprint})
+    output.say(f"The public signing key of {owner.fingerprint} is in {out}.")
+
+
 @group.command("export", help="Write an encrypted copy of the identity.")
 def export(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to.")],

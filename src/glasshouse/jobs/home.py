@@ -4,6 +4,7 @@
 the user's data folder  0700, shared by all of the owner's projects
   owner.pub             public: signing and sealing key, one fingerprint
   owner.key             private, 0600; encrypted when the owner gave a passphrase
+  model-signing.json    the key of exported model signatures, sealed to the owner; made on first use
   keys/ID.json          package keys, sealed to the owner
   owners/NAME.pub       owners of others that are known here
   packages/ID.json      labels and deployment settings of packages
@@ -32,7 +33,9 @@ from glasshouse.jobs.files import is_file, is_there, private_folder, read_state,
 __all__ = ["PROJECT", "Home", "state_folder"]
 
 PROJECT = ".glasshouse"
-_OWN_NAMES = frozenset({"broker", "keys", "owner.key", "owner.pub", "packages", "projects", "raw", "runs"})
+_OWN_NAMES = frozenset(
+    {"broker", "keys", "model-signing.json", "owner.key", "owner.pub", "owners", "packages", "projects", "raw", "runs"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +125,10 @@ class Home:
     @property
     def keys(self) -> Path:
         return self.path / "keys"
+
+    @property
+    def model_signing(self) -> Path:
+        return self.path / "model-signing.json"
 
     @property
     def owners(self) -> Path:

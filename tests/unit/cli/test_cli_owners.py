@@ -194,3 +194,20 @@ def test_what_is_kept_is_the_file_that_was_given(verifier: Verifier, tmp_path: P
     kept = tmp_path / "home" / "owners" / "clinic.pub"
     assert decode(kept.read_bytes()[:-1], max_bytes=4096) == verifier.owner.to_json()
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_key_in_the_working_folder_is_never_taken_unasked(
+    verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A repository that somebody cloned can bring a state home with a whole identity in it."""
+    cloned = OwnersWorld()
+    cloned.settle(tmp_path / "cloned")
+    cloned.home.path.rename(tmp_path / "cloned" / ".glasshouse")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("GLASSHOUSE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path / "cloned")
+    (tmp_path / "cloned" / "receipt.json").write_bytes((verifier.sent / "receipt.json").read_bytes())
+    assert cli.run(["verify", "receipt.json"]) == ExitCode.USAGE
+    assert "no key of this owner is known here" in capsys.readouterr().err
+    assert cli.run(["verify", "receipt.json", "--owner", ".glasshouse/owner.pub", "--json"]) == ExitCode.DONE
+    assert not json.loads(capsys.readouterr().out)["owner_trust"]["known"]
