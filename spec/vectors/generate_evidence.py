@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,19 @@ FOLDER = _HERE / "evidence"
 sys.path.insert(0, str(_HERE.parents[1] / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
+from glasshouse.evidence.artifact import ARTIFACT_TYPE  # noqa: E402
 from glasshouse.evidence.heads import CountersignedHead, Head  # noqa: E402
+from glasshouse.evidence.results import PROBES  # noqa: E402
 from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
 from glasshouse.jobs.artifact import make_artifact  # noqa: E402
+from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import decode, encode  # noqa: E402
 from glasshouse.wire.dsse import Envelope  # noqa: E402
 from glasshouse.wire.fields import b64encode  # noqa: E402
 from glasshouse.wire.merkle import Tree, leaf_hash  # noqa: E402
 from glasshouse.wire.states import Outcome, State  # noqa: E402
 from simulators.bundle_stories import STORIES  # noqa: E402 - found through the line above
-from simulators.world import Run, World  # noqa: E402
+from simulators.world import Run, World, envelope  # noqa: E402
 
 GOOD = "bundle-good"
 
@@ -321,6 +324,13 @@ def artifact_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         "artifact-of-another-owner",
         case("artifact", "another owner's artifact", given(json.loads(other)), code=Code.OWNER_UNKNOWN.value),
     )
+    shown = {0: (world.digest("salt"), world.digest("adapter"))}
+    revealed = make_artifact(world.run().data, owner=world.owner, canaries=[world.package_key], revealed=shown)
+    yield (
+        "artifact-revealed",
+        case("artifact", "an owner's artifact with the weights' digest", given(json.loads(revealed)), code=None),
+    )
+    yield from signed_artifacts(world, envelope(revealed), given)
     content = whole(good.payload)
     for name, changes in (
         ("better-loss", {"loss": {"final": "0.000001", "first": "0.8"}}),
@@ -336,6 +346,36 @@ def artifact_cases() -> Iterator[tuple[str, dict[str, Any]]]:
                 "artifact", f"altered after signing: {name}", given(changed.to_json()), code=Code.ARTIFACT_INVALID.value
             ),
         )
+
+
+def signed_artifacts(world: World, honest: Envelope, given: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
+    """What an owner may sign and nobody accepts."""
+    probes = [{"probe": name, "result": "clean"} for name in PROBES[:-1]]
+    weights = whole(honest.payload)["predicate"]["outputs"]
+    for name, told, code, changes in (
+        ("level", "a level that no root verifies", Code.UNSUPPORTED, {"assurance": "gpu-tee", "profile": "strict"}),
+        ("salt", "a digest that the salt does not fit", Code.ARTIFACT_INVALID,
+         {"outputs": [{**weights[0], "plaintext_salt": "00" * 32}, weights[1]]}),
+        ("file", "the digest of a file", Code.ARTIFACT_INVALID,
+         {"outputs": [weights[0], {**weights[1], "plaintext_sha256": "00" * 32, "plaintext_salt": "00" * 32}]}),
+        ("probe", "a probe of an unknown name", Code.ARTIFACT_INVALID,
+         {"zeroization": [*probes, {"probe": "other", "result": "clean"}]}),
+        ("probes", "a place that was not searched", Code.ARTIFACT_INVALID, {"zeroization": probes[1:]}),
+        ("time", "a run that ended before it started", Code.ARTIFACT_INVALID, {"finished_us": 1}),
+        ("closed", "a run that was countersigned long before it ended", Code.ARTIFACT_INVALID, {"countersigned_us": 1}),
+    ):  # fmt: skip
+        statement = whole(honest.payload)
+        statement["predicate"] |= changes
+        signed = dsse.sign(ARTIFACT_TYPE, encode(statement), [world.owner])
+        told = f"signed by its owner: {told}"
+        yield f"artifact-signed-{name}", case("artifact", told, given(signed.to_json()), code=code.value)
+    subject = {**whole(honest.payload), "subject": [{"digest": {"sha256": "00" * 32}, "name": "weights/0000"}]}
+    signed = dsse.sign(ARTIFACT_TYPE, encode(subject), [world.owner])
+    yield (
+        "artifact-signed-subject",
+        case("artifact", "signed by its owner: a subject that is not its weights", given(signed.to_json()),
+             code=Code.ARTIFACT_INVALID.value),
+    )  # fmt: skip
 
 
 def build() -> dict[str, bytes]:

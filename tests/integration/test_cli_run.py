@@ -119,7 +119,19 @@ def test_the_artifact_can_be_shown_to_anyone(shell: Shell, finished: Answer) -> 
     data = (shell.folder / "artifact.json").read_bytes()
     for secret in (CANARY, "ward-seven", "rows.csv", "train.py", "result.txt", str(shell.folder)):
         assert secret.encode() not in data
-    assert shell.ask("verify", "artifact.json", "--json").object["kind"] == "artifact"
+    alone = shell.ask("verify", "artifact.json", "--json").object
+    assert (alone["kind"], alone["bundle"]) == ("artifact", None)
+    run = shell.newest()
+    assert run is not None
+    receipt = str(shell.home / "runs" / run["run_id"] / "out" / "receipt.json")
+    both = shell.ask("verify", "artifact.json", "--bundle", receipt)
+    assert both.code == ExitCode.DONE
+    for said in ("every field is what the bundle", "to others it is the owner's word", "dates", "probes", "work"):
+        assert said in both.out
+    misused = shell.ask("verify", receipt, "--bundle", receipt, "--json")
+    assert (misused.code, misused.error["code"]) == (ExitCode.USAGE, "usage")
+    none = shell.ask("artifact", "latest", "-o", "revealed.json", "--reveal-weights", "--json")
+    assert (none.code, none.error["code"]) == (ExitCode.USAGE, "usage"), "a run without weights has none to reveal"
 
 
 def test_run_json_is_one_object_with_everything_promised(shell: Shell) -> None:

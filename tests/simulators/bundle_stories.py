@@ -16,6 +16,7 @@ from glasshouse.evidence.countersignature import COUNTERSIGNED_RECEIPT_TYPE
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import RECEIPT_TYPE
 from glasshouse.handshake.delegation import Use
+from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.kdf import sha256
@@ -92,6 +93,14 @@ def strict_floor_run(world: World, _run: Run) -> bytes:
     """A broker that released below the floor which the owner signed."""
     strict = World(floor=Floor(assurance=Assurance.SOFTWARE, profile=Profile.STRICT))
     return strict.run().data
+
+
+class LateToken(World):
+    """A runtime that says it began an hour before it was launched."""
+
+    def token_claims(self, **changes: object) -> TokenClaims:
+        late = {"issued_s": START_US // SECOND_US + 3600, "expires_s": START_US // SECOND_US + 7200}
+        return super().token_claims(**{**late, **changes})
 
 
 def composite_of_others(world: World) -> Any:
@@ -202,6 +211,11 @@ STORIES = [
     Story("a receipt of another log", Code.CHAIN_RECEIPT, predicate(log={"root": "00" * 32, "size": 3})),
     Story("a completed receipt that found something", Code.CHAIN_RECEIPT,
           predicate(zeroization=[{"detail": "", "probe": "swap", "result": "found"}])),
+    Story("a receipt whose probe is of an unknown name", Code.CHAIN_RECEIPT, predicate(
+        zeroization=[{"detail": "", "probe": "everything", "result": "clean"}])),
+    Story("a completed receipt that searched one place only", Code.CHAIN_RECEIPT, predicate(
+        zeroization=[{"detail": "", "probe": "swap", "result": "clean"}])),
+    Story("a receipt of a run that began before its launch", Code.CHAIN_RECEIPT, lambda _w, _r: LateToken().run().data),
     Story("a receipt without a probe", Code.CHAIN_RECEIPT, predicate(zeroization=[])),
     Story("a receipt that does not say what it leaves out", Code.CHAIN_RECEIPT, predicate(not_covered=[])),
     Story("a receipt with an unknown field", Code.CHAIN_RECEIPT, predicate(note="fine")),

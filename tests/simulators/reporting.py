@@ -82,7 +82,7 @@ class Reporter:
             trainable=None,
             outputs=(),
             segments=0,
-            zeroization=(Probe(probe="memory", result=ProbeResult.CLEAN),),
+            zeroization=(Probe(probe="agent-memory", result=ProbeResult.CLEAN),),
             lifecycle_us=dict.fromkeys(LIFECYCLE),
             training_imports_us=None,
             outcome=Outcome.INTERRUPTED,

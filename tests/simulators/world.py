@@ -343,6 +343,8 @@ class World:
         found = outcome is Outcome.RESIDUE
         return (
             Probe(probe="agent-memory", result=ProbeResult.FOUND if found else ProbeResult.CLEAN, detail=""),
+            Probe(probe="gpu-memory", result=ProbeResult.CLEAN, detail="no-gpu"),
+            Probe(probe="shared-memory", result=ProbeResult.CLEAN, detail=""),
             Probe(probe="swap", result=ProbeResult.UNVERIFIABLE, detail="swap is in use by others"),
             Probe(probe="workspace", result=ProbeResult.CLEAN, detail=""),
         )

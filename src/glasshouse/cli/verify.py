@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, unlock
-from glasshouse.cli.output import Output
+from glasshouse.cli.output import Output, printable
 from glasshouse.errors import (
     Code,
     ExitCode,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.owners import Trust
     from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.verdict import AnyVerdict, Verdict
+    from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, Verdict
     from glasshouse.jobs.verify_group import GroupVerdict
 
 __all__ = ["command"]
@@ -47,6 +49,10 @@ def command(
     fingerprint: Annotated[
         str | None, typer.Option("--fingerprint", metavar="HEX", help="That the owner's key must have.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="The receipt to compare an artifact with."),
+    ] = None,
     content: Annotated[bool, typer.Option("--content", help="Open a package's content too.")] = False,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -55,7 +61,7 @@ def command(
 ) -> int:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.owners import trusted_owner
-    from glasshouse.jobs.verify import Verdict, kind_of, verify_file, verify_sealed_in
+    from glasshouse.jobs.verify import PackageVerdict, Verdict, kind_of, verify_file, verify_sealed_in
 
     output, place = Output(as_json), Home.locate(home)
     path, run, whole = _path(what, place)
@@ -67,7 +73,10 @@ def command(
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
     try:
         # Of a run everything must be there; a receipt may travel alone.
-        verdict = verify_file(path, owner=public, content=content, package_key=key, whole=whole)
+        now_us = time.time_ns() // 1000
+        verdict = verify_file(path, owner=public, content=content, package_key=key, whole=whole, now_us=now_us)
+        if bundle is not None:
+            verdict = _compared(verdict, bundle, owner=public.signing, now_us=now_us)
         if isinstance(verdict, Verdict):
             verdict = verify_sealed_in(verdict, path.parent, expected=whole)
     except (FormatError, PackageError, VerificationError) as error:
@@ -82,8 +91,23 @@ def command(
     _say(output, trust, verdict)
     if isinstance(verdict, Verdict):
         _looked_at(output, verdict)
+    if not isinstance(verdict, PackageVerdict):
+        _facts(output, verdict)
     output.facts({"file": path, "owner": None if isinstance(verdict, Verdict) else public.fingerprint})
     return verdict.exit_code
+
+
+def _compared(verdict: AnyVerdict, bundle: Path, *, owner: bytes, now_us: int) -> AnyVerdict:
+    """Hold an artifact to its bundle, every field of it."""
+    from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+    from glasshouse.jobs.artifact import compare
+    from glasshouse.jobs.files import read_bounded
+    from glasshouse.jobs.verdict import ArtifactVerdict
+
+    if not isinstance(verdict, ArtifactVerdict):
+        raise UsageError(Code.USAGE, "--bundle is for an artifact: it names the receipt that the artifact tells of")
+    data = read_bounded(bundle, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
+    return replace(verdict, bundle=compare(verdict.artifact, data, owner=owner, now_us=now_us))
 
 
 def _machines(run: RunFolder, first: Verdict, trust: Trust, output: Output) -> int:
@@ -101,6 +125,7 @@ def _machines(run: RunFolder, first: Verdict, trust: Trust, output: Output) -> i
         _links(output, [(name, says or "missing", says is not None) for name, says in one.links])
         output.say(one.sentence, style="bold green" if one.exit_code is ExitCode.DONE else "bold yellow")
         _looked_at(output, one)
+        _facts(output, one)
     _say(output, trust, verdict)
     output.facts({"folder": run.path})
     return verdict.exit_code
@@ -157,6 +182,11 @@ def _measured(folder: Path, trust: Trust, output: Output) -> int:
 def _links(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
     for name, says, holds in links:
         output.say(f"  {'✓' if holds else '✗'} {name:<28}{says}", style=None if holds else "yellow")
+
+
+def _facts(output: Output, verdict: Verdict | ArtifactVerdict) -> None:
+    """Say what the record tells of the run; names of devices are the runtime's own text."""
+    output.facts({name: printable(text) for name, text in verdict.facts.items()})
 
 
 def _looked_at(output: Output, verdict: Verdict) -> None:

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.receipt import LIFECYCLE, MAX_OUTPUTS, MAX_PROBES, RECEIPT_TYPE, STATEMENT_TYPE
-from glasshouse.evidence.results import PACED, WEIGHTS, manifest_subject, sealed_name
+from glasshouse.evidence.receipt import (
+    CLOCK_LEEWAY_US,
+    LIFECYCLE,
+    MAX_OUTPUTS,
+    MAX_PROBES,
+    RECEIPT_TYPE,
+    STATEMENT_TYPE,
+)
+from glasshouse.evidence.results import PACED, PROBES, REQUIRED_PROBES, WEIGHTS, manifest_subject, sealed_name
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json, decode, encode
@@ -63,7 +70,6 @@ NUMBERS = (
     "raw-rate-per-s",
     "validation-loss",
 )
-PROBES = ("agent-memory", "gpu-memory", "shared-memory", "swap", "workspace", "zeroization", OTHER)
 SECRET_MEMORIES = ("locked-memory", "memfd-secret", "unlocked-memory", OTHER)
 STOP_REASONS = ("epochs", "finished", PACED, "steps", "stopped", "time", OTHER)
 WORKLOADS = ("lora", "mlp", "script")
@@ -250,12 +256,13 @@ class Artifact:
     numbers: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        if any(result is ProbeResult.FOUND for _, result in self.zeroization) or not self.zeroization:
-            raise FormatError(
-                Code.SCHEMA, "an artifact of a run that did not complete: without probes, or residue found"
-            )
-        if self.finished_us < self.started_us:
-            raise FormatError(Code.SCHEMA, "an artifact of a run that ends before it starts")
+        names = [name for name, _ in self.zeroization]
+        if len(set(names)) != len(names) or not set(names) >= REQUIRED_PROBES:
+            raise FormatError(Code.SCHEMA, "an artifact in which a probe is missing or answers twice")
+        if any(result is ProbeResult.FOUND for _, result in self.zeroization):
+            raise FormatError(Code.SCHEMA, "an artifact of a run that left something behind")
+        if not self.started_us <= self.finished_us <= self.countersigned_us + CLOCK_LEEWAY_US:
+            raise FormatError(Code.SCHEMA, "an artifact of a run that ends before it starts or after it was closed")
 
     def to_json(self) -> dict[str, Json]:
         """Return the in-toto Statement."""

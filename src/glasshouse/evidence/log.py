@@ -138,6 +138,8 @@ class VerifiedLog:
         tree: of all its leaves.
         states: (size, state) after every transition.
         paced: whether it says that the run rested, to be measured.
+        done: unit and count of the last progress; None in a log without any.
+        ran_us: how long the run was `running`, by its own clock.
     """
 
     head: Head
@@ -147,6 +149,8 @@ class VerifiedLog:
     tree: Tree
     states: tuple[tuple[int, State], ...]
     paced: bool
+    done: tuple[str, int] | None
+    ran_us: int
 
     def of(self, kind: EventType) -> tuple[Event, ...]:
         """Return the kept events of one type."""
@@ -175,7 +179,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
     rules, tree = Rules(), Tree()
     kept: list[Event] = []
     states: list[tuple[int, State]] = []
-    paced = False
+    paced, done, running = False, None, (0, 0)
     for line in lines:
         event = _parsed(line, rules.size)
         rules.admit(event)
@@ -184,6 +188,12 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
             kept.append(event)
         elif event.type in (EventType.START, EventType.TRANSITION):
             states.append((rules.size, rules.state))
+            if event.state is State.RUNNING:
+                running = (event.time_us, event.time_us)
+            elif event.body.get("from") == State.RUNNING:
+                running = (running[0], event.time_us)
+        elif event.type is EventType.PROGRESS:
+            done = str(event.body["unit"]), int(str(event.body["done"]))
         elif event.type is EventType.NOTICE:
             paced = paced or event.body["code"] == PACED
         if rules.size > head.size:
@@ -200,6 +210,8 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
         tree=tree,
         states=tuple(states),
         paced=paced,
+        done=done,
+        ran_us=running[1] - running[0],
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.heads import run_id_field
-from glasshouse.evidence.results import WORD, Loss, Output, Probe, Work, manifest_subject
+from glasshouse.evidence.results import REQUIRED_PROBES, WORD, Loss, Output, Probe, Work, manifest_subject
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
@@ -22,6 +22,7 @@ from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
 __all__ = [
+    "CLOCK_LEEWAY_US",
     "LIFECYCLE",
     "MAX_OUTPUTS",
     "MAX_RECEIPT_BYTES",
@@ -37,6 +38,8 @@ PREDICATE_TYPE = "https://glasshouse.dev/receipt/v1"
 MAX_RECEIPT_BYTES = 240 * 1024  # fits, with its head, into the gate's 256 KiB
 MAX_OUTPUTS = 400
 MAX_PROBES = 64
+# Two clocks of one run, the runtime's and the broker's, may differ by so much: the gate tolerates no more.
+CLOCK_LEEWAY_US = 600 * 1_000_000
 LIFECYCLE = ("attest", "harden", "open", "release", "seal_outputs", "total", "zeroize")
 # What happens after the receipt is signed cannot stand in it; it says so itself.
 NOT_COVERED = ("evidence-key-wipe",)
@@ -123,6 +126,7 @@ class Receipt:
             ("of a completed run without work", completed and self.work is None),
             ("without probes", not names),
             ("in which a probe answers twice", len(set(names)) != len(names)),
+            ("of a completed run that did not search everywhere", completed and not set(names) >= REQUIRED_PROBES),
             ("that found something and does not say residue", found != (self.outcome is Outcome.RESIDUE)),
             ("whose outputs do not count up by one", [o.sequence for o in self.outputs] != [*range(len(self.outputs))]),
             ("with too many outputs", len(self.outputs) > MAX_OUTPUTS),

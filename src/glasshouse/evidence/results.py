@@ -13,12 +13,29 @@ from glasshouse.evidence.events import ProbeResult
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields, hex_or_null
 
-__all__ = ["PACED", "WEIGHTS", "WORD", "Loss", "Output", "Probe", "Work", "manifest_subject", "sealed_name"]
+__all__ = [
+    "PACED",
+    "PROBES",
+    "REQUIRED_PROBES",
+    "WEIGHTS",
+    "WORD",
+    "Loss",
+    "Output",
+    "Probe",
+    "Work",
+    "manifest_subject",
+    "sealed_name",
+]
 
 # A run that was measured: it rested between its slices, and its watch with it (ADR 0009).
 PACED = "paced"
 
 WEIGHTS = "weights"
+# What a runtime searches at its end; a run that completed has searched all but the last, which stands for a search that
+# could not be made at all.
+PROBES = ("agent-memory", "gpu-memory", "shared-memory", "swap", "workspace", "zeroization")
+REQUIRED_PROBES = frozenset(PROBES[:-1])
+
 WORD = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _DETAIL = re.compile(r"[\x20-\x7e]{0,200}")
 
@@ -176,7 +193,7 @@ class Probe:
         """Inverse of `to_json`; raises `FormatError`."""
         fields = Fields(value, "probe")
         found = cls(
-            probe=fields.text("probe", max_chars=64, pattern=WORD),
+            probe=fields.choice("probe", PROBES),
             result=ProbeResult(fields.choice("result", list(ProbeResult))),
             detail=fields.text("detail", max_chars=200, pattern=_DETAIL),
         )

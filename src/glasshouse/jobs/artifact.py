@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from glasshouse.errors import Code, UsageError, VerificationError
 from glasshouse.evidence.artifact import (
     MAX_ARTIFACT_BYTES,
     NUMBERS,
-    PROBES,
     PUBLIC_DECIMAL,
     SECRET_MEMORIES,
     STOP_REASONS,
@@ -32,7 +31,7 @@ from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["account", "host_canaries", "make_artifact"]
+__all__ = ["account", "compare", "host_canaries", "make_artifact"]
 
 _SIX_PLACES = Decimal("0.000001")
 
@@ -126,7 +125,7 @@ def account(verdict: Verdict, bundle: bytes) -> Artifact:
         workspace=known(receipt.workspace, WORKSPACES),
         secret_memory=known(receipt.secret_memory, SECRET_MEMORIES),
         outputs=tuple(_public(output) for output in receipt.outputs),
-        zeroization=tuple((known(probe.probe, PROBES), probe.result) for probe in receipt.zeroization),
+        zeroization=tuple((probe.probe, probe.result) for probe in receipt.zeroization),
         lifecycle_us=dict(receipt.lifecycle_us),
         training_imports_us=receipt.training_imports_us,
         started_us=receipt.started_us,
@@ -134,6 +133,30 @@ def account(verdict: Verdict, bundle: bytes) -> Artifact:
         countersigned_us=chain.countersignature.time_us,
         numbers={},
     )
+
+
+def compare(artifact: Artifact, bundle: bytes, *, owner: bytes, now_us: int | None = None) -> Verdict:
+    """Check that an artifact says of its bundle what the bundle shows, field by field; return the bundle's verdict.
+
+    Args:
+        artifact: signed by the owner.
+        bundle: the receipt bundle's bytes.
+        owner: the owner's signing key.
+        now_us: the present, where it is known.
+
+    Raises:
+        VerificationError: `artifact-invalid`, naming every field that differs; or as `verify_bundle`.
+        FormatError, UsageError: as `make_artifact`.
+    """
+    verdict = verify_bundle(bundle, owner=owner, now_us=now_us)
+    shown = account(verdict, bundle)
+    told = replace(artifact, numbers={}, outputs=tuple(replace(output, revealed=None) for output in artifact.outputs))
+    names = [field.name for field in fields(Artifact)]
+    if other := [name for name in names if getattr(told, name) != getattr(shown, name)]:
+        raise VerificationError(
+            Code.ARTIFACT_INVALID, f"the artifact says something else than the bundle shows, of: {', '.join(other)}"
+        )
+    return verdict
 
 
 def host_canaries() -> list[str]:

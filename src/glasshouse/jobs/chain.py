@@ -19,7 +19,7 @@ from glasshouse.errors import Code, FormatError, GlasshouseError, VerificationEr
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.countersignature import CountersignedReceipt
 from glasshouse.evidence.heads import CountersignedHead, Head
-from glasshouse.evidence.receipt import Receipt
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Receipt
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import TokenClaims, parse_token_at_issue
 from glasshouse.package.manifest import Manifest, parse_signed
@@ -29,10 +29,6 @@ from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import State
 
 __all__ = ["Chain", "walk"]
-
-# A rented machine's clock may be off by so much (the gate tolerates no more): beyond it, a run that ended
-# after its receipt was countersigned is a lie about time.
-_CLOCK_LEEWAY_US = 600 * 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +52,13 @@ class Chain:
     receipt: Receipt
     countersignature: CountersignedReceipt | None
     missing: tuple[str, ...]
+
+    @property
+    def closed_us(self) -> int:
+        """When the broker put its name under the end of the run; without it, when the runtime says that it ended."""
+        if self.countersignature:
+            return self.countersignature.time_us
+        return self.countersigned_head.time_us if self.countersigned_head else self.receipt.finished_us
 
 
 @contextmanager
@@ -309,15 +312,10 @@ def _countersignature(
 
 def _check_validity(chain: Chain, broker: bytes) -> None:
     """Step 11: what was valid when the broker put its name under the end of the run."""
-    receipt, leeway_us = chain.receipt, 0
-    if chain.countersignature:
-        at_us = chain.countersignature.time_us
-    elif chain.countersigned_head:
-        at_us = chain.countersigned_head.time_us
-    else:  # only the runtime's own clock
-        at_us, leeway_us = receipt.finished_us, _CLOCK_LEEWAY_US
-    on_time = receipt.finished_us <= at_us + _CLOCK_LEEWAY_US
-    _same(Code.CHAIN_RECEIPT, "the receipt's end, later than it was countersigned,", on_time)
+    receipt, at_us = chain.receipt, chain.closed_us
+    # Without a countersignature only the runtime's own clock says when.
+    leeway_us = 0 if chain.countersignature or chain.countersigned_head else CLOCK_LEEWAY_US
+    _check_times(chain, at_us)
     for use in Use:
         chain.delegation.check(use, broker_public=broker, at_us=at_us, leeway_us=leeway_us)
     if chain.ear:
@@ -325,6 +323,19 @@ def _check_validity(chain: Chain, broker: bytes) -> None:
             raise VerificationError(Code.CHAIN_EAR, "an attestation result that was not valid when the run was closed")
         launched_s, leeway_s = float(chain.ear.issued_s), 0.0
     else:
-        launched_s, leeway_s = receipt.started_us / 1_000_000, _CLOCK_LEEWAY_US / 1_000_000
+        launched_s, leeway_s = receipt.started_us / 1_000_000, CLOCK_LEEWAY_US / 1_000_000
     if not chain.token.issued_s - leeway_s <= launched_s < chain.token.expires_s + leeway_s:
         raise VerificationError(Code.CHAIN_TOKEN, "a launch token that was not valid when the run started")
+
+
+def _check_times(chain: Chain, at_us: int) -> None:
+    """Refuse an order of times that no run can have; two clocks may be ten minutes apart."""
+    receipt, token_us = chain.receipt, chain.token.issued_s * 1_000_000
+    released_us = token_us if chain.ear is None else chain.ear.issued_s * 1_000_000
+    for what, holds in (
+        ("end, later than it was countersigned,", receipt.finished_us <= at_us + CLOCK_LEEWAY_US),
+        ("start, earlier than its launch token,", receipt.started_us >= token_us - CLOCK_LEEWAY_US),
+        ("end, earlier than the key was released,", receipt.finished_us >= released_us - CLOCK_LEEWAY_US),
+        ("countersignature, earlier than the key was released,", at_us >= released_us - CLOCK_LEEWAY_US),
+    ):
+        _same(Code.CHAIN_RECEIPT, f"the receipt's {what}", holds)

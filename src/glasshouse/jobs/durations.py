@@ -1,10 +1,11 @@
-"""Lengths of time as people write them: `90s`, `10m`, `2h`, `7d`."""
+"""Lengths of time as people write them, `90s`, `10m`, `2h`, `7d`; and moments as they read them."""
 
 from __future__ import annotations
 
 import re
+import time
 
-__all__ = ["FORM", "format_s", "format_text", "parse_s"]
+__all__ = ["FORM", "format_s", "format_text", "parse_s", "utc"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORM = r"([1-9][0-9]{0,6})([smhd])"
@@ -32,3 +33,11 @@ def format_s(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def utc(time_us: int) -> str:
+    """Return a moment, in microseconds since the epoch, for people anywhere: `2026-11-22 14:30:05 UTC`."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_us // 1_000_000))
+    except (OverflowError, ValueError, OSError):
+        return f"{time_us} µs after 1970"

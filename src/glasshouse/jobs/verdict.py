@@ -8,9 +8,11 @@ from typing import TypeAlias
 
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.artifact import Artifact
+from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.results import PACED, Output
 from glasshouse.jobs.chain import Chain
+from glasshouse.jobs.durations import format_s, utc
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import hex_or_null
 from glasshouse.wire.group import Group
@@ -47,7 +49,16 @@ _ENDED = {
     Outcome.LOST: "it was lost",
 }
 
+# Genuine is not true: whoever has the owner's key has the broker's too, and needs no machine to write a record.
+_PROVES = {
+    "software": "To its owner it shows what the runtime said, unchanged since the broker countersigned it; to others "
+    "it is the owner's word: at this level an owner can sign a run that never happened.",
+    "unattested": "To its owner it shows what came from who had the launch key; to others it is the owner's word.",
+}
+
 _WAS_PACED = "It was a measurement: it rested between slices, and its watch for debuggers rested with it."
+
+_SECOND_US = 1_000_000
 
 _PARTS = {
     "manifest": "the package's manifest",
@@ -124,13 +135,52 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence, with the level; more say that it was a measurement, or one machine of many."""
-        said = [self._sentence]
+        """The verdict in one sentence, with the level; more say what is in doubt, and to whom it proves what."""
+        said = [self._sentence, *(f"Note: {doubt}." for doubt in self.doubts)]
         if self.paced:
             said.append(_WAS_PACED)
         if self.machines > 1:
             said.append(f"It is one of {self.machines} machines; the others have receipts of their own.")
-        return " ".join(said)
+        return " ".join([*said, self.proves])
+
+    @property
+    def proves(self) -> str:
+        """To whom it proves what, at its level."""
+        return _PROVES[self.assurance]
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is genuine here and yet bears out less than it seems to."""
+        receipt, found = self.chain.receipt, []
+        unsure = [probe.probe for probe in receipt.zeroization if probe.result is ProbeResult.UNVERIFIABLE]
+        if unsure:
+            found.append(f"what the probes {', '.join(unsure)} search could not be searched")
+        if work := receipt.work:
+            if self.log is not None and (self.log.done or (work.unit, 0))[1] < work.done:
+                seen = 0 if self.log.done is None else self.log.done[1]
+                found.append(f"of {work.done} {work.unit}s the log's progress shows {seen}")
+            lasted_us = receipt.finished_us - receipt.started_us if self.log is None else self.log.ran_us
+            if work.elapsed_us > lasted_us + _SECOND_US:
+                found.append("the work is said to have taken longer than the run lasted")
+        return tuple(found)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the record says of the run, for people: dates, GPUs, work, loss and probes."""
+        chain, receipt = self.chain, self.chain.receipt
+        closed = f"countersigned {utc(chain.closed_us)}" if chain.countersignature else "not countersigned"
+        gpus = [f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)" for gpu in chain.claims.gpus] if chain.claims else []
+        work, loss = receipt.work, receipt.loss
+        probes = [f"{probe.probe} {probe.result.value}" for probe in receipt.zeroization]
+        return {
+            "dates": f"{utc(receipt.started_us)} to {utc(receipt.finished_us)} by the runtime's clock; {closed}",
+            "GPUs": ", ".join(gpus) + " by the runtime's word" if gpus else "none",
+            "work": f"{work.done} {work.unit}s in {format_s(work.elapsed_us / 1e6)}; ended by: {work.stop_reason}"
+            if work
+            else "none",
+            "loss": f"{loss.first} → {loss.final}" if loss else "none",
+            "probes": ", ".join(probes),
+        }
 
     @property
     def _sentence(self) -> str:
@@ -171,13 +221,20 @@ class Verdict:
         return (
             ("delegation", f"the owner lets broker {broker} release and countersign"),
             ("manifest", manifest),
-            ("launch token", f"run {receipt.run_id[:8]} of deployment {receipt.deployment[:8]}" + self._place),
+            (
+                "launch token",
+                f"run {receipt.run_id[:8]} of deployment {receipt.deployment[:8]}{self._place}, "
+                f"issued {utc(chain.token.issued_s * 1_000_000)}",
+            ),
             ("evidence", evidence),
             ("attestation result", ear),
             ("final head", f"{chain.head.size} events" + (", all of them seen here" if self.log else "")),
             ("head's countersignature", by_broker if chain.countersigned_head else None),
             ("receipt", self._how),
-            ("receipt's countersignature", by_broker if chain.countersignature else None),
+            (
+                "receipt's countersignature",
+                f"{by_broker}, {utc(chain.countersignature.time_us)}" if chain.countersignature else None,
+            ),
         )
 
     def to_json(self) -> dict[str, Json]:
@@ -187,6 +244,12 @@ class Verdict:
             "assurance": self.assurance,
             "attestation": chain.ear.status.value if chain.ear else None,
             "code": None if receipt.code is None else receipt.code.value,
+            "doubts": list(self.doubts),
+            "finished_us": receipt.finished_us,
+            "gpus": [gpu.name for gpu in chain.claims.gpus] if chain.claims else [],
+            "loss": None if receipt.loss is None else receipt.loss.to_json(),
+            "proves": self.proves,
+            "started_us": receipt.started_us,
             "countersigned_us": chain.countersignature.time_us if chain.countersignature else None,
             "group": None if chain.token.group is None else chain.token.group.to_json(),
             "hardening": receipt.profile.value,
@@ -213,9 +276,15 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactVerdict:
-    """An artifact that the owner signed, unaltered."""
+    """An artifact that the owner signed, unaltered.
+
+    Attributes:
+        artifact: what it says.
+        bundle: the verdict on its bundle, which shows every field of it; None when that was not looked at.
+    """
 
     artifact: Artifact
+    bundle: Verdict | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -224,18 +293,60 @@ class ArtifactVerdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the level and with whose word it is."""
-        said = (
-            f"Authentic artifact (assurance {self.artifact.assurance}): the owner says this of a run that completed, "
-            f"whose bundle has the SHA-256 {self.artifact.bundle_sha256.hex()}."
-        )
-        return f"{said} {_WAS_PACED}" if self.artifact.stop_reason == PACED else said
+        about = self.artifact
+        said = [
+            f"Signed by its owner (assurance {about.assurance}, by the owner's word): a run that completed, "
+            f"countersigned {utc(about.countersigned_us)}, whose bundle has the SHA-256 {about.bundle_sha256.hex()}."
+        ]
+        if self.bundle is not None:
+            said = [
+                f"Signed by its owner (assurance {about.assurance}), and every field is what the bundle "
+                f"{about.bundle_sha256.hex()} shows: a run that completed, countersigned {utc(about.countersigned_us)}."
+            ]
+        if about.numbers:
+            said.append(f"In no bundle, the owner's word alone: {', '.join(sorted(about.numbers))}.")
+        if about.stop_reason == PACED:
+            said.append(_WAS_PACED)
+        said += [f"Note: {doubt}." for doubt in self.doubts]
+        return " ".join([*said, self.proves])
+
+    @property
+    def proves(self) -> str:
+        """To whom it proves what."""
+        if self.bundle is not None:
+            return self.bundle.proves
+        return "The owner says all of this; nothing else stands behind it here: compare it with its bundle (--bundle)."
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is genuine here and yet bears out less than it seems to."""
+        if self.bundle is not None:
+            return self.bundle.doubts
+        unsure = [name for name, result in self.artifact.zeroization if result is ProbeResult.UNVERIFIABLE]
+        return (f"what the probes {', '.join(unsure)} search could not be searched",) if unsure else ()
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it says of the run, for people: dates, GPUs, work, loss and probes."""
+        about = self.artifact
+        return {
+            "dates": f"{utc(about.started_us)} to {utc(about.finished_us)}, "
+            f"countersigned {utc(about.countersigned_us)}",
+            "GPUs": str(about.gpus),
+            "work": f"{about.done} {about.unit}s in {format_s(about.elapsed_us / 1e6)}; ended by: {about.stop_reason}",
+            "loss": " → ".join(about.loss) if about.loss else "none",
+            "probes": ", ".join(f"{name} {result.value}" for name, result in about.zeroization),
+        }
 
     def to_json(self) -> dict[str, Json]:
         """Return the verdict for `verify --json`."""
         return {
             "artifact": self.artifact.to_json(),
             "assurance": self.artifact.assurance.value,
+            "bundle": None if self.bundle is None else self.bundle.to_json(),
+            "doubts": list(self.doubts),
             "kind": "artifact",
+            "proves": self.proves,
             "status": "authentic",
             "verdict": self.sentence,
         }

@@ -16,14 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from glasshouse.attestation.roots import ROOTS
 from glasshouse.errors import Code, FormatError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
 from glasshouse.evidence.bundle import BUNDLE_KIND, MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
-from glasshouse.evidence.results import PACED, Output
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
+from glasshouse.evidence.results import PACED, Output, Work
 from glasshouse.jobs.chain import Chain, walk
+from glasshouse.jobs.durations import utc
 from glasshouse.jobs.files import is_there, open_regular
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, PackageVerdict, Status, Verdict
@@ -61,18 +64,21 @@ _PACKAGE_MAGIC = b"\x89GHS"
 _ENVELOPE = b'{"payload":'
 
 
-def verify_bundle(data: bytes, *, owner: OwnerPublic | bytes) -> Verdict:
+def verify_bundle(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | None = None) -> Verdict:
     """Walk a receipt bundle from the owner's key to what happened.
 
     Args:
         data: the bundle's bytes.
         owner: the owner, or their signing key, known from elsewhere than the bundle.
+        now_us: the present, where it is known: a run of the future is refused.
 
     Raises:
         FormatError: it is not a bundle.
         VerificationError: with the code of the link that does not hold.
     """
-    return Verdict(chain=walk(data, owner=_signing(owner)))
+    chain = walk(data, owner=_signing(owner))
+    _check_past(chain.closed_us, now_us, Code.CHAIN_RECEIPT)
+    return Verdict(chain=chain)
 
 
 def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] | None = None) -> Verdict:
@@ -107,6 +113,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
         ("outputs", outputs == [_as_event(output) for output in receipt.outputs]),
         ("pacing", receipt.work is None or log.paced == (receipt.work.stop_reason == PACED)),
         ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
+        ("work", receipt.work is None or _borne_out(receipt.work, log)),
         ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
     ):
         if not holds:
@@ -114,20 +121,28 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
     return replace(verdict, log=log, heads=None if heads is None else _verify_heads(chain, heads, log))
 
 
-def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes) -> ArtifactVerdict:
-    """Check an artifact.
+def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | None = None) -> ArtifactVerdict:
+    """Check an artifact by itself; `jobs.artifact.compare` holds it to its bundle.
 
     Raises:
-        VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration.
+        VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration and for a
+            run of the future, `unsupported` for a level that no root of this version can verify.
     """
     public = _signing(owner)
     try:
         envelope = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES)
         if [name for name, _ in envelope.signatures] != [key_id(public)]:
             raise VerificationError(Code.OWNER_UNKNOWN, "an artifact by another owner than expected")
-        return ArtifactVerdict(artifact=Artifact.parse_signed(data, owner=public))
+        artifact = Artifact.parse_signed(data, owner=public)
     except FormatError as error:
         raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
+    if artifact.assurance not in ROOTS:
+        # No bundle that this version accepts has the level: nothing that it could be compared with bears it out.
+        raise VerificationError(
+            Code.UNSUPPORTED, f"an artifact of assurance {artifact.assurance}, which this version cannot verify"
+        )
+    _check_past(artifact.countersigned_us, now_us, Code.ARTIFACT_INVALID)
+    return ArtifactVerdict(artifact=artifact)
 
 
 def verify_package(
@@ -171,6 +186,7 @@ def verify_file(
     content: bool = False,
     package_key: bytes | None = None,
     whole: bool = False,
+    now_us: int | None = None,
 ) -> AnyVerdict:
     """Find out what a file is and verify it.
 
@@ -183,6 +199,7 @@ def verify_file(
         content: whether to open a package's content too.
         package_key: for `content`.
         whole: whether the file is the receipt of a run's own folder, where log and heads must be.
+        now_us: the present, where it is known: what is dated in the future is refused.
 
     Raises:
         UsageError: `file-missing`, or `usage` for a file that is none of these.
@@ -207,8 +224,8 @@ def verify_file(
     except OSError as error:
         raise UsageError(Code.FILE_MISSING, f"cannot read {path}: {_why(path, error)}") from None
     if data.startswith(_ENVELOPE):
-        return verify_artifact(data, owner=owner)
-    verdict = verify_bundle(data, owner=owner)
+        return verify_artifact(data, owner=owner, now_us=now_us)
+    verdict = verify_bundle(data, owner=owner, now_us=now_us)
     return verify_log_in(verdict, path.parent, required=required)
 
 
@@ -353,6 +370,19 @@ def _check_unbroken(chain: Chain, heads: Sequence[CountersignedHead]) -> None:
 
 def _signing(owner: OwnerPublic | bytes) -> bytes:
     return owner if isinstance(owner, bytes) else owner.signing
+
+
+def _check_past(time_us: int, now_us: int | None, code: Code) -> None:
+    """Refuse what was closed in the future; where the present is not known, nothing is refused."""
+    if now_us is not None and time_us > now_us + CLOCK_LEEWAY_US:
+        raise VerificationError(
+            code, f"it ended on {utc(time_us)}, which is in the future", hint="look at this machine's clock too"
+        )
+
+
+def _borne_out(work: Work, log: VerifiedLog) -> bool:
+    """Return whether the work is of the unit of its own progress, and not less."""
+    return log.done is None or (work.unit == log.done[0] and work.done >= log.done[1])
 
 
 def _agrees(subject: Json, digest: Json, expected: dict[str, bytes | None]) -> bool:

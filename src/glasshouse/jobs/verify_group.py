@@ -59,11 +59,12 @@ class GroupVerdict:
         whole = (
             f"all {group.machines} machines of group {group.id.hex()[:8]}, {ranks} each (assurance {self.assurance})"
         )
+        said = f"Incomplete on {whole}: nothing contradicts it, but a receipt lacks what would vouch for it."
         if self.status is Status.GOOD:
-            return f"Authentic and complete on {whole}: the run completed."
-        if self.status is Status.NOT_COMPLETED:
-            return f"Authentic on {whole}: the run did not complete on every one of them."
-        return f"Incomplete on {whole}: nothing contradicts it, but a receipt lacks what would vouch for it."
+            said = f"Authentic and complete on {whole}: the run completed."
+        elif self.status is Status.NOT_COMPLETED:
+            said = f"Authentic on {whole}: the run did not complete on every one of them."
+        return f"{said} {self.machines[0].proves}"
 
     def to_json(self) -> dict[str, Json]:
         """Return the verdict for `verify --json`."""

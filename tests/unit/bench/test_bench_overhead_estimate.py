@@ -170,6 +170,12 @@ def test_the_words(value: float, error: float, word: Word, null_word: Word) -> N
     assert claim(_found(value, error), margin=0.005, null=True).word is null_word
 
 
+def test_a_measurement_that_never_became_steady_is_not_equivalent() -> None:
+    for value, error, word in ((0.0, 0.001, Word.INCONCLUSIVE), (0.002, 0.0005, Word.OVERHEAD)):
+        assert claim(_found(value, error), margin=0.005).word is Word.EQUIVALENT
+        assert claim(_found(value, error), margin=0.005, steady=False).word is word
+
+
 @given(st.floats(-0.02, 0.02), st.floats(1e-6, 0.02), st.integers(1, 40))
 def test_equivalence_is_two_one_sided_tests(value: float, error: float, df: int) -> None:
     found = claim(_found(value, error, df), margin=0.005)

@@ -11,6 +11,7 @@ import pytest
 from glasshouse.bench.overhead.analysis import analyse
 from glasshouse.bench.overhead.blocks import replay
 from glasshouse.bench.overhead.design import Phase, WarmupRule
+from glasshouse.bench.overhead.estimate import Word, claim
 from glasshouse.bench.overhead.slices import Record, SessionEnd, Slice
 from glasshouse.bench.overhead.warmup import State, assess, changepoint, judge, theil_sen_slope
 from glasshouse.errors import VerificationError
@@ -98,6 +99,17 @@ def test_a_noisy_machine_is_flagged() -> None:
     )
     records = run_world(World(noise=0.03), design, np.random.default_rng(5))
     assert analyse(design, records).unsteady == (0,)
+
+
+def test_a_machine_that_never_became_steady_is_not_called_equivalent() -> None:
+    restless = WarmupRule(least_ns=SECOND, cap_ns=SECOND, drift_ppm=1)
+    design = make_design(sessions=2, blocks_per_session=12, warmup=restless)
+    found = analyse(design, run_world(World(overhead=0.0005, noise=0.0001), design, np.random.default_rng(5)))
+    assert found.unsteady == (0, 1)
+    assert found.claim is not None
+    assert found.result is not None
+    assert claim(found.result, margin=design.margin).word is Word.EQUIVALENT  # as far as its slices go
+    assert found.claim.word is Word.OVERHEAD
 
 
 def test_a_session_that_left_its_warm_up_early_is_refused() -> None:

@@ -81,7 +81,9 @@ ARTIFACT = Artifact(
         ),
         PublicOutput(kind="checkpoint", of="file", plain_bytes=10, sealed_sha256=b"\x09" * 32, plain_hmac=None),
     ),
-    zeroization=(("swap", ProbeResult.UNVERIFIABLE), ("workspace", ProbeResult.CLEAN)),
+    zeroization=tuple(
+        (name, ProbeResult.UNVERIFIABLE if name == "swap" else ProbeResult.CLEAN) for name in PROBES[:-1]
+    ),
     lifecycle_us=dict.fromkeys(LIFECYCLE, 1000),
     training_imports_us=None,
     started_us=1_790_000_000_000_000,
@@ -265,7 +267,11 @@ def test_tools_of_in_toto_take_it_for_a_statement() -> None:
     [
         {"finished_us": 1_789_999_999_999_999},
         {"zeroization": []},
-        {"zeroization": [{"probe": "swap", "result": "found"}]},
+        {"zeroization": [{"probe": "swap", "result": "clean"}]},
+        {"zeroization": [{"probe": name, "result": "found" if name == "swap" else "clean"} for name in PROBES]},
+        {"zeroization": [{"probe": name, "result": "clean"} for name in (*PROBES, "swap")]},
+        {"zeroization": [{"probe": name, "result": "clean"} for name in (*PROBES, "other")]},
+        {"countersigned_us": 1_789_999_000_000_000},
     ],
 )
 def test_what_no_completed_run_can_have_is_refused(changes: dict[str, Any]) -> None:

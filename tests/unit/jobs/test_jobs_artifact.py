@@ -14,15 +14,15 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.artifact import ARTIFACT_TYPE, Artifact
-from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.results import Loss, Probe
-from glasshouse.jobs.artifact import host_canaries, make_artifact
-from glasshouse.jobs.verify import ArtifactVerdict, verify_artifact, verify_bundle, verify_file
+from glasshouse.evidence.receipt import LIFECYCLE, Receipt
+from glasshouse.evidence.results import PROBES, Loss
+from glasshouse.jobs.artifact import compare, host_canaries, make_artifact
+from glasshouse.jobs.verify import ArtifactVerdict, Status, verify_artifact, verify_bundle, verify_file
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.states import Outcome, State
-from simulators.world import Run, World, envelope
+from simulators.world import START_US, Run, World, envelope
 
 CANARY = "erika-mustermann-1964"
 
@@ -136,6 +136,102 @@ def test_it_is_made_of_a_good_bundle_and_of_no_other(world: World) -> None:
     assert caught.value.code is Code.OWNER_UNKNOWN
 
 
+def resigned(world: World, artifact: bytes, **changes: Any) -> bytes:
+    """What an owner signs who says of their run whatever they like."""
+    statement = json.loads(envelope(artifact).payload)
+    statement["predicate"] |= changes
+    return dsse.sign(ARTIFACT_TYPE, encode(statement), [world.owner]).encode()
+
+
+@pytest.mark.parametrize("level", ["tpm", "cpu-tee", "gpu-tee"])
+def test_a_level_that_this_version_cannot_verify_is_refused(world: World, artifact: bytes, level: str) -> None:
+    """An artifact re-signed as of confidential hardware: no bundle that this version accepts could bear it out."""
+    assert refusal(resigned(world, artifact, assurance=level, profile="strict"), world.owner.public) is Code.UNSUPPORTED
+
+
+def test_an_artifact_of_the_future_is_refused_and_one_of_the_past_is_dated(world: World, artifact: bytes) -> None:
+    verdict = verify_artifact(artifact, owner=world.owner.public, now_us=START_US)
+    assert "2026-09-21" in verdict.sentence
+    with pytest.raises(VerificationError, match="in the future"):
+        verify_artifact(artifact, owner=world.owner.public, now_us=START_US - 3600 * 1_000_000)
+
+
+def test_an_artifact_alone_is_said_to_be_its_owners_word(world: World, artifact: bytes) -> None:
+    verdict = verify_artifact(artifact, owner=world.owner.public)
+    assert "nothing else stands behind it here" in verdict.sentence
+    assert "by the owner's word" in verdict.sentence
+    assert "swap" in verdict.doubts[0]
+
+
+OTHERWISE: dict[str, Any] = {
+    "bundle_sha256": "00" * 32,
+    "countersigned_us": START_US + 3_000_000,
+    "egress_peers": 3,
+    "environment_sha256": "00" * 32,
+    "finished_us": START_US + 1_000_000,
+    "floor_sha256": "00" * 32,
+    "gpus": 8,
+    "lifecycle_us": dict.fromkeys(LIFECYCLE, 1),
+    "log": {"root": "00" * 32, "size": 10**6},
+    "loss": {"final": "0.000001", "first": "0.8"},
+    "manifest_sha256": "00" * 32,
+    "measurement": "00" * 32,
+    "outputs": [],
+    "policy_sha256": "00" * 32,
+    "profile": "strict",
+    "secret_memory": "locked-memory",
+    "segments": 7,
+    "started_us": START_US - 1,
+    "suite": "ChaCha20-Poly1305",
+    "trainable": None,
+    "training_imports_us": 0,
+    "work": {"done": 10**6, "elapsed_us": 5000, "stop_reason": "steps", "unit": "step"},
+    "workload": "mlp",
+    "workspace": "tmpfs",
+    "zeroization": [{"probe": name, "result": "clean"} for name in PROBES[:-1]],
+}
+
+
+def test_every_field_of_an_artifact_is_held_to_its_bundle(world: World, run: Run, artifact: bytes) -> None:
+    """What its owner signs besides is found in the bundle, or refused by the name of the field."""
+    fields = set(json.loads(envelope(artifact).payload)["predicate"])
+    assert fields - set(OTHERWISE) == {
+        "assurance",
+        "numbers",
+        "outcome",
+    }  # refused unseen, the owner's, and of one value
+    honest = verify_artifact(artifact, owner=world.owner.public).artifact
+    assert compare(honest, run.data, owner=world.owner.public).status is Status.GOOD
+    for name, value in OTHERWISE.items():
+        changes = {name: value}
+        statement = json.loads(envelope(artifact).payload)
+        if name == "outputs":
+            statement["subject"] = [{"digest": {"sha256": honest.manifest_sha256.hex()}, "name": "manifest"}]
+        statement["predicate"] |= changes
+        forged = dsse.sign(ARTIFACT_TYPE, encode(statement), [world.owner]).encode()
+        told = verify_artifact(forged, owner=world.owner.public).artifact
+        with pytest.raises(VerificationError, match="something else than the bundle shows") as caught:
+            compare(told, run.data, owner=world.owner.public)
+        assert caught.value.code is Code.ARTIFACT_INVALID
+
+
+def test_an_artifact_that_fits_its_bundle_says_what_is_not_in_it(world: World, run: Run, artifact: bytes) -> None:
+    verdict = verify_artifact(artifact, owner=world.owner.public)
+    with_bundle = replace(verdict, bundle=compare(verdict.artifact, run.data, owner=world.owner.public))
+    assert "every field is what the bundle" in with_bundle.sentence
+    assert "In no bundle, the owner's word alone: accuracy, auc." in with_bundle.sentence
+    assert "an owner can sign a run that never happened" in with_bundle.sentence
+    shown = world.digest("salt"), world.digest("adapter")
+    revealed = verify_artifact(make(world, run.data, revealed={0: shown}), owner=world.owner.public).artifact
+    assert compare(revealed, run.data, owner=world.owner.public).status is Status.GOOD
+
+
+def test_an_artifact_is_not_of_another_run_of_the_same_owner(world: World, artifact: bytes) -> None:
+    other = World().run(change=lambda receipt: replace(receipt, trainable=1)).data
+    with pytest.raises(VerificationError, match="bundle_sha256, trainable"):
+        compare(verify_artifact(artifact, owner=world.owner.public).artifact, other, owner=world.owner.public)
+
+
 def test_a_file_is_recognised_as_an_artifact(world: World, artifact: bytes, tmp_path: Path) -> None:
     path = tmp_path / "public.json"
     path.write_bytes(artifact)
@@ -168,10 +264,7 @@ def test_canaries_planted_in_everything_that_the_runtime_writes_do_not_come_out(
         return replace(
             receipt,
             work=replace(receipt.work, stop_reason=CANARY),
-            zeroization=tuple(
-                Probe(probe=f"{CANARY}-{number}", result=probe.result, detail=f"/home/{CANARY}/data.csv")
-                for number, probe in enumerate(receipt.zeroization)
-            ),
+            zeroization=tuple(replace(probe, detail=f"/home/{CANARY}/data.csv") for probe in receipt.zeroization),
         )
 
     bundle = World().run(change=plant).data
@@ -182,7 +275,6 @@ def test_canaries_planted_in_everything_that_the_runtime_writes_do_not_come_out(
         assert form.lower().encode() not in everything.lower()
     made = verify_artifact(data, owner=world.owner.public).artifact
     assert made.stop_reason == "other"
-    assert {probe for probe, _ in made.zeroization} == {"other"}
 
 
 def envelope_payloads(bundle: bytes) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 
 from glasshouse.errors import Code, VerificationError
 from glasshouse.evidence.events import Event
+from glasshouse.evidence.results import REQUIRED_PROBES
 from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.wire.states import Outcome, State
 from simulators.world import World
@@ -43,7 +44,7 @@ def test_what_was_seen_is_what_the_log_says(tmp_path: Path, lines: tuple[bytes, 
     assert seen.rate_per_s == pytest.approx(1000)
     assert seen.remaining_s == 0
     assert (seen.outputs, seen.segments) == (2, 1)
-    assert seen.probes == {"agent-memory": "clean", "swap": "unverifiable", "workspace": "clean"}
+    assert seen.probes == {name: "unverifiable" if name == "swap" else "clean" for name in REQUIRED_PROBES}
     assert seen.checks == {("agent", "not-dumpable"): "passed"}
 
 

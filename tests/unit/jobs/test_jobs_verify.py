@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from glasshouse.attestation.claims import Claims, Gpu
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES, Bundle
+from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
-from glasshouse.jobs.chain import walk
+from glasshouse.evidence.results import Probe
+from glasshouse.jobs.chain import _check_times, walk
 from glasshouse.jobs.verify import Status, Verdict, verify_bundle, verify_file, verify_log_beside
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
@@ -51,6 +54,83 @@ def test_an_honest_run_is_good_and_says_at_which_level(world: World, run: Run) -
     assert (verdict.status, verdict.outcome, verdict.exit_code) == (Status.GOOD, Outcome.COMPLETED, ExitCode.DONE)
     assert "assurance software" in verdict.sentence
     assert verdict.to_json()["attestation"] == "warning"
+
+
+def test_genuine_is_not_said_to_be_true(world: World) -> None:
+    """An owner with a broker of their own signs a run that never was: it is genuine, and says whose word it is."""
+    made_up = World(now_us=START_US)
+
+    def grand(receipt: Receipt) -> Receipt:
+        assert receipt.work is not None
+        return replace(receipt, work=replace(receipt.work, done=1_000_000), trainable=7 * 10**9)
+
+    bundle = made_up.run(change=grand).data
+    verdict = verify_bundle(bundle, owner=made_up.owner.public)
+    assert verdict.status is Status.GOOD
+    assert "to others it is the owner's word" in verdict.sentence
+    assert "an owner can sign a run that never happened" in verdict.sentence
+    assert verdict.to_json()["proves"] in verdict.sentence
+
+
+def test_a_verdict_shows_dates_devices_work_loss_and_probes(world: World, run: Run) -> None:
+    class Rich(World):
+        def claims(self, **changes: Any) -> Claims:
+            gpu = Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85 * 10**9, driver="570.1", uuid="GPU-1")
+            return super().claims(**{"gpus": (gpu,), **changes})
+
+    rich = Rich()
+    facts = verify_bundle(rich.run().data, owner=rich.owner.public).facts
+    assert facts["dates"].startswith("2026-09-21 14:13:20 UTC to 2026-09-21 14:13:22 UTC by the runtime's clock; ")
+    assert facts["GPUs"] == "NVIDIA H100 80GB HBM3 (85 GB) by the runtime's word"
+    assert facts["work"] == "5 steps in 0.01 s; ended by: steps"
+    assert facts["loss"] == "0.8 → 0.4"
+    assert facts["probes"].split(", ") == [
+        *("agent-memory clean", "gpu-memory clean", "shared-memory clean", "swap unverifiable", "workspace clean")
+    ]
+    plain = verify_bundle(run.data, owner=world.owner.public)
+    assert plain.facts["GPUs"] == "none"
+    told = plain.to_json()
+    assert (told["started_us"], told["finished_us"]) == (run.receipt.started_us, run.receipt.finished_us)
+    links = dict(plain.links)
+    assert "issued 2026-09-21" in str(links["launch token"])
+    assert "2026-09-21" in str(links["receipt's countersignature"])
+
+
+def test_what_could_not_be_searched_is_said_in_the_verdict(world: World, run: Run) -> None:
+    verdict = verify_bundle(run.data, owner=world.owner.public)
+    assert verdict.status is Status.GOOD
+    assert verdict.doubts == ("what the probes swap search could not be searched",)
+    assert verdict.doubts[0] in verdict.sentence
+
+
+def test_work_that_its_own_progress_does_not_show_is_said(world: World) -> None:
+    def more(receipt: Receipt) -> Receipt:
+        assert receipt.work is not None
+        return replace(receipt, work=replace(receipt.work, done=1_000_000, elapsed_us=10**12))
+
+    run = World().run(change=more)
+    alone = verify_bundle(run.data, owner=world.owner.public)
+    assert "longer than the run lasted" in alone.doubts[1]
+    beside = verify_log_beside(alone, run.lines)
+    assert "of 1000000 steps the log's progress shows 5" in beside.sentence
+    assert "longer than the run lasted" in beside.sentence
+
+
+def test_a_run_of_the_future_is_refused(world: World, run: Run) -> None:
+    hour_us = 3600 * 1_000_000
+    assert verify_bundle(run.data, owner=world.owner.public, now_us=START_US).status is Status.GOOD
+    with pytest.raises(VerificationError, match="in the future") as caught:
+        verify_bundle(run.data, owner=world.owner.public, now_us=START_US - hour_us)
+    assert caught.value.code is Code.CHAIN_RECEIPT
+
+
+def test_a_run_that_ended_before_its_key_was_released_is_refused(world: World, run: Run) -> None:
+    chain = verify_bundle(run.data, owner=world.owner.public).chain
+    assert chain.ear is not None
+    later = replace(chain, ear=replace(chain.ear, issued_s=chain.ear.issued_s + 3600))
+    for at_us in (chain.closed_us, chain.closed_us + 10**12):
+        with pytest.raises(VerificationError, match="earlier than the key was released"):
+            _check_times(later, at_us)
 
 
 @pytest.mark.parametrize(
@@ -276,10 +356,14 @@ def lying_receipt(world: World, **changes: Any) -> tuple[Verdict, Run]:
 
 def test_a_receipt_that_tells_another_story_than_its_log(world: World, run: Run) -> None:
     receipt = run.receipt
+    assert receipt.work is not None
     lies: list[dict[str, Any]] = [
         {"outcome": Outcome.FAILED, "code": Code.WORKER_FAILED},
-        {"zeroization": receipt.zeroization[:2]},
+        {"zeroization": receipt.zeroization[::-1]},
+        {"zeroization": (*receipt.zeroization, Probe(probe="zeroization", result=ProbeResult.CLEAN))},
         {"zeroization": (replace(receipt.zeroization[0], detail="none"), *receipt.zeroization[1:])},
+        {"work": replace(receipt.work, done=4)},
+        {"work": replace(receipt.work, unit="epoch")},
         {"outputs": receipt.outputs[:1]},
         {"outputs": (replace(receipt.outputs[0], sealed_sha256=bytes(32)), receipt.outputs[1])},
         {"segments": 0},
@@ -486,4 +570,4 @@ def test_a_run_that_did_not_complete_is_not_called_complete(
     world: World, outcome: Outcome, code: Code, says: str
 ) -> None:
     verdict = verify_bundle(world.run(outcome=outcome, code=code).data, owner=world.owner.public)
-    assert verdict.sentence == f"Authentic (assurance software): the run did not complete; {says}"
+    assert verdict.sentence.startswith(f"Authentic (assurance software): the run did not complete; {says} ")

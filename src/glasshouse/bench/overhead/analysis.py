@@ -100,11 +100,12 @@ def analyse(design: Design, records: Iterable[Record]) -> Analysis:
     result = estimate([contrasts(session.blocks) for session in used]) if used else None
     blocks = [block for session in used for block in session.blocks]
     null = design.mode is Mode.NULL
+    steady = not {session.number for session in used} & set(unsteady)
     return Analysis(
         sessions=sessions,
         attempts=attempts,
         result=result,
-        claim=None if result is None else claim(result, margin=design.margin, null=null),
+        claim=None if result is None else claim(result, margin=design.margin, null=null, steady=steady),
         sequential=None,
         sensitivity=None if result is None else sensitivity(design, used),
         direct=None if result is None or null else direct_accounting(blocks, result),

@@ -209,25 +209,26 @@ def estimate(sessions: Sequence[Sequence[float]]) -> Estimate:
     )
 
 
-def claim(found: Estimate, *, margin: float, null: bool = False) -> Claim:
+def claim(found: Estimate, *, margin: float, null: bool = False, steady: bool = True) -> Claim:
     """Return the one word for an estimate.
 
     In this order: the 95 % interval wholly below 0 is `bias_suspected`, because protection saves no time (in a null
     run, an interval wholly above 0 is so too); the 90 % interval inside ±margin is `equivalent`, which is two one-sided
-    tests at 5 % (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15:657); the 95 % interval wholly above 0 is `overhead`;
-    all else is `inconclusive`.
+    tests at 5 % (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15:657), unless a session never became steady; the 95 %
+    interval wholly above 0 is `overhead`; all else is `inconclusive`.
 
     Args:
         found: the estimate.
         margin: on the log ratio, above 0.
         null: both arms were raw.
+        steady: every session that counts ended its warm-up by becoming steady.
     """
     if found.mean is None:
         return Claim(word=Word.INCONCLUSIVE, margin=margin, tost_p=None, null=null)
     wide, narrow = found.mean.interval(0.95), found.mean.interval(0.90)
     if wide.high < 0 or (null and wide.low > 0):
         word = Word.BIAS_SUSPECTED
-    elif -margin < narrow.low and narrow.high < margin:
+    elif steady and -margin < narrow.low and narrow.high < margin:
         word = Word.EQUIVALENT
     elif wide.low > 0:
         word = Word.OVERHEAD

@@ -13,6 +13,7 @@ from glasshouse.bench.overhead.interval import Interval
 from glasshouse.bench.overhead.parity import Same
 from glasshouse.bench.overhead.receipts import Backing
 from glasshouse.errors import ExitCode
+from glasshouse.jobs.durations import utc
 from glasshouse.jobs.verdict import Status
 from glasshouse.wire.canonical import Json
 
@@ -102,8 +103,18 @@ class MeasurementVerdict:
         level = f"assurance {self.assurance}; the times are the owner's word"
         if self.lacks:
             why = "; ".join(_LACKS[lack] for lack in self.lacks)
-            return f"Incomplete ({level}): nothing contradicts it, but {why}; its own word: {self._found}."
-        return f"Authentic, and every number follows from the slices ({level}): {self._found}."
+            said = f"Incomplete ({level}): nothing contradicts it, but {why}; its own word: {self._found}."
+        else:
+            said = f"Signed by its owner, and every number follows from the slices ({level}): {self._found}."
+        return f"{said} Signed {utc(self.measurement.created_us)} by the owner's clock. {self.proves}"
+
+    @property
+    def proves(self) -> str:
+        """To whom it proves what; a receipt at `software` binds its owner to nothing."""
+        return (
+            "To its owner it shows what was measured; to others it is the owner's word: "
+            "an owner can make up slices, and at this level the receipts of runs that never happened."
+        )
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -174,6 +185,7 @@ class MeasurementVerdict:
             ],
             "phases": None if measurement.phases is None else measurement.phases.to_json(),
             "planted_ppm": measurement.planted_ppm,
+            "proves": self.proves,
             "status": self.status.value,
             "system": dict(measurement.system),
             "unbacked_sessions": {backing.mode.value: list(backing.unbacked) for backing in self.backings},
