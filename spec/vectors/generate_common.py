@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "common"
 sys.path.insert(0, str(ROOT / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
 from glasshouse.jobs.identity import OwnerPublic  # noqa: E402
+from glasshouse.jobs.model_signing import CERTIFICATE_TYPE  # noqa: E402
+from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import Json, encode  # noqa: E402
 from glasshouse.wire.fields import b64encode  # noqa: E402
 from simulators.world import World  # noqa: E402
@@ -168,6 +173,33 @@ def text_cases() -> Iterator[Case]:
         yield name, case("text", name.replace("-", " "), value, code=SCHEMA)
 
 
+def model_key_cases() -> Iterator[Case]:
+    """The owner's statement that a P-256 key signs their exported models (spec/evidence.md section 9.1)."""
+    world, rival = World(), World("rival")
+    private = ec.derive_private_key(int.from_bytes(world.digest("model key")), ec.SECP256R1())
+    public = b64encode(private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    payload: dict[str, Json] = {
+        "algorithm": "ecdsa-p256-sha256",
+        "created_us": 1_790_000_000_000_000,
+        "kind": "https://glasshouse.dev/model-signing-key/v1",
+        "public": public,
+    }
+
+    def told(signer: World = world, kind: str = CERTIFICATE_TYPE, **changes: Json) -> dict[str, Any]:
+        envelope = dsse.sign(kind, encode({**payload, **changes}), [signer.owner])
+        return {"envelope": envelope.to_json(), "owner": b64encode(world.owner.public)}
+
+    yield "good", case("model-key", "the owner's statement", told(), public=public)
+    for name, code, value in (
+        ("another-owner", Code.SIGNATURE.value, told(rival)),
+        ("another-type", Code.WRONG_TYPE.value, told(kind="application/vnd.glasshouse.delegation+json")),
+        ("another-algorithm", SCHEMA, told(algorithm="ed25519")),
+        ("another-curve", SCHEMA, told(algorithm="ecdsa-p384-sha384")),
+        ("member-more", SCHEMA, told(note="")),
+    ):
+        yield name, case("model-key", name.replace("-", " "), value, code=code)
+
+
 def http_cases() -> Iterator[Case]:
     """What the runtime's listener answers before anything is decided."""
     typed = ["content-type: application/json"]
@@ -214,6 +246,7 @@ def build() -> dict[str, bytes]:
         ("owner", owner_cases()),
         ("text", text_cases()),
         ("http", http_cases()),
+        ("model-key", model_key_cases()),
     ):
         for name, document in cases:
             if f"{kind}-{name}.json" in files:

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.identity import OwnerPublic
-from glasshouse.wire.canonical import decode
+from glasshouse.jobs.model_signing import certified_key
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.fields import b64decode, b64encode
 from simulators.local_broker import LocalBroker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +57,12 @@ def read_text(given: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-HOUSE = {"json": read_json, "owner": read_owner, "text": read_text}
+def read_model_key(given: dict[str, Any]) -> dict[str, Any]:
+    envelope = Envelope.parse(encode(given["envelope"]), max_bytes=1 << 16)
+    return {"public": b64encode(certified_key(envelope, owner=b64decode(given["owner"])))}
+
+
+HOUSE = {"model-key": read_model_key, "json": read_json, "owner": read_owner, "text": read_text}
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["kind"] in HOUSE])
@@ -185,8 +195,34 @@ def event_texts(given: dict[str, Any]) -> None:
         raise RefusedError("schema-invalid")
 
 
+def signed(envelope: dict[str, Any], kind: str, public: bytes) -> Any:
+    """The payload of a DSSE envelope that this key alone signed."""
+    if envelope["payloadType"] != kind:
+        raise RefusedError("wrong-type")
+    (signature,) = envelope["signatures"]
+    payload = base64.b64decode(envelope["payload"])
+    message = b"DSSEv1 %d %b %d %b" % (len(kind), kind.encode(), len(payload), payload)
+    try:
+        if signature["keyid"] != hashlib.sha256(public).hexdigest()[:32]:
+            raise InvalidSignature
+        Ed25519PublicKey.from_public_bytes(public).verify(base64.b64decode(signature["sig"]), message)
+    except InvalidSignature:
+        raise RefusedError("signature-invalid") from None
+    return strict(payload, 1 << 20)
+
+
+def model_key(given: dict[str, Any]) -> str:
+    kind = "application/vnd.glasshouse.model-signing-key+json"
+    value = signed(given["envelope"], kind, octets(given["owner"], 32))
+    fixed = {"algorithm": "ecdsa-p256-sha256", "kind": "https://glasshouse.dev/model-signing-key/v1"}
+    if set(value) != {*fixed, "created_us", "public"} or any(value[name] != text for name, text in fixed.items()):
+        raise RefusedError("schema-invalid")
+    return str(value["public"])
+
+
 (DECIMAL,) = (line.split("`")[3].replace("\\|", "|") for line in PAGE.splitlines() if line.startswith("| `decimal`"))
 ANYBODY = {
+    "model-key": lambda given: {"public": model_key(given)},
     "json": lambda given: {"value": strict(bytes.fromhex(given["hex"]), given["max_bytes"])},
     "owner": lambda given: {"fingerprint": owner_file(bytes.fromhex(given["hex"]))},
     "text": lambda given: event_texts(given) or {},
@@ -201,6 +237,55 @@ def test_whoever_has_only_the_page_finds_the_same(name: str) -> None:
     except RefusedError as refused:
         found = {"code": str(refused)}
     assert found == case["expect"]
+
+
+# ---- heads.log, by the same reader (spec/evidence.md sections 3, 4 and 8.1)
+
+EVIDENCE = {path.stem: json.loads(path.read_bytes()) for path in sorted((FOLDER.parent / "evidence").glob("*.json"))}
+
+
+def root_of(leaves: list[bytes]) -> bytes:
+    """RFC 9162 section 2.1.1."""
+    if len(leaves) == 1:
+        return hashlib.sha256(b"\x00" + leaves[0]).digest()
+    split = 1 << (len(leaves) - 1).bit_length() - 1
+    return hashlib.sha256(b"\x01" + root_of(leaves[:split]) + root_of(leaves[split:])).digest()
+
+
+def heads_log(given: dict[str, Any]) -> None:
+    bundle = EVIDENCE[given["base"]]["input"]["bundle"]
+    evidence = json.loads(base64.b64decode(bundle["receipt"]["payload"]))["predicate"]["evidence_public"]
+    delegated = signed(bundle["delegation"], "application/vnd.glasshouse.delegation+json", octets(given["owner"], 32))
+    broker = octets(delegated["broker_public"], 32)
+    leaves = [line.encode() for line in given["lines"]]
+    size = time_us = 0
+    sequence, last = -1, None
+    for line in given["heads"].splitlines(keepends=True):
+        if not line.endswith("\n"):
+            raise RefusedError("log-invalid")
+        try:
+            last = strict(line[:-1].encode(), 8192)
+            found = signed(last, "application/vnd.glasshouse.countersigned-head+json", broker)
+            head = signed(found["head"], "application/vnd.glasshouse.head+json", octets(evidence, 32))
+        except RefusedError:
+            raise RefusedError("log-invalid") from None
+        grown = head["size"] > size and head["sequence"] > sequence and head["size"] <= len(leaves)
+        follows = found["previous_size"] == size and found["time_us"] >= time_us
+        if not grown or not follows or root_of(leaves[: head["size"]]).hex() != head["root"]:
+            raise RefusedError("log-invalid")
+        size, sequence, time_us = head["size"], head["sequence"], found["time_us"]
+    if last != bundle["head"]:
+        raise RefusedError("log-invalid")
+
+
+@pytest.mark.parametrize("name", [name for name, case in EVIDENCE.items() if case["kind"] == "heads"])
+def test_heads_are_judged_alike_by_a_reader_of_the_page(name: str) -> None:
+    found = None
+    try:
+        heads_log(EVIDENCE[name]["input"])
+    except RefusedError as refused:
+        found = str(refused)
+    assert {"code": found} == EVIDENCE[name]["expect"]
 
 
 # ---- the page itself
