@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.claims import Claims, Gpu
+from glasshouse.attestation.roots import ROOTS
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES, Bundle
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.evidence.results import Probe
 from glasshouse.jobs.chain import _check_times, walk
+from glasshouse.jobs.verdict import _PROVES
 from glasshouse.jobs.verify import Status, Verdict, verify_bundle, verify_file, verify_log_beside
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
@@ -70,6 +72,10 @@ def test_genuine_is_not_said_to_be_true(world: World) -> None:
     assert "to others it is the owner's word" in verdict.sentence
     assert "an owner can sign a run that never happened" in verdict.sentence
     assert verdict.to_json()["proves"] in verdict.sentence
+
+
+def test_every_level_that_can_be_verified_says_to_whom_it_proves_what() -> None:
+    assert set(_PROVES) == {*ROOTS, "unattested"}
 
 
 def test_a_verdict_shows_dates_devices_work_loss_and_probes(world: World, run: Run) -> None:
