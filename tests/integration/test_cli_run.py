@@ -200,7 +200,7 @@ def test_work_outside_of_the_output_folders_is_named_to_the_owner_and_to_nobody_
     assert "1 file, 5 B, written outside of the job's output folders" in answer.out
     assert "lost-4711.pt" in answer.out
     found = shell.ask("status", "latest", "--json").object
-    assert found["uncollected"] == {"files": 1, "bytes": 5, "named": ["lost-4711.pt"]}
+    assert found["uncollected"] == {"files": 1, "bytes": 5, "named": ["lost-4711.pt"], "links": []}
     assert "lost-4711.pt" in shell.ask("logs").out
     folder = shell.home / "runs" / found["run_id"]
     assert not [path for path in folder.rglob("*") if path.is_file() and b"lost-4711" in path.read_bytes()]

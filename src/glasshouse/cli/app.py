@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +43,7 @@ _COMMANDS = (
 # What the framework raises after it has printed the help of a group that was named alone; it is known by its name,
 # because the framework brings its own copy of the module that it comes from.
 _HELP_PRINTED = "NoArgsIsHelpError"
+_HELP_NAMES = ["-h", "--help"]
 _GROUPS = (
     ("identity", "the owner's identity: show, pem, export, restore"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
@@ -56,9 +58,8 @@ def application() -> typer.Typer:
         name="glasshouse",
         help="Train on machines you do not trust, and show afterwards what happened there.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": _HELP_NAMES},
     )
     app.callback()(_root)
     for name, text in _COMMANDS:
@@ -72,14 +73,32 @@ def application() -> typer.Typer:
     return app
 
 
+def command_line() -> Any:
+    """Return the command line as it is run; the help says of a flag that it takes nothing by saying nothing."""
+    root: Any = typer.main.get_command(application())
+    for command in _commands(root):
+        context = typer.Context(command, help_option_names=_HELP_NAMES)
+        for parameter in command.get_params(context):
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+    return root
+
+
+def _commands(command: Any) -> Iterator[Any]:
+    yield command
+    for below in getattr(command, "commands", {}).values():
+        yield from _commands(below)
+
+
 def main() -> None:
     """The console script."""
     code = run(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not complain when it closes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # The pipe or terminal that it went to is closed; the interpreter must not complain when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
 
@@ -87,17 +106,18 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing is raised."""
     as_json = "--json" in arguments
     try:
-        result = typer.main.get_command(application()).main(
-            args=arguments, prog_name="glasshouse", standalone_mode=False
-        )
+        result = command_line().main(args=arguments, prog_name="glasshouse", standalone_mode=False)
         return int(result) if isinstance(result, int) else ExitCode.DONE
     except GlasshouseError as error:
         return _failed(error, as_json)
     except (_InterruptedError, typer.Abort):
         return _failed(UsageError(Code.INTERRUPTED, "interrupted"), as_json)
-    except (BrokenPipeError, SystemExit):
-        # Whoever read our output has had enough. What was not said must not pass for a good answer.
+    except BrokenPipeError:
+        # The reader of our output has gone. What was not said must not pass for a good answer.
         return ExitCode.INTERNAL
+    except SystemExit as ended:
+        # Completion ends so, with what it has printed.
+        return ended.code if isinstance(ended.code, int) else ExitCode.INTERNAL
     except Exception as error:
         if type(error).__name__ == _HELP_PRINTED and not as_json:
             return ExitCode.USAGE
@@ -147,7 +167,7 @@ def _understood(error: Exception) -> GlasshouseError:
     if said is not None:
         context: Any = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "glasshouse"
-        return UsageError(Code.USAGE, said(), hint=f"see: {path} --help")
+        return UsageError(Code.USAGE, said() + _given(error), hint=f"see: {path} --help")
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         # A file or folder that the owner's machine does not give us, wherever we came upon it, is no defect of ours.
         return UsageError(Code.FILE_MISSING, f"cannot use {os.fsdecode(error.filename)}: {error.strerror.lower()}")
@@ -163,10 +183,19 @@ def _understood(error: Exception) -> GlasshouseError:
     )
 
 
+def _given(error: Exception) -> str:
+    """Return the value that the framework's validation refused, where its message leaves it out: no secret is one."""
+    validation = error.__cause__ or error.__context__
+    problems: Callable[[], list[dict[str, Any]]] | None = getattr(validation, "errors", None)
+    value = next((problem.get("input") for problem in problems()), None) if problems is not None else None
+    return f", not {value[:40]!r}" if isinstance(value, str) and value[:40] not in str(error) else ""
+
+
 def _failed(error: GlasshouseError, as_json: bool) -> int:
-    Output(as_json).result(error_object(error))
-    if not as_json:
-        sys.stderr.write(f"error: {printable(error.message)} [{error.code.value}]\n")
-        if error.hint:
-            sys.stderr.write(f"  {printable(error.hint)}\n")
+    with contextlib.suppress(OSError):  # the terminal or pipe is closed: the exit code still says it
+        Output(as_json).result(error_object(error))
+        if not as_json:
+            sys.stderr.write(f"error: {printable(error.message)} [{error.code.value}]\n")
+            if error.hint:
+                sys.stderr.write(f"  {printable(error.hint)}\n")
     return ExitCode.INTERRUPTED if error.code is Code.INTERRUPTED else error.exit_code

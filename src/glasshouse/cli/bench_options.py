@@ -92,7 +92,7 @@ def seed_of(text: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != 32:
-        raise UsageError(Code.USAGE, "--seed takes 64 hexadecimal digits")
+        raise UsageError(Code.USAGE, f"--seed takes 64 hexadecimal digits, not {text[:40]!r}")
     return found
 
 

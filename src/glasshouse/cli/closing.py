@@ -175,8 +175,11 @@ def _facts(
     if receipt.trainable is not None:
         facts["trained"] = f"{receipt.trainable:,} parameters"
     facts["outputs"] = _outputs(receipt, opened)
-    if lost is not None:
+    if lost is not None and lost.files:
         facts["LOST"] = _lost(lost)
+    if lost is not None and lost.links:
+        links = ", ".join(printable(name, keep="") for name in lost.links[:_SHOWN_OUTPUTS])
+        facts["links"] = f"not sent back, only files are: {links}"
     results = [probe.result.value for probe in receipt.zeroization]
     facts["left behind"] = _residue(receipt, results)
     total, imports = receipt.lifecycle_us["total"], receipt.training_imports_us or 0

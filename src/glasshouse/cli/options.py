@@ -59,7 +59,26 @@ PassphraseFd = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run on several machines: which, from 0.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
+
+
+def _runs_that_begin(incomplete: str) -> list[str]:
+    """Return the runs that a shell may complete a name to; a home that cannot be read has none."""
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.rundir import RunFolder
+
+    try:
+        names = [folder.run_id for folder in RunFolder.all(Home.locate())]
+    except OSError:
+        names = []
+    return [name for name in ("latest", *sorted(names)) if name.startswith(incomplete)]
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run id, a unique beginning of one, or `latest`.", autocompletion=_runs_that_begin
+    ),
+]
 
 
 def locate(home: Path | None) -> Home:

@@ -63,9 +63,9 @@ class Output:
     def console(self) -> Console:
         """The console for people."""
         if self._console is None:
-            from rich.console import Console
+            from glasshouse.cli.terminal import Terminal
 
-            self._console = Console(highlight=False, soft_wrap=False)
+            self._console = Terminal(highlight=False, soft_wrap=False)
         return self._console
 
     def result(self, value: Mapping[str, Any]) -> None:

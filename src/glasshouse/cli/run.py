@@ -85,6 +85,7 @@ def _protected(
 ) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.seal import warn_of_losses
+    from glasshouse.cli.terminal import is_reader_gone
     from glasshouse.cli.view import View
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
@@ -98,7 +99,9 @@ def _protected(
         try:
             with runner.stoppable():
                 prepared, left_out = _prepare(what, job, output, view, place, identity, folder, broker, ranks)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError) as error:
+            if isinstance(error, OSError) and not is_reader_gone(error):
+                raise
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody"
             ) from None
@@ -115,14 +118,19 @@ def _protected(
                 others=prepared.others,
             )
     # Names are sealed with the outputs; the owner's key opens them.
-    return say_ended(
-        output,
-        ended,
-        sealing=identity.sealing,
-        owner_signing=identity.signing.public,
-        home=given,
-        left_out=left_out if job is not None else None,
-    )
+    try:
+        return say_ended(
+            output,
+            ended,
+            sealing=identity.sealing,
+            owner_signing=identity.signing.public,
+            home=given,
+            left_out=left_out if job is not None else None,
+        )
+    except OSError as error:
+        if not is_reader_gone(error):
+            raise
+        return ended.conclusion.exit_code  # the run ended as it did, and its record and receipt say the same
 
 
 def _job(what: Path) -> Job | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "progress_of", "warn_of_losses"]
 
+_MAX_NAME_CHARS = 100
 _BIG_BYTES = 64 << 20
 
 
 def command(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The sealed package.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="The sealed package; NAME.sealed here, after the job's name."),
+    ] = None,
     force: Force = False,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -39,6 +44,7 @@ def command(
     job = load(job_file)
     identity = unlock(place, passphrase_file, passphrase_fd)
     warn_of_losses(output, job)
+    out = out or Path(f"{_file_name(job.name)}.sealed")
     started = time.monotonic()
     sealed = seal(job, out=out, home=place, identity=identity, replace=force, progress=progress_of(output))
     seconds = time.monotonic() - started
@@ -81,6 +87,11 @@ def warn_of_losses(output: Output, job: Job) -> None:
 
     for line in script_warnings(job):
         output.warn(line)
+
+
+def _file_name(name: str) -> str:
+    """Return a job's name as one that a file may have, and that hides it nowhere and leads nowhere."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")[:_MAX_NAME_CHARS] or "job"
 
 
 def progress_of(output: Output) -> Callable[[int, int], None] | None:

@@ -23,11 +23,12 @@ __all__ = ["command"]
 _GAP = 2
 _JOB_CHARS = 8
 # What a narrow terminal does without, in this order.
-_GO_FIRST = ("began", "job", "loss", "receipt", "done")
+_GO_FIRST = ("receipt", "loss", "done", "began", "job")
 
 
 def command(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id, beginning of one, or `latest`.")] = None,
+    newest: Annotated[int | None, typer.Option("-n", "--newest", min=1, metavar="N", help="Only the newest N.")] = None,
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
@@ -38,7 +39,7 @@ def command(
     mention_old(output, place)
     if run is not None:
         return _one(output, look(RunFolder.find(place, run), place), place, home)
-    found = looks(place)
+    found = looks(place, newest=newest)
     output.result({"home": str(place.path), "runs": [_brief(one) for one in found]})
     if not output.as_json:
         _table(output, found)

@@ -7,6 +7,7 @@ training anything. Where there is no terminal every step is a plain line.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,8 @@ class View:
 
     def __exit__(self, *_error: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):  # a closed terminal, which says nothing of the run
+                self._live.stop()
             self._live = None
 
     def expect(self, *, assurance: str, profile: str, machines: int = 1) -> None:

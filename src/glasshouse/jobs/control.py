@@ -69,13 +69,16 @@ def look(folder: RunFolder, home: Home, *, deep: bool = True) -> Look:
     return Look(folder=folder, record=record, seen=seen, doing=doing)
 
 
-def looks(home: Home) -> list[Look]:
-    """Look at every run, the newest first; a damaged record is left out, and logs of ended runs are not read."""
+def looks(home: Home, *, newest: int | None = None) -> list[Look]:
+    """Look at every run, or the newest few, the newest first; logs of ended runs are not read.
+
+    A damaged record is left out.
+    """
     found: list[Look] = []
     for folder in RunFolder.all(home):
         with contextlib.suppress(UsageError):
             found.append(look(folder, home, deep=False))
-    return sorted(found, key=lambda one: one.record.created_us, reverse=True)
+    return sorted(found, key=lambda one: one.record.created_us, reverse=True)[:newest]
 
 
 def stop(folder: RunFolder, home: Home) -> bool:

@@ -7,26 +7,31 @@ that the machine's host wrote: it is shown, and said to be vouched for by nobody
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 
-from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError
+from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import Event, EventType
+from glasshouse.jobs.control import look
 from glasshouse.jobs.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.follow import Tail
-from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.verify import Status, Verdict, segment_name, verify_bundle, verify_log_in
 from glasshouse.package.outputs import open_output
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.hpke import RecipientKey
 
-__all__ = ["Named", "Segment", "last_lines", "named_segments", "segments", "uncollected"]
+__all__ = ["Named", "Segment", "follow", "last_lines", "named_segments", "refuse_other", "segments", "uncollected"]
 
 _KIND = "log"
+_POLL_S = 0.25
 # What a worker writes last may begin in the segment before the last; more are not read, a log can be long.
 _LAST_SEGMENTS = 3
 
@@ -134,6 +139,45 @@ def segments(
             yield _segment(stream, number, str(event.body["sealed_sha256"]), folder.run_id, sealing, manifest_sha256)
 
 
+def follow(
+    whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
+) -> Iterator[tuple[Event, Segment]]:
+    """Yield the segments of a run that goes on, each with the event that names it, until the run has ended.
+
+    Args:
+        whole: the run.
+        folder: of the machine whose log it is; the same for a run on one machine.
+        home: the state home.
+        sealing: the owner's sealing key, or a backup recipient's.
+
+    Raises:
+        PackageError: as `segments`.
+        VerificationError: as `named_segments`.
+    """
+    manifest_sha256 = bytes.fromhex(folder.load().manifest_sha256)
+    with contextlib.closing(Tail(folder.events)) as tail:
+        while True:
+            # Asked before the log is read: what comes before the end is then read to the last line.
+            ended = look(whole, home, deep=False).record.phase is Phase.ENDED
+            for event in tail.read():
+                if event.type is EventType.SEGMENT:
+                    (one,) = segments(folder, [event], sealing=sealing, manifest_sha256=manifest_sha256)
+                    yield event, one
+            if ended:
+                return
+            time.sleep(_POLL_S)
+
+
+def refuse_other(shown: Sequence[Event], named: Named) -> None:
+    """Refuse a log that was followed where a receipt vouches for another one.
+
+    Raises:
+        VerificationError: `log-invalid`.
+    """
+    if named.vouched and [event.body for event in shown] != [event.body for event in named.events]:
+        raise VerificationError(Code.LOG_INVALID, "the log that was shown is not the one that the receipt vouches for")
+
+
 def last_lines(
     folder: RunFolder, record: RunRecord, *, sealing: RecipientKey, owner_signing: bytes
 ) -> tuple[list[str], bool]:
@@ -177,6 +221,7 @@ def uncollected(folder: RunFolder, *, sealing: RecipientKey, owner_signing: byte
         files=sum(one.files for one in found),
         bytes=sum(one.bytes for one in found),
         named=tuple(name for one in found for name in one.named),
+        links=tuple(name for one in found for name in one.links),
     )
 
 

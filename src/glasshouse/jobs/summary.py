@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -56,7 +57,7 @@ def summary(
         "loss": _loss(receipt.loss if receipt else None),
         "trainable": receipt.trainable if receipt else None,
         "outputs": _outputs(receipt, opened),
-        "uncollected": None if lost is None else {"files": lost.files, "bytes": lost.bytes, "named": list(lost.named)},
+        "uncollected": None if lost is None else asdict(lost),
         "lifecycle_s": {step: _seconds(receipt.lifecycle_us[step] if receipt else None) for step in LIFECYCLE},
         "training_imports_s": _seconds(receipt.training_imports_us if receipt else None),
         "zeroization": _zeroization(receipt),

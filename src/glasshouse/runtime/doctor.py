@@ -7,15 +7,17 @@ or the machine: whatever cannot be undone is tried in a child.
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
-from glasshouse.runtime import core_dumps, landlock, loopback, seccomp
+from glasshouse.runtime import core_dumps, gpus, landlock, loopback, seccomp
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
@@ -25,6 +27,7 @@ from glasshouse.wire.policy import Assurance, Profile
 __all__ = ["Finding", "Standing", "examine"]
 
 _LEAST_LOCKED_BYTES = 1 << 30
+_LEAST_FREE_BYTES = 2_000_000_000
 _NVML = "libnvidia-ml.so.1"
 
 _ROOTS = (
@@ -74,12 +77,16 @@ class Finding:
         }
 
 
-def examine(kernel: Kernel = REAL, *, devices: Path = Path("/dev")) -> list[Finding]:
+def examine(
+    kernel: Kernel = REAL, *, devices: Path = Path("/dev"), library: str = _NVML, place: Path = Path()
+) -> list[Finding]:
     """Look at this machine; takes some milliseconds.
 
     Args:
         kernel: the kernel.
         devices: where device nodes are.
+        library: NVIDIA's management library.
+        place: where packages and outputs would lie; the working folder.
     """
     offered = [
         _system(kernel),
@@ -94,7 +101,16 @@ def examine(kernel: Kernel = REAL, *, devices: Path = Path("/dev")) -> list[Find
         _tracing(kernel),
         _crashes(kernel),
     ]
-    return [*offered, _profile(offered), *_hardware(devices), *_assurance()]
+    return [
+        *offered,
+        _profile(offered),
+        *_hardware(devices),
+        _driver(devices, library),
+        _torch(),
+        _memory(kernel),
+        _disk(place),
+        *_assurance(),
+    ]
 
 
 def _finding(feature: str, standing: Standing, value: str, consequence: str) -> Finding:
@@ -271,17 +287,67 @@ def _hardware(devices: Path) -> list[Finding]:
         if present:
             consequence = f"could stand behind {level.value} once this version supports it; it does not yet"
             found.append(_finding(f"root-{name}", Standing.NOTE, str(devices / present[0]), consequence))
-    gpus = sorted(node.name for node in devices.glob("nvidia[0-9]*"))
-    if gpus:
+    nodes_of_gpus = sorted(node.name for node in devices.glob("nvidia[0-9]*"))
+    if nodes_of_gpus:
         state = _confidential_gpu()
         consequence = "could stand behind gpu-tee once this version supports it; it does not yet"
         if state != "on":
             consequence = "the GPU's memory is open to the host"
         found.append(_finding("root-nvidia-cc", Standing.NOTE, state, consequence))
     found.append(
-        _finding("gpus", Standing.NOTE, str(len(gpus)), "training can use them" if gpus else "training uses the CPU")
+        _finding(
+            "gpus",
+            Standing.NOTE,
+            str(len(nodes_of_gpus)),
+            "training can use them" if nodes_of_gpus else "training uses the CPU",
+        )
     )
     return found
+
+
+def _driver(devices: Path, library: str) -> Finding:
+    found = gpus.in_sight(library=library, folder=str(devices))
+    if found:
+        named = ", ".join(f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)" for gpu in found)
+        return _finding("gpu-driver", Standing.GOOD, found[0].driver, f"it sees {named}")
+    if any(devices.glob("nvidia[0-9]*")):
+        return _finding("gpu-driver", Standing.WEAKER, "no answer", "a GPU is there, and its driver does not answer")
+    return _finding("gpu-driver", Standing.NOTE, "none", "training uses the CPU")
+
+
+def _torch() -> Finding:
+    # Read from what is installed: importing it takes seconds, and it has no place in this process.
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return _finding("torch", Standing.WEAKER, "none", "no built-in workload can train here: it is not installed")
+    build = version.partition("+")[2]
+    consequence = "built for the CPU alone" if build == "cpu" else "what the workloads train with"
+    return _finding("torch", Standing.GOOD, version, consequence)
+
+
+def _memory(kernel: Kernel) -> Finding:
+    try:
+        lines = (line.split() for line in kernel.read("/proc/meminfo").decode().splitlines())
+        facts = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
+        free, whole = facts["MemAvailable"], facts["MemTotal"]
+    except (OSError, KeyError, ValueError):
+        return _finding("memory", Standing.NOTE, "unknown", "the kernel does not tell how much memory is free")
+    value = f"{free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
+    if free < _LEAST_FREE_BYTES:
+        return _finding("memory", Standing.WEAKER, value, "too little for most trainings, whose files lie in it too")
+    return _finding("memory", Standing.GOOD, value, "inputs and the worker's files lie in it, beside the training")
+
+
+def _disk(place: Path) -> Finding:
+    try:
+        room = shutil.disk_usage(place)
+    except OSError:
+        return _finding("disk", Standing.NOTE, "unknown", "the file system of this folder does not tell its free space")
+    value = f"{room.free / 1e9:.1f} of {room.total / 1e9:.1f} GB free"
+    if room.free < _LEAST_FREE_BYTES:
+        return _finding("disk", Standing.WEAKER, value, "too little for most packages and their sealed outputs")
+    return _finding("disk", Standing.GOOD, value, "the sealed package and the sealed outputs lie on it")
 
 
 def _assurance() -> list[Finding]:

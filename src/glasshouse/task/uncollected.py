@@ -1,4 +1,6 @@
-"""What a script wrote outside of its output folders: looked for at its end, and reported in its sealed log.
+"""What a script wrote outside of its output folders, or left in them as a link: looked for at its end.
+
+It is reported in the sealed log.
 
 The names are the owner's secret, so they go no other way: the owner's side reads them from the decrypted log.
 Law: ``Uncollected.parse(found.line()) == found``.
@@ -6,9 +8,10 @@ Law: ``Uncollected.parse(found.line()) == found``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,15 +34,17 @@ class Uncollected:
     Attributes:
         files, bytes: how many, and how large together.
         named: the first of them, by their paths below the script's working directory.
+        links: the first links within the output folders; what they lead to does not come back by them.
     """
 
     files: int
     bytes: int
     named: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return the line of the sealed log."""
-        facts = {"bytes": self.bytes, "files": self.files, "named": list(self.named)}
+        facts = {"bytes": self.bytes, "files": self.files, "links": list(self.links), "named": list(self.named)}
         return _PREFIX + json.dumps(facts, sort_keys=True)
 
     @classmethod
@@ -50,13 +55,15 @@ class Uncollected:
         try:
             facts = json.loads(line[len(_PREFIX) :])
             files, size, named = facts["files"], facts["bytes"], facts["named"]
+            links = facts["links"] if "links" in facts else []  # noqa: SIM401 - it may be no table
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-            return None
+        for names in (named, links):
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                return None
         if not all(isinstance(count, int) and count >= 0 for count in (files, size)):
             return None
-        return cls(files=files, bytes=size, named=tuple(named))
+        return cls(files=files, bytes=size, named=tuple(named), links=tuple(links))
 
 
 def snapshot(workspace: Path) -> Snapshot:
@@ -79,10 +86,19 @@ def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[P
         for name, state in _files(workspace)
         if before.get(name) != state and not name.startswith(collected)
     ]
-    if not new:
+    links = [path for output in outputs for path in sorted(output.rglob("*")) if path.is_symlink()]
+    if not new and not links:
         return None
-    shown = [os.path.relpath(workspace / name, folder)[:_MAX_NAME_CHARS] for name, _ in new[:_MAX_NAMES]]
-    return Uncollected(files=len(new), bytes=sum(size for _, size in new), named=tuple(shown))
+    return Uncollected(
+        files=len(new),
+        bytes=sum(size for _, size in new),
+        named=_shown((workspace / name for name, _ in new), folder),
+        links=_shown(links, folder),
+    )
+
+
+def _shown(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
+    return tuple(os.path.relpath(path, folder)[:_MAX_NAME_CHARS] for path in itertools.islice(paths, _MAX_NAMES))
 
 
 def _files(workspace: Path, below: str = "") -> Iterator[tuple[str, tuple[int, int, int]]]:

@@ -80,7 +80,7 @@ def test_starting_is_quick_and_loads_neither_torch_nor_ciphers() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["run"], ["seal", "x"], ["status", "--colour"], ["bench", "speed"]]
+    "arguments", [["nonsense"], ["run"], ["fetch", "x"], ["status", "--colour"], ["bench", "speed"]]
 )
 def test_a_wrong_command_line_is_a_usage_error_in_words_and_as_json(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

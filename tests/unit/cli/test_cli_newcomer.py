@@ -98,7 +98,7 @@ def test_the_table_of_runs_never_cuts_how_a_run_stands(
     assert folder.run_id[:8] in row
     assert header.split()[:1] == ["run"]
     assert max(map(len, (header, row))) <= width
-    assert ("18000/600000 steps" in row) == (width >= 60)
+    assert ("18000/600000 steps" in row) == (width >= 80)
 
 
 @pytest.mark.parametrize("group", ["identity", "broker", "bench"])
@@ -236,10 +236,25 @@ def test_work_that_was_lost_is_named_to_its_owner(
     assert 'outputs = ["outputs/", "checkpoints/"]' in text
     say_ended(Output(True), ended, **keys)  # type: ignore[arg-type]
     found = json.loads(capsys.readouterr().out)["uncollected"]
-    assert found == {"files": 30, "bytes": 5_000_000, "named": list(lost.named)}
+    assert found == {"files": 30, "bytes": 5_000_000, "named": list(lost.named), "links": []}
     # Without the owner's key nothing of it can be said: the names are in the sealed log alone.
     say_ended(Output(True), ended, sealing=None)
     assert json.loads(capsys.readouterr().out)["uncollected"] is None
+
+
+def test_a_link_among_the_outputs_is_named_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Uncollected(files=0, bytes=0, named=(), links=("outputs/best\x1b[2J", "outputs/last"))
+    world = OwnersWorld(printed=f"at work\n{lost.line()}\n".encode())
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
+    record = replace(folder.load(), workload="script")
+    ended = Ended(folder=folder, record=record, seen=Seen.of(folder.events), conclusion=conclusion)
+    output = Output(False)
+    said = people(monkeypatch, output)
+    say_ended(output, ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
+    assert "not sent back, only files are: outputs/best\\u001b[2J, outputs/last" in said.getvalue()
+    assert "LOST" not in said.getvalue()
 
 
 def test_a_missed_bar_is_put_down_to_the_machine_and_bytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:

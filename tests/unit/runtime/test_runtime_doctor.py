@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,3 +147,36 @@ def test_looking_changes_nothing_here() -> None:
         return state() == before
 
     assert in_child(story)
+
+
+def test_what_a_training_needs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(devices=tmp_path)
+    assert (found["gpu-driver"].value, found["gpu-driver"].standing) == ("none", Standing.NOTE)
+    for feature in ("memory", "disk"):
+        assert found[feature].value.endswith(" GB free")
+    (tmp_path / "nvidia0").touch()
+    silent = doctor.examine(devices=tmp_path, library="libnone.so")
+    (driver,) = (one for one in silent if one.feature == "gpu-driver")
+    assert (driver.value, driver.standing) == ("no answer", Standing.WEAKER)
+
+
+def test_a_machine_without_torch_memory_or_disk_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class LittleMemory(Kernel):
+        def read(self, path: str) -> bytes:
+            return b"MemTotal: 900000 kB\nMemAvailable: 500000 kB\n"
+
+    def missing(name: str) -> str:
+        raise doctor.importlib.metadata.PackageNotFoundError(name)
+
+    assert (doctor._memory(LittleMemory()).value, doctor._memory(LittleMemory()).standing) == (
+        "0.5 of 0.9 GB free",
+        Standing.WEAKER,
+    )
+    monkeypatch.setattr("glasshouse.runtime.doctor.importlib.metadata.version", lambda _name: "2.11.0+cpu")
+    assert (doctor._torch().value, doctor._torch().consequence) == ("2.11.0+cpu", "built for the CPU alone")
+    monkeypatch.setattr("glasshouse.runtime.doctor.importlib.metadata.version", missing)
+    assert (doctor._torch().value, doctor._torch().standing) == ("none", Standing.WEAKER)
+    monkeypatch.setattr(
+        "glasshouse.runtime.doctor.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
+    )
+    assert doctor._disk(tmp_path / "nowhere").standing is Standing.WEAKER

@@ -14,6 +14,11 @@ from glasshouse.task.uncollected import Uncollected
 def test_a_line_says_what_was_found() -> None:
     found = Uncollected(files=2, bytes=7, named=("a b.pt", 'odd\n"name', "\udcff"))
     assert Uncollected.parse(found.line()) == found
+    linked = Uncollected(files=0, bytes=0, named=(), links=("outputs/best",))
+    assert Uncollected.parse(linked.line()) == linked
+    earlier = found.line().replace('"links": [], ', "")
+    assert earlier != found.line()
+    assert Uncollected.parse(earlier) == found
     assert "\n" not in found.line()
 
 
@@ -48,3 +53,14 @@ def test_caches_and_what_lay_there_before_are_nobodys_result(tmp_path: Path) -> 
     (job / "outside").write_text("12345")
     (tmp_path / "home.txt").write_text("1")
     assert look() == Uncollected(files=2, bytes=6, named=("../home.txt", "outside"))
+
+
+def test_a_link_in_an_output_folder_is_named_because_it_does_not_come_back(tmp_path: Path) -> None:
+    job, out = tmp_path / "job", tmp_path / "job" / "out"
+    (out / "checkpoints" / "step-2").mkdir(parents=True)
+    before = uncollected.snapshot(tmp_path)
+    (out / "checkpoints" / "step-2" / "model").write_text("x")
+    (out / "checkpoints" / "last").symlink_to("step-2")
+    (out / "stolen").symlink_to("/etc/hostname")
+    found = uncollected.look(tmp_path, before, folder=job, outputs=[out])
+    assert found == Uncollected(files=0, bytes=0, named=(), links=("out/checkpoints/last", "out/stolen"))

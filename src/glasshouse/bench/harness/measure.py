@@ -17,7 +17,7 @@ from glasshouse.bench.harness import machine
 from glasshouse.bench.harness.engine import Engine, Pieces, Watch
 from glasshouse.bench.harness.phases import PhaseRun, PhaseWish, expected_s, measure_phases
 from glasshouse.bench.harness.phases_alone import checkpoints_of
-from glasshouse.bench.harness.plan import Calibration, Plan, Wish, calibrate, plan
+from glasshouse.bench.harness.plan import CALIBRATION_S, FASTEST, Calibration, Plan, Wish, calibrate, plan
 from glasshouse.bench.harness.sequential import Legs
 from glasshouse.bench.harness.stage import Stage
 from glasshouse.bench.harness.stop import Stop
@@ -116,6 +116,8 @@ def measure(
     """
     began = time.monotonic()
     _check_free(folder)
+    # Before anything is started: a time in which no job has room needs no calibration to be refused.
+    plan(wish, FASTEST, spent_s=CALIBRATION_S)
     gpu = machine.Gpu.first()
     with Stage(make, identity=identity, stop=stop) as stage:
         viewer.calibrating()

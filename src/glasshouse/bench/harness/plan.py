@@ -30,9 +30,10 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.durations import format_s
 from glasshouse.wire.pacing import Go
 
-__all__ = ["SLICE_CAP_S", "Calibration", "Plan", "Wish", "calibrate", "plan"]
+__all__ = ["CALIBRATION_S", "FASTEST", "SLICE_CAP_S", "Calibration", "Plan", "Wish", "calibrate", "plan"]
 
 SLICE_S, SLICE_CAP_S = 0.75, 2.0
+_SETTLE_S, _LOOK_S, _LOOKS = 1.0, 0.5, 5
 # In a short measurement more sessions are worth more than longer slices; 0.5 s is the least.
 _SHORT_SLICE_S, _SHORT_TIME_S = 0.55, 1200
 # And in a very short one the warm-up is judged over fewer blocks.
@@ -119,7 +120,7 @@ class Plan:
     expected_s: float
 
 
-def calibrate(arm: Runner, *, settle_s: float = 1.0, look_s: float = 0.5, looks: int = 5) -> Calibration:
+def calibrate(arm: Runner, *, settle_s: float = _SETTLE_S, look_s: float = _LOOK_S, looks: int = _LOOKS) -> Calibration:
     """Start a raw arm, let it run in, and time its steps; the caller closes it.
 
     Raises:
@@ -136,6 +137,12 @@ def calibrate(arm: Runner, *, settle_s: float = 1.0, look_s: float = 0.5, looks:
     except ArmLostError:
         raise arm.why() from None
     return Calibration(start_s=arm.start_ns / 1e9, step_ns=statistics.median(times[2:]))
+
+
+FASTEST = Calibration(start_s=0.0, step_ns=1e6)
+"""A job that starts at once and steps as fast as any: what it has no time for, none has."""
+CALIBRATION_S = _SETTLE_S * 2 + _LOOK_S * _LOOKS
+"""What calibration takes at least."""
 
 
 def plan(wish: Wish, found: Calibration, *, spent_s: float = 0.0) -> Plan:

@@ -124,7 +124,9 @@ def builtin(workload: str, folder: Path, *, model: str | None = None, device: st
     if workload == "script":
         raise UsageError(Code.USAGE, "the workload script is your own: name its job file with --job")
     if model is not None and (workload != "lora" or model not in MODELS):
-        raise UsageError(Code.USAGE, f"--model goes with --workload lora and is one of {', '.join(MODELS)}")
+        raise UsageError(
+            Code.USAGE, f"--model goes with --workload lora and is one of {', '.join(MODELS)}, not {model!r}"
+        )
     if workload == "mlp":
         params: dict[str, Any] = dict(_MLP)
         (folder / "note.txt").write_text("synthetic data, made from the seed\n")
@@ -135,7 +137,7 @@ def builtin(workload: str, folder: Path, *, model: str | None = None, device: st
         _write_examples(folder / "train.jsonl")
         inputs = {"train.jsonl": "train.jsonl"}
     else:
-        raise UsageError(Code.USAGE, f"the workload is one of {', '.join(WORKLOADS)}")
+        raise UsageError(Code.USAGE, f"the workload is one of {', '.join(WORKLOADS)}, not {workload!r}")
     params |= {"device": device, "deterministic": True}
     name = workload if model is None else f"{workload} {model.removeprefix('config:')}"
     return Subject(
