@@ -76,7 +76,7 @@ def test_every_step_is_shown_with_its_time(width: int, terminal: bool) -> None:
     assert "key released at assurance software" in shown
     assert "5 steps, loss 0.4" in shown
     assert "2 outputs, 1 log segment" in shown
-    assert "2 of 3 probes clean, 1 unverifiable" in shown
+    assert "4 of 5 probes clean, 1 unverifiable" in shown
     assert "0.01 s" in shown
 
 
@@ -231,7 +231,7 @@ def test_the_closing_summary_says_all_and_names_the_level(tmp_path: Path, monkey
         "270,336 parameters",
         "adapter.safetensors",
         "checkpoints/step-5.safetensors",
-        "2 of 3 probes clean; cannot be checked here: swap",
+        "4 of 5 probes clean; cannot be checked here: swap",
         "genuine and complete, at assurance software",
         str(tmp_path / "home" / "runs" / world.id("run")),
         "glasshouse fetch",
