@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from glasshouse.bench.collectives import plan
 from glasshouse.bench.collectives.measurement import Measurement
 from glasshouse.bench.collectives.plan import EXCHANGE_WAYS, TRAIN_WAYS, Plan
 from glasshouse.bench.collectives.run import measure
 from glasshouse.bench.collectives.values import Cell, Kind, Way
 from glasshouse.bench.collectives.world import World
+from glasshouse.cli.app import run
 from glasshouse.cli.bench_collectives_view import Silent
 from glasshouse.errors import InternalError
 from simulators.collectives_work import work
-from simulators.command_line import Shell
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +36,8 @@ def measured() -> Measurement:
         Cell(kind=Kind.TRAIN, ranks=3, model="resnet-2m", ways=TRAIN_WAYS),
         Cell(kind=Kind.REPLAY, ranks=3, model="resnet-2m", dtype="bfloat16", ways=(Way.RAW, Way.DIRECT)),
     )
-    plan = Plan(cells=cells, time_s=1, seed=1, quick=True, start_ranks=3, start_repeats=2, memory_bytes=(4 * MIB,))
-    return measure(plan, Silent())
+    whole = Plan(cells=cells, time_s=1, seed=1, quick=True, start_ranks=3, start_repeats=2, memory_bytes=(4 * MIB,))
+    return measure(whole, Silent())
 
 
 def test_every_way_was_sampled_in_every_round(measured: Measurement) -> None:
@@ -111,9 +114,13 @@ def test_who_asks_to_stop_keeps_what_is_complete() -> None:
     assert [(one.cell, one.why) for one in kept.not_measured] == [(cells[1], "stopped")]
 
 
-def test_the_trial_for_newcomers_ends_with_a_file_and_a_page(tmp_path: Path) -> None:
-    answer = Shell(tmp_path).ask("bench", "collectives", "--quick", "-o", "out", "--json", timeout_s=240)
-    assert answer.code == 0
+def test_the_trial_for_newcomers_ends_with_a_file_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "quick", partial(plan.quick, time_s=3.0))  # as a user has it, but for the half minute
+    monkeypatch.chdir(tmp_path)
+    assert run(["bench", "collectives", "--quick", "-o", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == "out/report.html"
     kept = Measurement.parse((tmp_path / "out" / "collectives.json").read_bytes())
     assert kept.quick
     assert {found.cell.kind for found in kept.found} == set(Kind)

@@ -77,5 +77,5 @@ def run_demo(demo_fn: object, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    run_demo(demo_basic, 2)
-    run_demo(demo_checkpoint, 2)
+    for demo in sys.argv[2:]:
+        run_demo({"basic": demo_basic, "checkpoint": demo_checkpoint}[demo], 2)
