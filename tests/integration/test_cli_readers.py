@@ -120,4 +120,4 @@ def test_leaving_a_followed_log_lets_the_run_go_on(shell: Shell) -> None:
     command.send_signal(signal.SIGINT)
     assert shell.end(command).code == ExitCode.INTERRUPTED
     assert shell.ask("status", placed["run_id"], "--json").object["outcome"] is None
-    assert shell.ask("stop", placed["run_id"]).code == ExitCode.INTERRUPTED
+    assert "interrupted" in shell.ask("stop", placed["run_id"]).out
