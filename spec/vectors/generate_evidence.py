@@ -186,6 +186,11 @@ def log_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     wordy[progress] = wordy[progress].replace('"elapsed_us"', '"comment":"hello","elapsed_us"')
     spaced = [*lines]
     spaced[progress] = spaced[progress].replace('","', '", "')
+    second = next(number for number, line in enumerate(lines) if number > progress and '"progress"' in line)
+
+    def reported(old: str, new: str) -> list[str]:
+        return [line.replace(old, new) if number == second else line for number, line in enumerate(lines)]
+
     silent = [*lines]
     silent[-1] = silent[-1].replace('"outcome":"completed"', '"outcome":null')
     for name, told, other, code in (
@@ -195,6 +200,24 @@ def log_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         ("after-the-end", "an event follows the end of the run", late, Code.LOG_INVALID),
         ("unknown-field", "an event has a field of its own", wordy, Code.LOG_INVALID),
         ("not-canonical", "an event is written with a space", spaced, Code.LOG_INVALID),
+        ("progress-goes-back", "a count is smaller than before", reported('"done":2', '"done":0'), Code.LOG_INVALID),
+        ("progress-repeated", "a count is that of before", reported('"done":2', '"done":1'), Code.LOG_INVALID),
+        ("progress-other-total", "the total changes", reported('"total":5', '"total":6'), Code.LOG_INVALID),
+        (
+            "progress-total-withdrawn",
+            "the total is taken back",
+            reported('"total":5', '"total":null'),
+            Code.LOG_INVALID,
+        ),
+        ("progress-other-unit", "the unit changes", reported('"unit":"step"', '"unit":"epoch"'), Code.LOG_INVALID),
+        (
+            "progress-too-soon",
+            "two reports within a second",
+            reported('"elapsed_us":2000000', '"elapsed_us":1999999'),
+            Code.LOG_INVALID,
+        ),
+        ("loss-of-seven-digits", "a loss has seven digits", reported('"0.7"', '"0.7000001"'), Code.LOG_INVALID),
+        ("loss-spelled-otherwise", "a loss has a needless zero", reported('"0.7"', '"0.70"'), Code.LOG_INVALID),
         ("no-outcome", "the run ends without an outcome", silent, Code.LOG_INVALID),
     ):
         given = {"head": resigned(other, head), "lines": other}

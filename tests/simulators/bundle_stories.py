@@ -200,6 +200,10 @@ STORIES = [
     Story("a receipt of another workload", Code.CHAIN_RECEIPT, predicate(workload="mlp")),
     Story("a receipt of other evidence", Code.CHAIN_RECEIPT, predicate(evidence_sha256="00" * 32)),
     Story("a receipt of another attestation result", Code.CHAIN_RECEIPT, predicate(ear_sha256="00" * 32)),
+    Story("a receipt whose work stopped for a reason of its own", Code.CHAIN_RECEIPT, predicate(
+        work={"done": 5, "elapsed_us": 5000, "stop_reason": "meet-at-noon", "unit": "step"})),
+    Story("a receipt with a loss of seven digits", Code.CHAIN_RECEIPT,
+          predicate(loss={"final": "0.4000001", "first": "0.8"})),
     Story("a receipt at a higher level", Code.CHAIN_RECEIPT, predicate(assurance="gpu-tee")),
     Story("a receipt of another measurement", Code.CHAIN_RECEIPT, predicate(measurement="00" * 32)),
     Story("a receipt of another environment", Code.CHAIN_RECEIPT, predicate(environment_sha256="00" * 32)),

@@ -361,7 +361,13 @@ class World:
                 for step in range(1, 6):
                     log.append(
                         EventType.PROGRESS,
-                        {"done": step, "elapsed_us": step * 1000, "loss": f"0.{9 - step}", "total": 5, "unit": "step"},
+                        {
+                            "done": step,
+                            "elapsed_us": step * 1_000_000,
+                            "loss": f"0.{9 - step}",
+                            "total": 5,
+                            "unit": "step",
+                        },
                     )
                 log.append(
                     EventType.SEGMENT,

@@ -21,7 +21,14 @@ from glasshouse.evidence.receipt import (
     RECEIPT_TYPE,
     STATEMENT_TYPE,
 )
-from glasshouse.evidence.results import PACED, PROBES, REQUIRED_PROBES, WEIGHTS, manifest_subject, sealed_name
+from glasshouse.evidence.results import (
+    PROBES,
+    REQUIRED_PROBES,
+    STOP_REASONS,
+    WEIGHTS,
+    manifest_subject,
+    sealed_name,
+)
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json, decode, encode
@@ -40,8 +47,8 @@ __all__ = [
     "NUMBERS",
     "PROBES",
     "PUBLIC_DECIMAL",
+    "PUBLIC_STOP_REASONS",
     "SECRET_MEMORIES",
-    "STOP_REASONS",
     "VOCABULARY",
     "WORKLOADS",
     "WORKSPACES",
@@ -71,7 +78,7 @@ NUMBERS = (
     "validation-loss",
 )
 SECRET_MEMORIES = ("locked-memory", "memfd-secret", "unlocked-memory", OTHER)
-STOP_REASONS = ("epochs", "finished", PACED, "steps", "stopped", "time", OTHER)
+PUBLIC_STOP_REASONS = ("epochs", *STOP_REASONS, OTHER)
 WORKLOADS = ("lora", "mlp", "script")
 WORKSPACES = ("directory", "tmpfs", "tmpfs-noswap", OTHER)
 
@@ -138,7 +145,7 @@ def weights_name(number: int) -> str:
 
 
 VOCABULARY = frozenset(
-    {*_KEYS, *LIFECYCLE, *NUMBERS, *PROBES, *SECRET_MEMORIES, *STOP_REASONS, *WORKLOADS, *WORKSPACES}
+    {*_KEYS, *LIFECYCLE, *NUMBERS, *PROBES, *SECRET_MEMORIES, *PUBLIC_STOP_REASONS, *WORKLOADS, *WORKSPACES}
     | {STATEMENT_TYPE, ARTIFACT_PREDICATE, "checkpoint", "completed", "epoch", "file", "manifest", "output", "step"}
     | {WEIGHTS}
     | {name(number) for number in range(MAX_OUTPUTS) for name in (sealed_name, weights_name)}
@@ -347,7 +354,7 @@ class Artifact:
             unit=work.choice("unit", ["epoch", "step"]),
             done=work.integer("done"),
             elapsed_us=work.integer("elapsed_us"),
-            stop_reason=work.choice("stop_reason", STOP_REASONS),
+            stop_reason=work.choice("stop_reason", PUBLIC_STOP_REASONS),
             loss=None if fields.null("loss") else _loss(fields.child("loss")),
             trainable=fields.integer_or_null("trainable"),
             workspace=fields.choice("workspace", WORKSPACES),

@@ -8,6 +8,7 @@ of the owner's can stand in a log that lies on the host's disk.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import MAX_INTEGER, Json
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["BODIES", "MAX_EVENT_BYTES", "Event", "EventType", "ProbeResult"]
+__all__ = ["BODIES", "MAX_EVENT_BYTES", "Event", "EventType", "ProbeResult", "is_loss"]
 
 MAX_EVENT_BYTES = 4096
 LOG_VERSION = 1
@@ -70,6 +71,16 @@ _NAME = _pattern(r"[a-z][a-z0-9-]{0,63}")
 _DIGEST = _pattern(r"[0-9a-f]{64}")
 _ID = _pattern(r"[0-9a-f]{32}")
 _DECIMAL = _pattern(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?")
+
+
+def is_loss(value: object) -> bool:
+    """Return whether a value is a decimal of at most six significant digits, as C's ``%.6g`` writes it.
+
+    A number has one such text, so that its spelling carries nothing.
+    """
+    return isinstance(value, str) and _DECIMAL(value) and math.isfinite(float(value)) and f"{float(value):.6g}" == value
+
+
 _DETAIL = _pattern(r"[\x20-\x7e]{0,200}")
 _CODE = _choice(*Code)
 _SEALED: dict[str, _Check] = {"sealed_bytes": _integer, "sealed_sha256": _DIGEST, "sequence": _integer}
@@ -93,7 +104,7 @@ BODIES: dict[EventType, dict[str, _Check]] = {
     EventType.PROGRESS: {
         "done": _integer,
         "elapsed_us": _integer,
-        "loss": _nullable(_DECIMAL),
+        "loss": _nullable(is_loss),
         "total": _nullable(_integer),
         "unit": _choice("epoch", "step"),
     },

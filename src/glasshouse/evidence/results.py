@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.evidence.events import ProbeResult
+from glasshouse.evidence.events import ProbeResult, is_loss
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields, hex_or_null
 
@@ -29,6 +29,8 @@ __all__ = [
 
 # A run that was measured: it rested between its slices, and its watch with it (ADR 0009).
 PACED = "paced"
+# A closed list: the receipt lies on the host's disk, and any word would be a way out of the sandbox.
+STOP_REASONS = ("finished", PACED, "steps", "stopped", "time")
 
 WEIGHTS = "weights"
 # What a runtime searches at its end; a run that completed has searched all but the last, which stands for a search that
@@ -127,8 +129,8 @@ class Work:
     Attributes:
         unit: `step` or `epoch`.
         done: how many.
-        elapsed_us: by the worker's clock.
-        stop_reason: a word, such as `steps`, `time`, `stopped` or `paced`.
+        elapsed_us: by the worker's clock, and no longer than the agent saw it run.
+        stop_reason: one of `STOP_REASONS`.
     """
 
     unit: str
@@ -152,7 +154,7 @@ class Work:
             unit=fields.choice("unit", ["epoch", "step"]),
             done=fields.integer("done"),
             elapsed_us=fields.integer("elapsed_us"),
-            stop_reason=fields.text("stop_reason", max_chars=64, pattern=WORD),
+            stop_reason=fields.choice("stop_reason", STOP_REASONS),
         )
         fields.end()
         return found
@@ -172,7 +174,7 @@ class Loss:
     def from_json(cls, value: Json) -> Loss:
         """Inverse of `to_json`; raises `FormatError`."""
         fields = Fields(value, "loss")
-        found = cls(first=fields.decimal("first"), final=fields.decimal("final"))
+        found = cls(first=_loss(fields, "first"), final=_loss(fields, "final"))
         fields.end()
         return found
 
@@ -199,3 +201,10 @@ class Probe:
         )
         fields.end()
         return found
+
+
+def _loss(fields: Fields, name: str) -> str:
+    value = fields.decimal(name)
+    if not is_loss(value):
+        raise FormatError(Code.SCHEMA, f"{name} is a loss of more than six significant digits, or not in its one form")
+    return value

@@ -6,13 +6,18 @@ accepts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from glasshouse.errors import Code, VerificationError
 from glasshouse.evidence.events import Event, EventType
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.states import Outcome, State, is_legal
 
-__all__ = ["MAX_EVENTS", "Rules"]
+__all__ = ["MAX_EVENTS", "PROGRESS_US", "Rules"]
 
 MAX_EVENTS = 1 << 22
+# The least time between two reports of progress, in microseconds.
+PROGRESS_US = 1_000_000
 
 _RUNNING = frozenset({State.RUNNING})
 _WHEN: dict[EventType, frozenset[State]] = {
@@ -33,7 +38,7 @@ class Rules:
         outcome, code: how the run ended, once it is `zeroized`.
     """
 
-    __slots__ = ("_counters", "_sealed", "_time_us", "code", "outcome", "run_id", "size", "state")
+    __slots__ = ("_counters", "_progress", "_sealed", "_time_us", "code", "outcome", "run_id", "size", "state")
 
     def __init__(self) -> None:
         self.run_id: str | None = None
@@ -43,6 +48,7 @@ class Rules:
         self.code: Code | None = None
         self._time_us = 0
         self._sealed = False
+        self._progress: Mapping[str, Json] | None = None
         self._counters = {EventType.OUTPUT: 0, EventType.SEGMENT: 0}
 
     def admit(self, event: Event) -> None:
@@ -75,6 +81,17 @@ class Rules:
             raise self._broken(f"a {event.type} event in a run that is {event.state}")
         if event.type in self._counters and event.body["sequence"] != self._counters[event.type]:
             raise self._broken(f"{event.type} numbers that do not count up by one")
+        if event.type is EventType.PROGRESS and self._progress is not None:
+            self._check_progress(self._progress, event.body)
+
+    def _check_progress(self, last: Mapping[str, Json], now: Mapping[str, Json]) -> None:
+        """Progress is the workload's way out of its sandbox: the rules leave it narrow (section 2.3)."""
+        if not _count(now, "done") > _count(last, "done"):
+            raise self._broken("progress whose count does not grow")
+        if now["unit"] != last["unit"] or last["total"] not in (None, now["total"]):
+            raise self._broken("progress whose unit or total changes")
+        if _count(now, "elapsed_us") < _count(last, "elapsed_us") + PROGRESS_US:
+            raise self._broken("progress more than once a second")
 
     def _check_transition(self, event: Event) -> None:
         if event.body["from"] != self.state or not is_legal(self.state, event.state):
@@ -97,6 +114,8 @@ class Rules:
         self.state = event.state
         self._sealed = self._sealed or event.state is State.SEALED
         self._time_us = event.time_us
+        if event.type is EventType.PROGRESS:
+            self._progress = event.body
         if event.type is EventType.START:
             self.run_id = str(event.body["run_id"])
         elif event.state is State.ZEROIZED:
@@ -107,3 +126,8 @@ class Rules:
     @staticmethod
     def _broken(why: str) -> VerificationError:
         return VerificationError(Code.LOG_INVALID, why)
+
+
+def _count(body: Mapping[str, Json], name: str) -> int:
+    value = body[name]
+    return value if isinstance(value, int) else 0

@@ -64,7 +64,7 @@ class Loop:
 
     def after(self, delay_s: float, handler: Handler, *, pausable: bool = False) -> Timer:
         """Call `handler` once, `delay_s` from now; `pausable`: of time in which the run does not rest."""
-        timer = Timer(delay_s + (self._running_s() if pausable else self.now_s()), handler, pausable=pausable)
+        timer = Timer(delay_s + (self.running_s() if pausable else self.now_s()), handler, pausable=pausable)
         self._timers.append(timer)
         return timer
 
@@ -79,14 +79,14 @@ class Loop:
             self._rested_s += self.now_s() - self._resting_since_s
             self._resting_since_s = None
 
-    def _running_s(self) -> float:
+    def running_s(self) -> float:
         """Return the clock of pausable timers."""
         return (self.now_s() if self._resting_since_s is None else self._resting_since_s) - self._rested_s
 
     def _left_s(self, timer: Timer) -> float:
         if not timer.pausable:
             return timer.when_s - self.now_s()
-        return timer.when_s - self._running_s() if self._resting_since_s is None else _FOREVER_S
+        return timer.when_s - self.running_s() if self._resting_since_s is None else _FOREVER_S
 
     def step(self, longest_s: float = _FOREVER_S) -> None:
         """Wait for the next thing to happen, at most `longest_s`, and handle it."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, RunError
-from glasshouse.evidence.results import PACED
+from glasshouse.evidence.events import is_loss
+from glasshouse.evidence.results import PACED, STOP_REASONS
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 
@@ -36,7 +37,6 @@ __all__ = [
 MAX_OUTPUT_BYTES = 1 << 44
 # As the receipt will name it.
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\\]+(/[^\x00-\x1f\x7f/\\]+)*")
-_WORD = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _DIGEST_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MAX_DIGESTS = 64
 _UNITS = ("epoch", "step")
@@ -239,7 +239,7 @@ def _finished(fields: Fields) -> Finished:
         unit=work.choice("unit", _UNITS),
         done=work.integer("done"),
         elapsed_us=work.integer("elapsed_us"),
-        stop_reason=work.text("stop_reason", max_chars=64, pattern=_WORD),
+        stop_reason=work.choice("stop_reason", STOP_REASONS),
     )
     work.end()
     if done.stop_reason == PACED:
@@ -248,7 +248,7 @@ def _finished(fields: Fields) -> Finished:
     loss = None
     if losses is not None:
         both = Fields(losses, "loss")
-        loss = both.decimal("first"), both.decimal("final")
+        loss = _loss(both.decimal("first")), _loss(both.decimal("final"))
         both.end()
     digests = fields.any("digests")
     if not isinstance(digests, dict) or len(digests) > _MAX_DIGESTS or not all(map(_DIGEST_NAME.fullmatch, digests)):
@@ -284,4 +284,12 @@ def _optional_integer(fields: Fields, name: str) -> int | None:
 
 def _optional_decimal(fields: Fields, name: str) -> str | None:
     value = fields.any(name)
-    return None if value is None else Fields({name: value}, "worker message").decimal(name)
+    return None if value is None else _loss(Fields({name: value}, "worker message").decimal(name))
+
+
+def _loss(text: str) -> str:
+    """Return the one spelling of a number with six significant digits."""
+    loss = f"{float(text):.6g}"
+    if not is_loss(loss):
+        raise FormatError(Code.SCHEMA, "a loss that is no finite number")
+    return loss

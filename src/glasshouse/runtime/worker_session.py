@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from enum import IntEnum
 
 from glasshouse.errors import Code, RunError
@@ -16,6 +17,7 @@ from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime import worker_messages as say
 from glasshouse.runtime.loop import Loop, Timer
 from glasshouse.runtime.memory_events import oom_kills
+from glasshouse.runtime.reports import Reports
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.sealing import Outputs
 from glasshouse.runtime.worker_link import WorkerLink
@@ -23,7 +25,8 @@ from glasshouse.wire.canonical import Json
 
 __all__ = ["Stage", "WorkerSession"]
 
-PROGRESS_INTERVAL_S = 1.0
+# Rounded up: a timer that is early by a microsecond would have to wait for another.
+PROGRESS_INTERVAL_S = 1.001
 
 
 class Stage(IntEnum):
@@ -45,7 +48,7 @@ class WorkerSession:
         worker: as the sandbox started it.
         loop: where it is listened to.
         on_stage: called as the worker is `OPENED` and then `RUNNING`, before anything that it said after that.
-        on_progress: called with progress, at most once a second and with the last one.
+        on_progress: called with progress, at most once a second (`reports`).
         on_output: called with each sealed output.
         sealing: entered while an output is sealed, to time it.
         on_pace: called with what a paced worker reports, whole; None for a run that nobody paces, whose worker must
@@ -80,7 +83,8 @@ class WorkerSession:
         self._on_output = on_output
         self._sealing = sealing
         self._on_pace = on_pace
-        self._progress: say.Progress | None = None
+        self._reports = Reports()
+        self._running_since_s = 0.0
         self._progress_timer: Timer | None = None
         self._oom_kills = oom_kills()
         self._gone = False
@@ -147,13 +151,6 @@ class WorkerSession:
             if self.outputs is not None:
                 self.outputs.discard()
 
-    def flush_progress(self) -> None:
-        """Record the last progress that has not been recorded yet."""
-        if self._progress_timer is not None:
-            self._progress_timer.cancel()
-            self._progress_timer = None
-        self._tell_progress()
-
     def _message(self, message: say.Message) -> None:
         match message:
             case say.Sandbox() if self.stage is Stage.STARTED:
@@ -179,6 +176,7 @@ class WorkerSession:
 
     def _reached(self, stage: Stage) -> None:
         self.stage = stage
+        self._running_since_s = self._loop.running_s()
         self._on_stage(stage)
 
     def _work(self, message: say.Message) -> None:
@@ -186,14 +184,11 @@ class WorkerSession:
             raise _out_of_turn()
         match message:
             case say.Progress():
-                self._progress = message
-                if self._progress_timer is None:
+                if self._reports.offer(message) and self._progress_timer is None:
                     self._tell_progress()
-                    self._await_progress()
             case say.Pace() if self._on_pace is not None and not self.outputs.in_progress:
                 self._on_pace(message.report)
             case say.OutputBegins():
-                self.flush_progress()  # what came before an output stands before it in the log
                 with self._sealing():
                     self.outputs.begin(message)
             case say.OutputEnds():
@@ -201,8 +196,10 @@ class WorkerSession:
                     header, sealed = self.outputs.end(message.sha256)
                 self._on_output(header, sealed)
             case say.Finished() if not self.outputs.in_progress:
-                self.flush_progress()
-                self.finished = message
+                self._tell_progress()
+                if self._progress_timer is not None:
+                    self._progress_timer.cancel()
+                self.finished = replace(message, work=self._reports.bounded(message.work, self._work_us()))
                 self.stage = Stage.FINISHED
             case _:
                 raise _out_of_turn()
@@ -215,17 +212,20 @@ class WorkerSession:
 
     def _progress_due(self) -> None:
         self._progress_timer = None
-        if self._progress is not None:
-            self._tell_progress()
-            self._await_progress()
-
-    def _await_progress(self) -> None:
-        self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due, pausable=True)
+        self._tell_progress()
 
     def _tell_progress(self) -> None:
-        progress, self._progress = self._progress, None
+        """Record what was reported, if its time has come; what comes sooner waits, and at the end is left out."""
+        progress = self._reports.take(self._work_us())
         if progress is not None:
             self._on_progress(progress)
+            if self._progress_timer is not None:
+                self._progress_timer.cancel()
+            self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due, pausable=True)
+
+    def _work_us(self) -> int:
+        """Return for how long the workload has run, by this process's clock, without the time in which it rested."""
+        return int((self._loop.running_s() - self._running_since_s) * 1e6)
 
     def _closed(self) -> None:
         # The process may live a moment longer; its exit code says more than its silence.

@@ -21,8 +21,8 @@ from glasshouse.evidence.artifact import (
     NUMBERS,
     OTHER,
     PROBES,
+    PUBLIC_STOP_REASONS,
     SECRET_MEMORIES,
-    STOP_REASONS,
     VOCABULARY,
     WORKLOADS,
     WORKSPACES,
@@ -148,7 +148,7 @@ def test_its_vocabulary_is_that_of_the_rooms_it_speaks_of() -> None:
 def test_the_specification_lists_the_same_words() -> None:
     text = (Path(__file__).resolve().parents[3] / "spec" / "evidence.md").read_text()
     for name, words in (
-        ("stop_reason", STOP_REASONS),
+        ("stop_reason", PUBLIC_STOP_REASONS),
         ("workspace", WORKSPACES),
         ("secret_memory", SECRET_MEMORIES),
         ("probe", PROBES),

@@ -351,7 +351,29 @@ def test_bodies_are_closed() -> None:
             Event(sequence=0, time_us=0, state=State.CREATED, type=kind, body={**dict.fromkeys(fields), "note": "hi"})
 
 
-@pytest.mark.parametrize("loss", ["nan", "inf", "1.", ".5", "0x1", "1e5", "١", "0.5 ", 0.5, 1, True])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "1.0",
+        "0.1234567",
+        "1e+5",
+        "1e+999",
+        "00",
+        "1234567",
+        "0.00001",
+        "nan",
+        "inf",
+        "1.",
+        ".5",
+        "0x1",
+        "1e5",
+        "١",
+        "0.5 ",
+        0.5,
+        1,
+        True,
+    ],
+)
 def test_a_loss_is_a_decimal_string_and_nothing_else(writer: Writer, loss: object) -> None:
     log = writer.reach(State.RUNNING)
     with pytest.raises(FormatError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import hashlib
 import os
 import secrets
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from glasshouse.errors import Code, RunError
 from glasshouse.package.limits import OutputLimits
-from glasshouse.runtime import worker_session
+from glasshouse.runtime import reports, worker_session
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.outdir import OutDir
 from glasshouse.runtime.sealing import Outputs, Sealing
@@ -33,6 +34,9 @@ FINISHED: dict[str, Any] = {
     "trainable": None,
     "digests": {},
 }
+
+
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 class FakeWorker:
@@ -190,16 +194,36 @@ def test_a_word_out_of_its_turn_ends_the_run(talk: Talk, stage: Stage, message: 
     assert caught.value.code is Code.WORKER_FAILED
 
 
-def test_progress_is_told_once_a_second_and_the_last_of_it_always(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_session, "PROGRESS_INTERVAL_S", 0.1)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second last half of one."""
+    monkeypatch.setattr(worker_session, "PROGRESS_INTERVAL_S", 0.5001)
+    monkeypatch.setattr(reports, "PROGRESS_US", 500_000)
+
+
+def test_progress_is_told_once_a_second_and_no_sooner_for_an_output_or_the_end(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickly(monkeypatch)
     talk.until(Stage.RUNNING)
     talk.say(*(progress(done) for done in range(1, 6)))
     assert [one.done for one in talk.progress] == [1]
-    talk.loop.sleep(0.15)
+    talk.loop.sleep(0.6)
     assert [one.done for one in talk.progress] == [1, 5]
-    talk.say(progress(6), progress(7), FINISHED)
-    assert [one.done for one in talk.progress][-1] == 7
+    talk.say(progress(6))
+    talk.say({"type": "output", "name": "a", "kind": "output", "class": "file", "bytes": 0})
+    talk.say({"type": "output-end", "sha256": EMPTY_SHA256}, progress(7), FINISHED)
     assert talk.session.stage is Stage.FINISHED
+    assert [one.done for one in talk.progress] == [1, 5], "what came within the second is left out"
+    talk.loop.sleep(0.6)
+    assert [one.done for one in talk.progress] == [1, 5], "and does not come after the end of the work"
+
+
+def test_the_work_is_no_less_than_was_reported_and_no_longer_than_it_lasted(talk: Talk) -> None:
+    talk.until(Stage.RUNNING)
+    talk.say(progress(5), FINISHED | {"work": FINISHED["work"] | {"done": 2, "elapsed_us": 2**50}})
+    assert talk.session.finished is not None
+    assert talk.session.finished.work.done == 5
+    assert talk.session.finished.work.elapsed_us < 60_000_000
 
 
 def test_outputs_are_taken_while_it_works(talk: Talk) -> None:
@@ -238,14 +262,14 @@ def test_what_a_paced_worker_reports_is_heard_while_it_runs_and_not_in_the_middl
 
 
 def test_progress_that_waits_to_be_told_waits_while_the_run_rests(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_session, "PROGRESS_INTERVAL_S", 0.1)
+    quickly(monkeypatch)
     talk.until(Stage.RUNNING)
     talk.say(progress(1), progress(2))
     talk.loop.rest()
-    talk.loop.sleep(0.2)
+    talk.loop.sleep(0.6)
     assert [one.done for one in talk.progress] == [1]
     talk.loop.wake()
-    talk.loop.sleep(0.2)
+    talk.loop.sleep(0.6)
     assert [one.done for one in talk.progress] == [1, 2]
 
 
