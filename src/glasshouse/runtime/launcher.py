@@ -43,6 +43,7 @@ __all__ = ["attempt", "main", "run"]
 LINK_FD = 3
 PACKAGE_FD = 6
 _CONTROL = 1
+_KILLED_FIRST = "1000"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
 _RANKS_NEED = ("no-network-namespace", "no-pid-namespace", "no-mount-namespace", "no-private-root")
@@ -96,6 +97,8 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     _hand_over(answer)
     init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
     os.setsid()
+    # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
+    _be_killed_first(notes)
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
     _connect_ranks(spec, notes)
@@ -272,6 +275,14 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     except KernelError:
         notes.append("no-seccomp-filter")
     return abi
+
+
+def _be_killed_first(notes: list[str]) -> None:
+    """Where memory runs out, have the kernel end the worker, or what it started, and never its keepers."""
+    try:
+        _write("/proc/self/oom_score_adj", _KILLED_FIRST)
+    except OSError:
+        notes.append("no-oom-score")
 
 
 def _observe(

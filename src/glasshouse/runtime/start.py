@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from glasshouse.errors import Code, GlasshouseError, InternalError, UsageError
 from glasshouse.package.read import Package
 from glasshouse.runtime import checks, sandbox, sentinel
+from glasshouse.runtime.available_memory import available_bytes
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import Options
 from glasshouse.runtime.sandbox import Worker
@@ -32,7 +33,6 @@ __all__ = ["Beginning", "begin"]
 # Not `-m`: runpy costs 45 ms uncompiled.
 _WORKER = "from glasshouse.workloads.worker import main; main()"
 _LEAST_WORKSPACE_BYTES = 64 << 20
-_UNKNOWN_MEMORY_BYTES = 1 << 30
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,10 +117,5 @@ def _specification(options: Options, workload: str, egress: tuple[str, ...], pac
 
 
 def _workspace_bytes() -> int:
-    """Let the workspace grow to half of the memory that is free now; what is not used costs nothing."""
-    free = _UNKNOWN_MEMORY_BYTES
-    with open("/proc/meminfo", "rb") as facts:  # noqa: PTH123 - pathlib costs 30 ms at every start
-        for line in facts:
-            if line.startswith(b"MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    return max(_LEAST_WORKSPACE_BYTES, free // 2)
+    """Let the workspace grow to half of the memory that is left to this run; what is not used costs nothing."""
+    return max(_LEAST_WORKSPACE_BYTES, available_bytes() // 2)
