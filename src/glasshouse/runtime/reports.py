@@ -42,7 +42,9 @@ class Reports:
         return self._last
 
     def bounded(self, work: Work, now_us: int) -> Work:
-        """Return the work as the receipt may say it: not less than was reported, nor longer than the run."""
-        last = self._last
-        done = work.done if last is None or last.unit != work.unit else max(work.done, last.done)
-        return replace(work, done=done, elapsed_us=min(work.elapsed_us, now_us))
+        """Return the work as the receipt may say it: in its reports' unit and not less, nor longer than the run."""
+        elapsed_us = min(work.elapsed_us, now_us)
+        if self._last is None:
+            return replace(work, elapsed_us=elapsed_us)
+        unit, done = self._last.unit, self._last.done
+        return replace(work, unit=unit, done=max(done, work.done) if work.unit == unit else done, elapsed_us=elapsed_us)

@@ -271,7 +271,7 @@ def test_canaries_planted_in_everything_that_the_runtime_writes_do_not_come_out(
     everything = data + envelope(data).payload
     for form in spellings(CANARY):
         assert form.lower().encode() not in everything.lower()
-    verify_artifact(data, owner=world.owner.public).artifact
+    verify_artifact(data, owner=world.owner.public)
 
 
 def envelope_payloads(bundle: bytes) -> bytes:

@@ -87,6 +87,9 @@ def test_the_work_is_bounded() -> None:
     assert reports.bounded(Work(unit="step", done=3, elapsed_us=99, stop_reason="steps"), 5) == Work(
         unit="step", done=7, elapsed_us=5, stop_reason="steps"
     )
+    assert reports.bounded(Work(unit="epoch", done=90, elapsed_us=1, stop_reason="steps"), 5) == Work(
+        unit="step", done=7, elapsed_us=1, stop_reason="steps"
+    )
 
 
 def test_what_the_gate_lets_through_is_a_log_that_verifies() -> None:
