@@ -35,14 +35,15 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_TYPE_MASK = 0xF  # beside it are SOCK_NONBLOCK and SOCK_CLOEXEC
-_SOCK_STREAM, _SOCK_DGRAM = 1, 2
+_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 1, 2, 5
 _IPPROTO_ANY, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWCGROUP, UTS, IPC, USER, PID, NET and NS
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
 _RLIMIT_CORE = 4
+_FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
 
 # Attributes of a file that a descriptor for reading suffices to change: flags and project (linux/fs.h, in their sizes
 # for 64 and 32 bits), version, encryption policy, verity, label; what only writes to the disk's own book-keeping.
@@ -76,8 +77,14 @@ _XATTRS = ("fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexatt
 # Times and modes of files by their names: Landlock governs neither.
 _TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "utime", "utimensat", "utimes")
 _OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
-# What stays in the kernel's memory when its last process has ended, unless the namespace that it is in ends too.
-_LASTING = ("mq_open", "msgget", "semget", "shmget")
+# Restrictions of one's own: what they refuse is written to the machine's audit log, with names that a script chooses.
+_AUDITED = ("landlock_create_ruleset", "landlock_restrict_self", "seccomp")
+# What stays in the kernel's memory when its last process has ended, unless the namespace that it is in ends too; those
+# that other processes of the machine made need no key, their numbers suffice.
+_LASTING = (
+    "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat",
+    "shmctl", "shmget",
+)  # fmt: skip
 
 
 def supports(machine: str) -> bool:
@@ -125,18 +132,21 @@ def worker(machine: str, *, private_root: bool, own_session: bool, own_ipc: bool
     Args:
         machine: a name of `syscalls.ARCHITECTURES`.
         private_root: whether no name leads outside, nor to a file that is not read-only. Elsewhere Unix sockets are not
-            bound and connected by name, which Landlock does not govern, and times and modes of files stay as they are:
-            the machine's own files would keep them. A script that sets them is answered that it was done.
+            bound, connected or written to by name, which Landlock does not govern, and times and modes of files stay as
+            they are: the machine's own files would keep them. A script that sets them is answered that it was done.
         own_session: whether the worker's children may leave its process group. True only in a process
             namespace, which ends them all; elsewhere the group is how they are ended.
-        own_ipc: whether there may be System V and POSIX queues, semaphores and memory by key or name. True only in a
-            namespace of its own, with which they end.
+        own_ipc: whether there may be System V and POSIX queues, semaphores and memory, by key, number or name. True
+            only in a namespace of its own, with which they end.
         loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
             which nothing but loopback is up: ranks talk over it.
     """
     filter_ = _Filter(machine)
-    filter_.refuse((*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES), errno.EPERM)
+    filter_.refuse((*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES, *_AUDITED), errno.EPERM)
     filter_.clone()
+    filter_.futex()
+    if not private_root:
+        filter_.connected_sockets()
     if loopback:
         filter_.families(_AF_UNIX, plain=(_AF_INET, _AF_INET6))
     else:
@@ -200,6 +210,17 @@ class _Filter:
             tail = [refused, *kind, refused, _allow()] if kind else [refused, _allow()]
             self._rule(name, [_low(0), *checks, *tail])
 
+    def connected_sockets(self) -> None:
+        """Let no datagram socket be made: it is written to by any name, of which `sendmsg` tells no filter."""
+        kinds = [(_JEQ, 2, 0, _SOCK_STREAM), (_JEQ, 1, 0, _SOCK_SEQPACKET), _answer(errno.ESOCKTNOSUPPORT)]
+        for name in ("socket", "socketpair"):
+            self._rule(name, [_low(1), (_AND, 0, 0, _SOCKET_TYPE_MASK), *kinds, (_LOAD, 0, 0, _NUMBER)])
+
+    def futex(self) -> None:
+        """Refuse the shifted operand, which no library uses: with one too large the kernel logs the caller's name."""
+        shifted = [_low(5), (_JSET, 0, 1, _FUTEX_OP_SHIFT), _answer(errno.EINVAL), _allow()]
+        self._rule("futex", [_low(1), (_AND, 0, 0, _FUTEX_COMMAND), (_JEQ, 0, 3, _FUTEX_WAKE_OP), *shifted])
+
     def only_value(self, name: str, argument: int, value: int, *, when: int | None = None) -> None:
         """Let `name` pass only with one value of an argument; `when` limits the rule to one first argument."""
         body = [_high(argument), (_JEQ, 0, 3, 0), _low(argument), (_JEQ, 0, 1, value), _allow(), _answer(errno.EPERM)]
@@ -208,14 +229,19 @@ class _Filter:
         self._rule(name, body)
 
     def worker_prctl(self) -> None:
-        """Once not dumpable, always not dumpable; and the end of the process above it ends the worker, always."""
+        """Once not dumpable, always not dumpable; the end of the process above it ends the worker; no second filter."""
         not_dumpable = [_high(1), (_JEQ, 0, 3, 0), _low(1), (_JEQ, 0, 1, 0), _allow(), _answer(errno.EPERM)]
         # `torch.multiprocessing.spawn` asks for SIGINT in each rank, and ends where that fails: it and SIGTERM are
         # answered as done, and are not, as everything here ends with the init anyway.
         asked = [(_JEQ, 3, 0, _SIGINT), (_JEQ, 2, 0, _SIGTERM)]
         death = [_low(1), (_JEQ, 3, 0, _SIGKILL), *asked, _answer(errno.EPERM), _allow(), _answer(0)]
         body = [_low(0)]
-        for option, block in ((_PR_SET_DUMPABLE, not_dumpable), (_PR_SET_PDEATHSIG, death)):
+        blocks = [
+            (_PR_SET_DUMPABLE, not_dumpable),
+            (_PR_SET_PDEATHSIG, death),
+            (_PR_SET_SECCOMP, [_answer(errno.EPERM)]),
+        ]
+        for option, block in blocks:
             body += [(_JEQ, 0, len(block), option), *block]
         self._rule("prctl", [*body, _allow()])
 

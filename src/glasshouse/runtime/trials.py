@@ -59,6 +59,8 @@ def egress(kernel: Kernel, targets: dict[str, object], *, loopback: bool = False
     ):
         if _reaches(family, kind, address):
             found.append(name)
+    if _finds(targets["named"]):
+        found.append("named-datagram")
     try:
         _socket.getaddrinfo(_TRIED_NAME, 443)
         found.append("dns")
@@ -232,6 +234,21 @@ def _reaches(family: int, kind: int, address: object) -> bool:
     return True
 
 
+def _finds(name: object) -> bool:
+    """Return whether a datagram gets as far as a named socket, whatever kind that is of."""
+    try:
+        sender = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    try:
+        sender.sendto(b"trial", name)  # type: ignore[call-overload]
+    except OSError as error:
+        return error.errno in (errno.EPROTOTYPE, errno.ECONNREFUSED)
+    finally:
+        sender.close()
+    return True
+
+
 def _forbidden_in(kernel: Kernel) -> list[str]:
     target = os.fork()
     if target == 0:
@@ -267,6 +284,8 @@ def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
         ("chroot", (b"/\0",)),
         ("personality", (0x0040000,)),
         ("fanotify_init", (0, 0)),
+        ("landlock_create_ruleset", (bytes(24), 0, 0)),
+        ("seccomp", (1, 0, None)),
         ("name_to_handle_at", (-100, b"/\0", bytes(136), bytes(8), 0)),
     ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -208,6 +210,55 @@ def test_no_shared_memory_by_key_outlives_the_worker() -> None:
     assert ("made" in made.output) is ("no-ipc-namespace" not in made.report.notes)
     assert refused.output == "-1\n"
     assert b"1195900951" not in REAL.read("/proc/sysvipc/shm").replace(before, b"")
+
+
+BY_NUMBER = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+place = libc.shmat(int(NUMBER), None, 0)
+if place != ctypes.c_void_p(-1).value:
+    ctypes.memmove(place, b"plaintext", 9)
+print(place != ctypes.c_void_p(-1).value)
+"""
+
+
+def test_a_script_writes_into_no_shared_memory_of_the_machine_whose_number_it_guesses() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = libc.shmget(0, 4096, 0o1600)  # IPC_PRIVATE | IPC_CREAT
+    assert number >= 0
+    try:
+        code = BY_NUMBER.replace("NUMBER", str(number))
+        assert run(code).output == run(code, kernel=WithoutNamespaces()).output == "False\n"
+    finally:
+        libc.shmctl(number, 0, None)
+
+
+DATAGRAM = """
+import socket
+reached = 0
+for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
+    for make in (socket.socket, lambda *how: socket.socketpair(*how)[0]):
+        try:
+            reached += make(socket.AF_UNIX, kind).sendto(b'plaintext', NAME)
+        except OSError:
+            pass
+print(reached)
+"""
+
+
+@needs_landlock
+def test_a_script_sends_no_datagram_to_a_log_of_the_machine(tmp_path: Path) -> None:
+    name = str(tmp_path / "log")
+    code = DATAGRAM.replace("NAME", repr(name))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(name)
+        log.setblocking(False)
+        for kernel in (None, WithoutNamespaces()):
+            ran = run(code, kernel=kernel)
+            assert (ran.output, "egress-closed" in ran.passed()) == ("0\n", True)
+            with pytest.raises(BlockingIOError):
+                log.recv(16)
 
 
 @needs_filters

@@ -137,9 +137,40 @@ def test_the_worker_leaves_nothing_in_attributes_flags_leases_or_hints(machine: 
 
 @MACHINES
 def test_what_would_outlive_the_worker_is_refused_where_no_namespace_ends_with_it(machine: str) -> None:
-    for name in ("shmget", "msgget", "semget", "mq_open"):
+    by_number = ("shmat", "shmctl", "msgsnd", "msgrcv", "msgctl", "semop", "semtimedop", "semctl", "mq_unlink")
+    for name in ("shmget", "msgget", "semget", "mq_open", *by_number):
         assert call(worker_filter(machine), machine, name) == ALLOW
         assert call(worker_filter(machine, session=False), machine, name) == ERRNO | errno.ENOSYS
+
+
+@MACHINES
+def test_no_call_of_the_workers_words_a_line_of_the_kernels_log(machine: str) -> None:
+    # A filter or ruleset of one's own is audited when it refuses; a futex operand that is too large is logged.
+    for private in (True, False):
+        program = worker_filter(machine, named=private)
+        for name in ("seccomp", "landlock_create_ruleset", "landlock_restrict_self"):
+            assert call(program, machine, name) == ERRNO | errno.EPERM
+        for mode in (1, 2):
+            assert call(program, machine, "prctl", 22, mode) == ERRNO | errno.EPERM
+        assert call(program, machine, "prctl", 21) == ALLOW  # asking which mode holds
+        for private_futex in (0, 128):
+            assert call(program, machine, "futex", 0, 5 | private_futex, 0, 0, 0, 0x80ABC000) == ERRNO | errno.EINVAL
+            assert call(program, machine, "futex", 0, 5 | private_futex, 0, 0, 0, 0x04000001) == ALLOW
+            for command in (0, 1, 3, 4, 6, 9, 10):
+                assert call(program, machine, "futex", 0, command | private_futex, 0, 0, 0, 0xFFFFFFFF) == ALLOW
+
+
+@MACHINES
+def test_where_names_lead_to_the_machine_no_socket_takes_a_name_with_each_message(machine: str) -> None:
+    inside, outside = worker_filter(machine), worker_filter(machine, named=False)
+    refused = ERRNO | errno.ESOCKTNOSUPPORT
+    for name in ("socket", "socketpair"):
+        for flags in (0, socket.SOCK_CLOEXEC, 1 << 32):
+            for kind in range(16):
+                connected = kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
+                assert call(inside, machine, name, socket.AF_UNIX, kind | flags) == ALLOW
+                assert call(outside, machine, name, socket.AF_UNIX, kind | flags) == (ALLOW if connected else refused)
+        assert call(outside, machine, name, socket.AF_INET, socket.SOCK_STREAM) == ERRNO | errno.EAFNOSUPPORT
 
 
 @MACHINES
