@@ -32,6 +32,7 @@ def finished(shell: Shell) -> Answer:
     return shell.ask("run", "quick.toml")
 
 
+@pytest.mark.smoke
 def test_a_run_is_told_to_people_step_by_step(finished: Answer) -> None:
     assert (finished.code, finished.err) == (ExitCode.DONE, "")
     steps = ("packed", "prepared", "hardened", "measured", "attested", "released", "opened", "trained", "zeroized")

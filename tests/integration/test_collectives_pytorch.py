@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tools import pytorch_suite
 from tools.sealed_ranks import in_ranks
 
@@ -23,6 +25,7 @@ SLICE = [
 ]
 
 
+@pytest.mark.smoke
 def test_a_slice_of_pytorchs_own_tests_passes_over_sealed(tmp_path: Path) -> None:
     answers = in_ranks(pytorch_suite.results, pytorch_suite.RANKS, str(tmp_path), SLICE, backend=None)
     assert answers == [dict.fromkeys(SLICE, "passed")] * pytorch_suite.RANKS

@@ -128,6 +128,7 @@ def wait_until_gone(pids: list[int]) -> None:
 # a run that works
 
 
+@pytest.mark.smoke
 def test_two_ranks_train_over_sealed_and_the_receipt_holds(world: Callable[..., World]) -> None:
     agent = world().start(ranks=2)
     agent.wait(within_s=120)

@@ -47,6 +47,7 @@ def world(script_worlds: Callable[..., World]) -> Callable[..., World]:
     return make
 
 
+@pytest.mark.smoke
 def test_a_run_ends_with_sealed_results_and_a_receipt_that_holds(world: Callable[..., World]) -> None:
     here = world()
     agent = here.start()
