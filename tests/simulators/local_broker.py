@@ -41,16 +41,16 @@ class LocalBroker:
     def __init__(self, directory: Path, *, limits: GateLimits | None = None) -> None:
         self.data = directory / "data"
         self._offset_us = 0
-        self._broker = open_broker(self.data)
-        self._executor = Turns(self._broker.database)
+        self.opened = open_broker(self.data)
+        self._executor = Turns(self.opened.database)
         self._intake = Intake()
         apps = create_apps(
-            self._broker, executor=self._executor, intake=self._intake, clock_us=self.clock_us, limits=limits
+            self.opened, executor=self._executor, intake=self._intake, clock_us=self.clock_us, limits=limits
         )
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")
         self._socket = Path(owner_url.removeprefix("unix:"))
-        self.broker_public = self._broker.key.public
+        self.broker_public = self.opened.key.public
         self._listeners = [(apps.runtime, runtime), (apps.owner, owner)]
         self._servers: list[Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,7 +94,7 @@ class LocalBroker:
         assert not self._thread.is_alive()
         self._intake.close()
         self._executor.shutdown()
-        self._broker.database.close()
+        self.opened.database.close()
         for _, listener in self._listeners:
             listener.close()
 

@@ -114,7 +114,8 @@ class Gate:
         """Read a challenge request; what is returned answers it.
 
         Raises:
-            CheckFailedError: the request's own checks. The decision: `deployment-unknown`, `too-many-challenges`.
+            CheckFailedError: the request's own checks.
+            RefusedError: `deployment-unknown`, `too-many-challenges`. The decision: the same, as of its time.
         """
         token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
         request_sha256 = sha256(body)
@@ -131,16 +132,18 @@ class Gate:
             # is the same challenge again: a recording cannot use up what a deployment may have open.
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
             if again is None:
+                self._check_room(connection, token.deployment, token.jti, now_us)
                 return None
             return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode()
 
         def decide(connection: Connection) -> Answer:
             # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
             now_us = self._not_before(token)
+            store.lock_deployment(connection, token.deployment)
             again = known(connection, now_us)
             return Answer(body=again or self._issued(connection, token, request_sha256, now_us))
 
-        # A recording that is played again takes no lock.
+        # A recording that is played again takes no lock, nor does a request for which there is no room.
         again = self._database.read(lambda connection: known(connection, self._not_before(token)))
         if again is not None:
             return Decision(decide=lambda: Answer(body=again), fresh=False)
@@ -151,13 +154,7 @@ class Gate:
         return max(self._clock_us(), token.issued_s * 1_000_000)
 
     def _issued(self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int) -> bytes:
-        """Make and store a challenge for a token whose standing was checked.
-
-        Raises:
-            RefusedError: `too-many-challenges`.
-        """
-        store.lock_deployment(connection, token.deployment)
-        self._check_room(connection, token.deployment, token.jti, now_us)
+        """Make and store a challenge for a token whose standing was checked, and for which there is room."""
         end_us = token.expires_s * 1_000_000
         challenge = broker_side.make_challenge(
             secrets.token_bytes(32),

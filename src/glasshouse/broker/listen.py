@@ -24,10 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from glasshouse.broker.intake import address_of
 from glasshouse.broker.keys import private_directory
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
-from glasshouse.broker.room import MOST_OF_ADDRESS, Room, room_for
+from glasshouse.broker.room import ACCEPTED_AT_ONCE, MOST_OF_ADDRESS, Room, room_for
 from glasshouse.errors import Code, FormatError, UsageError
 
-__all__ = ["Server", "bind_tcp", "bind_unix", "parse_bind"]
+__all__ = ["BACKLOG", "Server", "bind_tcp", "bind_unix", "parse_bind"]
 
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_LINES = 64
@@ -36,7 +36,7 @@ PIECE_BYTES = 256
 HEADER_TIMEOUT_S = 2.0
 CONNECTION_TIMEOUT_S = 15.0
 GRACE_S = 5
-_BACKLOG = 1024  # beyond it, the kernel makes a newcomer wait for a second
+BACKLOG = 1024  # beyond it, the kernel makes a newcomer wait for a second
 _LISTENERS = 2  # of a broker: they share its descriptors
 _PATH_BYTES = 100  # macOS allows 104 with its end, Linux 108
 
@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                backlog=_BACKLOG,
+                backlog=ACCEPTED_AT_ONCE,  # which is how the loop reads it; what the kernel keeps is `BACKLOG`
                 timeout_graceful_shutdown=GRACE_S,
             )
         )

@@ -22,7 +22,7 @@ from glasshouse.evidence.countersignature import (
     ReceiptSubmission,
     countersign_receipt,
 )
-from glasshouse.evidence.heads import HeadSubmission, check_signed, claimed_head, countersign
+from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, check_signed, claimed_head, countersign
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.handshake.delegation import Use
 from glasshouse.wire.dsse import Envelope
@@ -55,14 +55,13 @@ class Reports:
         """
         submission = HeadSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
-        larger = self._check_signed(submission.head, run_id, signer)
 
-        def decide(connection: Connection) -> Answer:
+        def judge(connection: Connection) -> tuple[store.Attested, CountersignedHead]:
             now_us = self._clock_us()
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
             now_us = max(now_us, found.row["released_us"])  # a clock that was set back dates no head before its release
             self._delegated(connection, found, now_us)
-            signed = countersign(
+            return found, countersign(
                 submission.head,
                 submission.proof,
                 run_id=found.row["run_id"],
@@ -71,22 +70,31 @@ class Reports:
                 broker_key=self._key,
                 now_us=now_us,
             )
-            if signed is found.head:
-                # Anyone who recorded a head can repeat it: that is no sign of life.
-                return Answer(body=signed.encode())
-            _changed_one(
-                connection,
-                update(releases)
-                .where(
-                    releases.c.evidence_public == found.row["evidence_public"],
-                    releases.c.head_size == found.row["head_size"],
+
+        def decide(connection: Connection) -> Answer:
+            found, signed = judge(connection)
+            if signed is not found.head:
+                _changed_one(
+                    connection,
+                    update(releases)
+                    .where(
+                        releases.c.evidence_public == found.row["evidence_public"],
+                        releases.c.head_size == found.row["head_size"],
+                    )
+                    .values(
+                        head=signed.encode(),
+                        head_size=signed.head.size,
+                        contact_us=max(self._clock_us(), found.row["released_us"]),
+                    ),
                 )
-                .values(head=signed.encode(), head_size=signed.head.size, contact_us=now_us),
-            )
             return Answer(body=signed.encode())
 
-        # One that is not larger is repeated or refused: a recording that is played again takes no lock.
-        return Decision(decide=partial(self._database.write if larger else self._database.read, decide), fresh=larger)
+        # What would be refused is refused here: a genuine head with another proof is no sign of life, nor is one
+        # that is repeated, which anyone can do who recorded it.
+        found, signed = self._database.read(judge)
+        if signed is found.head:
+            return Decision(decide=lambda: Answer(body=signed.encode()), fresh=False)
+        return Decision(decide=partial(self._database.write, decide))
 
     def receipt(self, body: bytes) -> Decision:
         """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
@@ -98,13 +106,13 @@ class Reports:
         """
         submission = ReceiptSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
-        self._check_signed(submission.head, run_id, signer)
 
-        def decide(connection: Connection) -> Answer:
-            now_us = self._clock_us()
+        def judge(connection: Connection) -> tuple[store.Attested, CountersignedReceipt, Answer]:
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+            check_signed(submission.head, found.row["evidence_public"])
             if found.head is None or found.head.head != claimed_head(submission.head):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
+            now_us = self._clock_us()
             envelope = self._delegated(connection, found, now_us)
             previous = found.row["receipt"] and CountersignedReceipt.parse(
                 found.row["receipt"], broker_public=self._key.public
@@ -117,26 +125,23 @@ class Reports:
                 broker_key=self._key,
                 now_us=now_us,
             )
-            if not previous:
-                self._keep_receipt(connection, found, signed, submission.receipt, now_us)
-            return Answer(body=ReceiptAnswer(countersignature=signed.encode(), delegation=envelope).encode())
+            return (
+                found,
+                signed,
+                Answer(body=ReceiptAnswer(countersignature=signed.encode(), delegation=envelope).encode()),
+            )
 
+        def decide(connection: Connection) -> Answer:
+            found, signed, answer = judge(connection)
+            if not found.row["receipt"]:
+                self._keep_receipt(connection, found, signed, submission.receipt, self._clock_us())
+            return answer
+
+        # As with heads: a recorded head beside any receipt, and a receipt that is repeated, decide nothing.
+        found, _, answer = self._database.read(judge)
+        if found.row["receipt"]:
+            return Decision(decide=lambda: answer, fresh=False)
         return Decision(decide=partial(self._database.write, decide))
-
-    def _check_signed(self, head: bytes, run_id: str, signer: str) -> bool:
-        """Refuse, without taking the write lock, a head that no attested runtime signed.
-
-        Returns:
-            Whether it is larger than the last one that was countersigned.
-
-        Raises:
-            RefusedError: `run-unknown`, or as `evidence.heads.check_signed`.
-        """
-        found = self._database.read(
-            lambda connection: store.attested(connection, run_id, signer, broker_public=self._key.public)
-        )
-        _, claimed = check_signed(head, found.row["evidence_public"])
-        return claimed.size > int(found.row["head_size"])
 
     def _delegated(self, connection: Connection, found: store.Attested, now_us: int) -> bytes:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.broker.intake import Intake
-from glasshouse.broker.listen import Server, bind_tcp, bind_unix, parse_bind
+from glasshouse.broker.listen import BACKLOG, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.room import Troubles
 from glasshouse.broker.service import create_apps, open_broker
 from glasshouse.broker.turns import Turns
@@ -104,6 +104,8 @@ async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], 
             group.create_task(server.serve(sockets=[listener]))
         while not all(server.started for server, _ in servers):
             await asyncio.sleep(0.001)
+        for _, listener in servers:
+            listener.listen(BACKLOG)
         ready()
         if stop_at_eof is not None:
             _watch(loop, stop_at_eof, stop)

@@ -15,7 +15,7 @@ import pytest
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.broker import audit, service
 from glasshouse.broker.database import Database
-from glasshouse.broker.gate import GateLimits
+from glasshouse.broker.gate import Gate, GateLimits
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake import broker_side
@@ -259,6 +259,17 @@ def test_one_launch_cannot_hold_all_challenges_of_its_deployment(owner: Owner) -
     assert exchange(Actor.enter(owner)) == owner.package_key
     greedy.send(greedy.sign(greedy.claims(challenge)))
     greedy.challenge()
+
+
+def test_a_request_without_room_is_refused_before_it_is_decided_on(broker: LocalBroker, owner: Owner) -> None:
+    """Signed requests are free for who has a launch key, and what is recorded of them for who does not."""
+    greedy = Actor.enter(owner)
+    for _ in range(LIMITS.outstanding_per_launch):
+        greedy.challenge()
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, LIMITS)
+    with pytest.raises(RefusedError) as caught:
+        gate.challenge(challenge_request(greedy.launch))
+    assert caught.value.code is Code.TOO_MANY_CHALLENGES
 
 
 def test_one_launch_cannot_fill_the_store(owner: Owner) -> None:

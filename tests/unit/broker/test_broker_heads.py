@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from glasshouse.errors import Code
-from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer
+from glasshouse.broker.reports import Reports
+from glasshouse.errors import Code, RefusedError
+from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.tamper.stage import Actor, Owner, clock_us
@@ -149,6 +150,36 @@ def test_a_finished_run_gets_one_countersigned_receipt(reporter: Reporter, owner
     run = owner.client().run(reporter.actor.launch.run_id)
     assert (run["state"], run["outcome"], run["lost"]) == ("zeroized", "interrupted", False)
     assert run["receipt_sha256"] == signed.receipt_sha256.hex()
+
+
+def test_recordings_decide_nothing_and_make_nobody_known(broker: LocalBroker, reporter: Reporter) -> None:
+    """What is fresh is decided on, with the lock, and gives its address the room that is kept for runs."""
+    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    first = reporter.submission()
+    assert reports.heads(first).fresh
+    reporter.send(first)
+    reporter.end()
+    last = reporter.submission()
+    assert reports.heads(last).fresh
+    with pytest.raises(RefusedError, match="does not extend"):
+        reports.heads(HeadSubmission(head=reporter.final, proof=(bytes(32),)).encode())
+    receipt = reporter.receipt()
+    with pytest.raises(RefusedError, match="not countersigned"):
+        reports.receipt(receipt)
+    reporter.send(last)
+    forged = replace(ReceiptSubmission.parse(receipt), receipt=reporter.final).encode()
+    with pytest.raises(RefusedError):
+        reports.receipt(forged)
+    assert reports.receipt(receipt).fresh
+    assert reporter.actor.post("/v1/receipt", receipt).status == 200
+    for recorded in (reports.receipt(receipt), reports.heads(last)):
+        assert not recorded.fresh
+        before = broker.everything()
+        assert recorded.decide().status == 200
+        assert broker.everything() == before
+    for recording, refused in ((first, reports.heads), (forged, reports.receipt)):
+        with pytest.raises(RefusedError):
+            refused(recording)
 
 
 def test_a_receipt_before_its_final_head_was_countersigned_is_refused(reporter: Reporter) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import signal
+import socket
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from glasshouse.broker import room as room_module
+from glasshouse.broker.client import request
+from glasshouse.broker.process import BrokerProcess
 from glasshouse.broker.room import MOST_CONNECTIONS, Room, Troubles, room_for
 
 
@@ -105,9 +112,32 @@ def test_what_left_is_forgotten() -> None:
 
 
 def test_a_broker_stays_below_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, expected in ((256, 96), (1024, 480), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, 512), (32, 8)):
+    for soft, expected in ((256, 64), (1024, 448), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, 512), (32, 8)):
         monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
         assert room_for(2) == expected
+
+
+def test_a_burst_of_connections_does_not_use_up_the_descriptors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They were accepted a thousand at a time, and where that failed, nobody was for a second."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        broker = BrokerProcess(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    with broker, ExitStack() as stack:
+        # Held up, so that all of them wait at once.
+        os.kill(broker.pid, signal.SIGSTOP)
+        for number in range(600):
+            stranger = stack.enter_context(socket.socket())
+            stranger.bind((f"127.0.1.{1 + number % 100}", 0))
+            stranger.connect((host, int(port)))
+        os.kill(broker.pid, signal.SIGCONT)
+        assert request(broker.runtime_url, "POST", "/v1/heads", b"{}").status == 400
+    assert "could not be served" not in capfd.readouterr().err
 
 
 def test_what_cannot_be_accepted_is_said_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
