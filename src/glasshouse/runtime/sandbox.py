@@ -77,7 +77,9 @@ class SandboxSpec:
         if self.workspace_bytes < 1 << 20:
             raise ValueError(f"a workspace of {self.workspace_bytes} bytes")
         for path in (*self.read_paths, *self.device_paths):
-            if os.path.normpath(path) != path or not path.startswith("/") or path in NEVER_SHOWN:
+            # A link that leads to the whole machine would show it.
+            never = not {path, os.path.realpath(path)}.isdisjoint(NEVER_SHOWN)
+            if os.path.normpath(path) != path or not path.startswith("/") or never:
                 raise ValueError(f"a sandbox cannot show {path!r}")
         shown = tuple({os.path.realpath(path) + "/" for path in self.read_paths})
         if any((os.path.realpath(path) + "/").startswith(shown) for path in self.hidden):

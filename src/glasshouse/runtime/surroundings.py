@@ -54,7 +54,8 @@ def default_read_paths() -> tuple[str, ...]:
     found.add(_hub_cache())
     if _gpu_nodes():
         found |= set(_GPU_PATHS)
-    return tuple(sorted(path for path in found if path not in NEVER_SHOWN and os.path.exists(path)))
+    shown = [path for path in found if {path, os.path.realpath(path)}.isdisjoint(NEVER_SHOWN)]
+    return tuple(sorted(path for path in shown if os.path.exists(path)))
 
 
 def _importable(path: str) -> set[str]:

@@ -118,6 +118,18 @@ def test_of_an_environment_in_a_projects_folder_the_project_is_not_shown(tmp_pat
     assert {Path(path).name for path in said} == {"bin", "include", "lib", "pyvenv.cfg"}
 
 
+@pytest.mark.parametrize("place", ["/", "/root", "/home"])
+def test_a_link_on_the_search_path_that_leads_to_a_home_or_the_machine_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    link = tmp_path / "site-packages"
+    link.symlink_to(place)
+    monkeypatch.syspath_prepend(str(link))
+    assert str(link) not in default_read_paths()
+    with pytest.raises(ValueError, match="cannot show"):
+        specification("pass", read_paths=(str(link),))
+
+
 def test_keys_of_the_systems_own_services_are_not_shown() -> None:
     paths = default_read_paths()
     assert not [path for path in paths if "/etc/ssl/private/key".startswith(path.rstrip("/") + "/")]
