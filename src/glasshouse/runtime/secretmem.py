@@ -8,6 +8,7 @@ Law: after `wipe` every byte is zero; after `close` nothing is mapped.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 
@@ -45,6 +46,9 @@ class SecretMemory:
             self.fd, secret = _plain_memory(), False
         try:
             os.ftruncate(self.fd, size)
+            if not secret:
+                # Whoever is handed it could cut it short, and this process would die of its next look at it.
+                fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._map = mmap.mmap(self.fd, size)
         except OSError as error:
             os.close(self.fd)
@@ -123,6 +127,6 @@ class SecretMemory:
 
 def _plain_memory() -> int:
     try:
-        return os.memfd_create("glasshouse", os.MFD_CLOEXEC)
+        return os.memfd_create("glasshouse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise PlatformError(Code.PLATFORM, f"this machine gives no shared memory: {error.strerror}") from error

@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.attestation.hardening import SecretMemoryKind
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.secretmem import SecretMemory
 from tools.forked import in_child
 from tools.machine import WithoutMemoryLock, WithoutSecretMemory, needs_root, needs_secret_memory
@@ -122,3 +122,12 @@ def test_a_machine_that_gives_no_memory_is_a_platform_error_and_leaks_no_descrip
 def test_no_size_is_no_memory() -> None:
     with pytest.raises(ValueError, match="0 bytes"):
         SecretMemory(0)
+
+
+@pytest.mark.parametrize("kernel", [REAL, WithoutSecretMemory()], ids=["secret", "plain"])
+def test_whoever_is_handed_it_cannot_cut_it_short(kernel: Kernel) -> None:
+    with SecretMemory(8192, kernel=kernel) as secret:
+        for size in (0, 4096, 16384):
+            with pytest.raises(OSError, match=r"not permitted|Invalid argument"):
+                os.ftruncate(secret.fd, size)
+        secret.view[8191] = 1
