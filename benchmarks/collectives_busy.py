@@ -26,7 +26,8 @@ BUSY = {"quiet": 0, "busy": 2}
 
 def main(path: Path) -> None:
     found = {name: _beside(processes) for name, processes in BUSY.items()}
-    path.write_text(json.dumps({name: one.to_json() for name, one in found.items()}) + "\n")
+    kept = {name: one.to_json() for name, one in found.items()}
+    path.write_text(json.dumps({"system": kept["quiet"]["system"], **kept}) + "\n")
     for name, one in found.items():
         for cell in one.found:
             ratios = ", ".join(f"{way.value} {times_words(cell.ratio(way).value)}" for way in WAYS[1:])
