@@ -167,7 +167,7 @@ def test_an_interrupt_keeps_what_is_complete_and_leaves_no_process(tmp_path: Pat
 
 def test_a_script_that_ends_by_itself_is_told_to_its_owner(tmp_path: Path) -> None:
     shell = _shell(tmp_path, 30)
-    answer = shell.ask("bench", "overhead", "--workload", "script", "--job", "job.toml", "--time", "60s", "--json")
+    answer = shell.ask("bench", "overhead", "--workload", "script", "--job", "job.toml", "--time", "10m", "--json")
     assert answer.code == 4
     assert "ended by itself after 30 steps" in answer.error["message"]
     assert not [name for name in os.listdir(tmp_path) if name.startswith("overhead-")]  # noqa: PTH208

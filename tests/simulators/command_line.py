@@ -102,11 +102,11 @@ class Shell:
             text=True,
         )
 
-    def ask(self, *arguments: str, timeout_s: float = 60.0) -> Answer:
+    def ask(self, *arguments: str, timeout_s: float = 180.0) -> Answer:
         """Run a command to its end."""
         return self.end(self.start(*arguments), timeout_s=timeout_s)
 
-    def end(self, process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> Answer:
+    def end(self, process: subprocess.Popen[str], *, timeout_s: float = 180.0) -> Answer:
         """Wait for a command."""
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -121,7 +121,7 @@ class Shell:
         records = [json.loads(path.read_text()) for path in (self.home / "runs").glob("*/run.json")]
         return max(records, key=lambda record: record["created_us"], default=None)
 
-    def wait_until_running(self, before: set[str] | None = None, *, timeout_s: float = 30.0) -> dict[str, Any]:
+    def wait_until_running(self, before: set[str] | None = None, *, timeout_s: float = 120.0) -> dict[str, Any]:
         """Wait until a run that is not in `before` trains, and return its record."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -14,19 +15,22 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_child(action: Callable[[], T], *, limit_s: float = 20.0, user: int | None = None) -> T:
+def in_child(action: Callable[[], T], *, limit_s: float = 20.0, user: int | None = None, alone: bool = False) -> T:
     """Return what `action` returns, or raise what it raises, run in a forked child.
 
     Args:
         action: what to do; its result must be picklable.
         limit_s: the child is killed after that.
         user: run as this user and group, without other groups.
+        alone: close what other tests have left open, for a test of the limit of open files.
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other tests may have left threads here
         pid = os.fork()
     if pid == 0:
+        if alone:
+            keep_only(writer)
         _be_child(action, reader, writer, user)
     os.close(writer)
     alarm = threading.Timer(limit_s, os.killpg, (pid, signal.SIGKILL))
@@ -54,10 +58,17 @@ class ChildDiedError(Exception):
         self.code = code
 
 
+def keep_only(descriptor: int) -> None:
+    """Close all that is open but the standard streams and one descriptor."""
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+
+
 def _be_child(action: Callable[[], T], reader: int, writer: int, user: int | None) -> None:
     try:
         os.setsid()  # so that what it leaves behind can be ended with it
-        os.close(reader)
+        with contextlib.suppress(OSError):
+            os.close(reader)
         if user is not None:
             os.setgroups([])
             os.setgid(user)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -70,13 +71,15 @@ def run(*, events: int = 100_000, repeats: int = 3) -> dict[str, Any]:
 
 def _append(key: SigningKey, stored: BinaryIO, events: int) -> tuple[float, Head]:
     """Write a log of so many events; return the seconds for its progress events, scaled to all, and its head."""
-    log = EventLog(run_id="0" * 32, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=stored.write)
+    # A clock that goes on by a second at each look: no log holds more reports than one a second.
+    clock = itertools.count(1_000_000, 1_000_000)
+    log = EventLog(run_id="0" * 32, evidence_key=key, clock_us=lambda: next(clock), sink=stored.write)
     for state in _WAY:
         log.transition(state)
     reports = events - log.size
     begin = time.perf_counter()
     for step in range(reports):
-        work: dict[str, Json] = {"done": step, "elapsed_us": step * 1000, "total": reports, "unit": "step"}
+        work: dict[str, Json] = {"done": step, "elapsed_us": step * 1_000_000, "total": reports, "unit": "step"}
         log.append(EventType.PROGRESS, work | {"loss": "0.693147"})
     seconds = time.perf_counter() - begin
     payload = Envelope.parse(log.head(), max_bytes=1 << 16).verify(HEAD_TYPE, key.public)

@@ -140,6 +140,7 @@ class VerifiedLog:
         paced: whether it says that the run rested, to be measured.
         done: unit and count of the last progress; None in a log without any.
         ran_us: how long the run was `running`, by its own clock.
+        silent_us: how much of that came after the last progress; all of it in a log without any.
     """
 
     head: Head
@@ -151,6 +152,7 @@ class VerifiedLog:
     paced: bool
     done: tuple[str, int] | None
     ran_us: int
+    silent_us: int
 
     def of(self, kind: EventType) -> tuple[Event, ...]:
         """Return the kept events of one type."""
@@ -179,7 +181,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
     rules, tree = Rules(), Tree()
     kept: list[Event] = []
     states: list[tuple[int, State]] = []
-    paced, done, running = False, None, (0, 0)
+    paced, done, running, reported_us = False, None, (0, 0), 0
     for line in lines:
         event = _parsed(line, rules.size)
         rules.admit(event)
@@ -193,7 +195,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
             elif event.body.get("from") == State.RUNNING:
                 running = (running[0], event.time_us)
         elif event.type is EventType.PROGRESS:
-            done = str(event.body["unit"]), int(str(event.body["done"]))
+            done, reported_us = (str(event.body["unit"]), int(str(event.body["done"]))), event.time_us
         elif event.type is EventType.NOTICE:
             paced = paced or event.body["code"] == PACED
         if rules.size > head.size:
@@ -212,6 +214,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
         paced=paced,
         done=done,
         ran_us=running[1] - running[0],
+        silent_us=max(0, running[1] - max(running[0], reported_us)),
     )
 
 

@@ -125,7 +125,8 @@ def test_a_message_that_never_comes_is_told_as_such() -> None:
         if engine.rank == 0:
             tensor = torch.ones(3)
             with pytest.raises(
-                CollectiveError, match=r"receive of 3 float32 from rank 1 with tag 0.*rank 1 in 0.2 s"
+                CollectiveError,
+                match=r"receive of 3 float32 from rank 1 with tag 0.*from rank 1 within the timeout",
             ) as caught:
                 engine.submit(operations.receive([tensor], 1), background=False).wait(0.2)
             return caught.value.code, tensor.tolist()

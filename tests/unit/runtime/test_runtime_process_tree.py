@@ -117,4 +117,4 @@ def test_it_raises_a_low_limit_as_far_as_it_may_and_keeps_no_more_open(soft: int
         ended.set()
         return len(tree._files), first.complete and second.complete, len(first.seen)
 
-    assert in_child(act) == (kept, True, 1)
+    assert in_child(act, alone=True) == (kept, True, 1)

@@ -25,7 +25,7 @@ from glasshouse.runtime.kernel import (
     Kernel,
 )
 from glasshouse.runtime.sentinel import Alarm, Sentinel
-from tools.forked import in_child
+from tools.forked import in_child, keep_only
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces, needs_root, needs_tracing
 from tools.sandboxed import children_of, is_gone, specification, start
 from tools.tracer import Tracer
@@ -55,6 +55,7 @@ class Scene:
         self.agent = os.fork()
         if self.agent == 0:
             try:
+                keep_only(writer)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
                 _be_agent(code, writer, custodian, kernel)
             finally:
@@ -65,7 +66,7 @@ class Scene:
         self.sentinel, self.worker, self.custodian = (int(str(pids[name])) for name in names)
         self.tracers: list[Tracer] = []
 
-    def line(self, limit_s: float = 10.0) -> dict[str, object]:
+    def line(self, limit_s: float = 60.0) -> dict[str, object]:
         if not select.select([self._lines], [], [], limit_s)[0]:
             return {}
         text = b""
