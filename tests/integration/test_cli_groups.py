@@ -109,6 +109,7 @@ def test_a_run_on_several_machines_is_one_run(shell: Shell, several: Answer) -> 
     assert (refused.code, refused.error["code"]) == (ExitCode.USAGE, "usage")
 
 
+@pytest.mark.alone
 def test_a_rank_that_fails_ends_the_run_on_every_machine(shell: Shell) -> None:
     ended = shell.ask("run", "failing.toml", "--machines", "2", timeout_s=120)
     assert ended.code == ExitCode.RUN_FAILED

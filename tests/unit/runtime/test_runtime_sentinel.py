@@ -168,6 +168,7 @@ def test_a_debugger_on_a_child_of_the_worker_is_noticed() -> None:
     assert (answer["alarm"], answer["worker"]) == ("worker-traced", -signal.SIGKILL)
 
 
+@pytest.mark.alone
 @needs_tracing
 def test_a_debugger_on_the_last_of_1500_threads_is_noticed() -> None:
     def story(stage: Scene) -> dict[str, object]:
@@ -178,6 +179,7 @@ def test_a_debugger_on_the_last_of_1500_threads_is_noticed() -> None:
     assert (answer["threads"], answer["alarm"], answer["worker"]) == (1501, "worker-traced", -signal.SIGKILL)
 
 
+@pytest.mark.alone
 @needs_tracing
 def test_a_debugger_on_the_last_of_1000_children_is_noticed() -> None:
     def story(stage: Scene) -> dict[str, object]:
