@@ -117,7 +117,7 @@ def test_a_killed_runtime_is_lost_and_nothing_of_it_goes_on(shell: Shell) -> Non
     answer = shell.end(command)
     assert answer.code == ExitCode.RUN_FAILED
     assert (answer.object["outcome"], answer.object["receipt"]["verdict"]) == ("lost", "no-receipt")
-    assert "nobody can say what stayed behind" in answer.object["receipt"]["problem"]
+    assert "what else stayed behind is unknown" in answer.object["receipt"]["problem"]
     wait_for(lambda: not shell.left_running(), told=lambda: str(shell.left_running()))
     refused = shell.ask("fetch", run["run_id"], "-o", "nothing", "--json")
     assert refused.code == ExitCode.VERIFICATION_FAILED

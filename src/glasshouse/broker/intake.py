@@ -2,7 +2,7 @@
 
 Laws: only a message that was found authentic is handed on to be decided. Reading that came to nothing, or to a
 recording played again, is charged to the address that it came from; an address beyond its share waits behind all
-others, and few of its messages wait. Nobody is locked out by address alone: an honest runtime behind the same
+others, and few of its messages wait. No address is locked out for itself alone: an honest runtime behind the same
 address is read too, small messages first.
 """
 

@@ -21,7 +21,7 @@ MOST_OF_ADDRESS = 64
 MOST_BYTES = 16 * 1024 * 1024
 ACCEPTED_AT_ONCE = 16
 # The database, the listeners, the standard streams; and what the loop has accepted or cut and not yet counted or
-# closed: a few turns' worth. Without it a burst uses all up, and the loop accepts nobody for a second.
+# closed: a few turns' worth. Without it a burst uses all up, and the loop accepts no connection for a second.
 _OTHER_DESCRIPTORS = 64 + 4 * ACCEPTED_AT_ONCE
 _SAY_EVERY_S = 60.0
 

@@ -1,7 +1,7 @@
 """A run's card: one HTML page of who vouches for what, and the same few lines for a model card.
 
 Law: what stands in a name or a document is text on the page, never an element, an attribute or a direction of writing;
-the page refers to nothing outside of itself. A claim never stands without whoever makes it and the assurance level.
+the page refers to nothing outside of itself. A claim never stands without its maker and the assurance level.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint:
 <h1>{_text(name)}</h1><p class="who">A training run under Glasshouse, {_text(_date(receipt.started_us))}</p>
 <p class="verdict{" good" if good else ""}">{_text(verdict.sentence)}</p>
 <h2>Who vouches for what</h2><ol>{made}</ol>
-<h2>What nobody vouches for</h2><ol>{open_questions}</ol>
+<h2>What has no evidence</h2><ol>{open_questions}</ol>
 {f"<h2>Outputs</h2><dl>{digests}</dl>" if digests else ""}
 <h2>Check it</h2><p>With the receipt, and the owner's fingerprint from the owner:</p>
 <pre>glasshouse verify receipt.json --fingerprint {_text(fingerprint)}</pre>

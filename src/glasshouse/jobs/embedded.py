@@ -175,7 +175,7 @@ class Embedded:
     def retire(self) -> bool:
         """Make way, as the broker's own process, if no run needs one: its end follows.
 
-        Until that process is gone nobody starts another; a broker that is being started or stopped stays.
+        Until that process is gone no other is started; a broker that is being started or stopped stays.
         """
         try:
             descriptor = self._open_lock()

@@ -140,7 +140,7 @@ def _not_wiped(folder: RunFolder, what: str) -> str:
         memory = "whether its processes are gone cannot be seen here"
     else:
         memory = "none of its processes is left, and its memory went back to the kernel with them"
-    text = f"{what}; {memory}; nobody can say what stayed behind beside that"
+    text = f"{what}; {memory}; what else stayed behind is unknown"
     found = leftovers()
     # Of a worker that still runs, nothing is taken away beneath it.
     left = found if alive else [path for path in found if not removed(path)]

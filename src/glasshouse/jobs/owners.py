@@ -153,7 +153,7 @@ def trusted_owner(home: Home, document: Path, *, named: str | None = None, finge
 
 
 def _named(home: Home, named: str, document: Path) -> Trust:
-    # What was added here goes before a file of that name: the working folder may be anybody's.
+    # What was added here goes before a file of that name: the working folder may be a stranger's.
     for name, owner in known_owners(home).items():
         if named == name or same_fingerprint(owner, named):
             return Trust(owner=owner, anchor=Anchor.KNOWN, name=name)

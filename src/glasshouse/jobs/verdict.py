@@ -49,7 +49,7 @@ _ENDED = {
     Outcome.LOST: "it was lost",
 }
 
-# Genuine is not true: whoever has the owner's key has the broker's too, and needs no machine to write a record.
+# Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
 _PROVES = {
     "software": "To its owner it shows what the runtime said, unchanged since the broker countersigned it; to others "
     "it is the owner's word: at this level an owner can sign a run that never happened.",

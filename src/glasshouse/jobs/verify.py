@@ -57,7 +57,7 @@ __all__ = [
 LOG_NAME = "events.log"
 HEADS_NAME = "heads.log"
 BUNDLE_NAME = "receipt.json"
-# In this order: heads are held to the log, so whoever looks at them looks at the log first.
+# In this order: heads are held to the log, so the log is read first.
 _LOGS = (LOG_NAME, HEADS_NAME)
 _PACKAGE_MAGIC = b"\x89GHS"
 # Canonical JSON: an envelope's first key, which a bundle does not have.

@@ -229,7 +229,7 @@ class Kernel:
     def read_only_view(self, path: str) -> int:
         """Open a file for reading, through a mount of its own that is read-only and has no name.
 
-        No call on the descriptor changes anything of the file, whoever owns it; needs a mount namespace of one's own.
+        No call on the descriptor changes anything of the file, not even its owner's; needs a mount namespace.
 
         Raises:
             KernelError: the kernel refuses.

@@ -1,6 +1,6 @@
 """The sealed package as the worker is handed it: a descriptor on which no call reaches a disk.
 
-Whoever may open a file may mostly set its times, mode and extended attributes too, and those stay on the disk. So the
+A process that may open a file may mostly set its times, mode and extended attributes too, and those stay on disk. So the
 worker's descriptor is opened through a read-only mount of its own; where there can be none, the ciphertext is copied
 into memory that the kernel seals.
 """

@@ -192,7 +192,7 @@ class Run:
             of=header.content,
             sequence=sealed.sequence,
             plain_bytes=sealed.bytes,
-            # Two runs of one job make the same files: a digest here would tell whoever can guess one.
+            # Two runs of one job make the same files: a digest here would confirm a guess.
             plain_hmac=sealed.plain_hmac if header.content == WEIGHTS else None,
             sealed_bytes=sealed.sealed_bytes,
             sealed_sha256=sealed.sealed_sha256,

@@ -72,7 +72,7 @@ _NAMESPACES = (
     "chroot", "fsconfig", "fsmount", "fsopen", "fspick", "listmount", "mount", "mount_setattr", "move_mount",
     "open_tree", "pivot_root", "sethostname", "setns", "statmount", "umount2", "unshare",
 )  # fmt: skip
-# Kept by a file system for whoever comes later; copying a file (shutil.copy2, cp) does without where there are none.
+# Kept by a file system for later readers; copying a file (shutil.copy2, cp) does without where there are none.
 _XATTRS = ("fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "setxattr")
 # Times and modes of files by their names: Landlock governs neither.
 _TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "utime", "utimensat", "utimes")

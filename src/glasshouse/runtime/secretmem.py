@@ -47,7 +47,7 @@ class SecretMemory:
         try:
             os.ftruncate(self.fd, size)
             if not secret:
-                # Whoever is handed it could cut it short, and this process would die of its next look at it.
+                # A process that is handed it could cut it short, and this process would die of its next look at it.
                 fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._map = mmap.mmap(self.fd, size)
         except OSError as error:

@@ -20,7 +20,7 @@ __all__ = ["Uncollected", "look", "snapshot"]
 _PREFIX = "glasshouse: written outside of the output folders, and lost: "
 _MAX_NAMES = 20
 _MAX_NAME_CHARS = 200
-# At the top of the workspace: temporary files, caches and a model's settings, none of which is anybody's result.
+# At the top of the workspace: temporary files, caches and a model's settings, none of which is a result.
 _OURS = frozenset({"cache", "model", "tmp"})
 
 Snapshot = Mapping[str, tuple[int, int, int]]

@@ -156,4 +156,4 @@ def test_a_card_is_readable_on_a_phone_and_on_a_desktop(
     assert (found["beyond"], found["small"]) == ([], [])
     assert found["beside"] is beside
     assert found["claims"] == len(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT))
-    assert "What nobody vouches for" in found["text"]
+    assert "What has no evidence" in found["text"]
