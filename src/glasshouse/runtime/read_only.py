@@ -1,7 +1,7 @@
 """The sealed package as the worker is handed it: a descriptor on which no call reaches a disk.
 
-A process that may open a file may mostly set its times, mode and extended attributes too, and those stay on disk. So the
-worker's descriptor is opened through a read-only mount of its own; where there can be none, the ciphertext is copied
+A process that may open a file may mostly set its times, mode and extended attributes too, and those stay on
+disk. So the worker's descriptor is opened through a read-only mount; where there can be none, the ciphertext is copied
 into memory that the kernel seals.
 """
 
