@@ -247,7 +247,6 @@ print(reached)
 """
 
 
-@pytest.mark.alone
 @needs_landlock
 def test_a_script_sends_no_datagram_to_a_log_of_the_machine(tmp_path: Path) -> None:
     name = str(tmp_path / "log")

@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,10 +59,13 @@ class Scene:
                 keep_only(writer)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
                 _be_agent(code, writer, custodian, kernel)
+            except BaseException:
+                os.write(writer, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
             finally:
                 os._exit(1)
         os.close(writer)
         pids = self.line()
+        assert "failed" not in pids, pids["failed"]
         names = ("sentinel", "worker", "custodian")
         self.sentinel, self.worker, self.custodian = (int(str(pids[name])) for name in names)
         self.tracers: list[Tracer] = []
@@ -168,7 +172,6 @@ def test_a_debugger_on_a_child_of_the_worker_is_noticed() -> None:
     assert (answer["alarm"], answer["worker"]) == ("worker-traced", -signal.SIGKILL)
 
 
-@pytest.mark.alone
 @needs_tracing
 def test_a_debugger_on_the_last_of_1500_threads_is_noticed() -> None:
     def story(stage: Scene) -> dict[str, object]:
@@ -179,7 +182,6 @@ def test_a_debugger_on_the_last_of_1500_threads_is_noticed() -> None:
     assert (answer["threads"], answer["alarm"], answer["worker"]) == (1501, "worker-traced", -signal.SIGKILL)
 
 
-@pytest.mark.alone
 @needs_tracing
 def test_a_debugger_on_the_last_of_1000_children_is_noticed() -> None:
     def story(stage: Scene) -> dict[str, object]:
