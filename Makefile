@@ -4,8 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# The files of tests that need a process which no other test has used (marker `alone`).
-ALONE := $(addprefix tests/,unit/runtime/test_runtime_sentinel.py unit/runtime/test_runtime_sandbox.py integration/test_cli_groups.py)
 # As many test processes as the machine has cores, up to eight: a test may start several processes of its own.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
@@ -38,11 +36,10 @@ demo: $(VENV)/.ready-run ## a protected LoRA run on this machine, verified
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/clinic/demo.sh
 
 test: $(VENV)/.ready-dev ## the whole test suite
-	$(PYTEST) -m 'not long and not alone' $(ARGUMENTS)
-	$(BIN)/python -m pytest -m alone $(ALONE) $(ARGUMENTS)
+	$(PYTEST) $(ARGUMENTS)
 
 test-fast: $(VENV)/.ready-dev ## units, vectors, properties and a few whole runs, in about three minutes
-	$(PYTEST) -m 'not long and not slow and not alone and (not integration or smoke)'
+	$(PYTEST) -m 'not long and not slow and (not integration or smoke)'
 
 test-long: $(VENV)/.ready-dev ## the statistical runs that take minutes
 	$(BIN)/python -m pytest -m long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import select
@@ -10,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from glasshouse.runtime import launcher, sandbox
 from glasshouse.runtime.kernel import REAL, Kernel
@@ -18,6 +20,10 @@ from glasshouse.wire import frames
 from tools.forked import in_child
 
 WORKSPACE_BYTES = 8 << 20
+# What the launcher tries from inside before the worker begins.
+TRIED = {"debug-env-clean", "egress-closed", "landlock", "metadata-closed", "preload-clean", "seccomp-filter"}
+# pytest puts the folder of every test file on the search path; no user has hundreds of modules there.
+TESTS = f"{Path(__file__).parent.parent}/"
 
 
 @dataclass
@@ -39,7 +45,7 @@ def specification(code: str, **changes: object) -> SandboxSpec:
         "argv": (sys.executable, "-I", "-S", "-B", "-c", code, "{workspace}"),
         "pycache_prefix": sys.pycache_prefix or "",
         "workspace_bytes": WORKSPACE_BYTES,
-        "read_paths": sandbox.default_read_paths(),
+        "read_paths": tuple(path for path in sandbox.default_read_paths() if not path.startswith(TESTS)),
         "device_paths": sandbox.default_devices(),
         **changes,
     }
@@ -109,8 +115,8 @@ def forking(kernel: Kernel) -> sandbox.Spawn:
             return pid
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            taken = [os.dup(item) for item in streams]
-            high = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(taken)]
+            # Free numbers above those that they are given below, so that none is lost on the way.
+            high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 64) for descriptor in streams]
             for index, descriptor in enumerate(high):
                 os.dup2(descriptor, index)
             given = marshal.loads(os.read(4, 1 << 16))

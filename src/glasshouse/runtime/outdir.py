@@ -112,6 +112,11 @@ class OutDir:
             raise disk_error(error) from None
         file.keep()
 
+    def close(self) -> None:
+        """Close the logs; nothing is appended after this."""
+        os.close(self._events)
+        os.close(self._heads)
+
     def give_reserve(self) -> None:
         """Free the reserve: from now on only the end of the run is written."""
         _remove(f"{self._root}/.reserve")

@@ -16,6 +16,7 @@ The mount belongs to the worker's own mount namespace: it has no name outside, a
 from __future__ import annotations
 
 import os
+import resource
 import stat
 
 from glasshouse.runtime.kernel import (
@@ -73,16 +74,35 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
         OSError: it cannot be done here; the process is where it was.
     """
     kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
-    # Opened before anything is covered: the site of the new root may hide some of them.
-    sources = [(path, _opened(path)) for path in _outermost(read) + devices]
+    paths, sources = _outermost(read) + devices, dict[str, int]()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # A project that is installed where it stands shows each module of its own: that may be many.
+        wanted = min(limits[0] + len(paths), limits[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
+        # Opened before anything is covered: the site of the new root may hide some of them.
+        for path in paths:
+            try:
+                sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+        _assemble(kernel, sources, devices, workspace_bytes)
+    finally:
+        for descriptor in sources.values():
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    kernel.umount(".")  # the old root, which pivot_root left on top of the new one
+    os.chdir("/")
+
+
+def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], workspace_bytes: int) -> None:
     site = next(path for path in _SITES if os.path.isdir(path))
     kernel.mount("tmpfs", site, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={_ROOT_BYTES}")
     try:
         # First what can be written: a path to be shown may lie in /tmp.
         _workspace(kernel, site, workspace_bytes)
-        for path, descriptor in sources:
-            if descriptor is not None:
-                _show(kernel, path, descriptor, site + path, device=path in devices)
+        for path, descriptor in sources.items():
+            _show(kernel, path, descriptor, site + path, device=path in devices)
         _proc(kernel, site)
         _furnish(site)
         kernel.mount("none", site, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -98,12 +118,6 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
     except OSError:
         kernel.umount(site)
         raise
-    finally:
-        for _path, descriptor in sources:
-            if descriptor is not None:
-                os.close(descriptor)
-    kernel.umount(".")  # the old root, which pivot_root left on top of the new one
-    os.chdir("/")
 
 
 def is_memory(kernel: Kernel, directory: str) -> tuple[bool, bool]:
@@ -127,13 +141,6 @@ def _outermost(paths: list[str]) -> list[str]:
         if not any(path.startswith(parent.rstrip("/") + "/") for parent in kept):
             kept.append(path)
     return kept
-
-
-def _opened(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
 
 
 def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bool) -> None:

@@ -78,9 +78,9 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "out"
         self.sealed = seal(folder / "job.sealed", {"data": secrets.token_bytes(4000)})
-        stream = self.sealed.path.open("rb", buffering=0)
+        self.stream = self.sealed.path.open("rb", buffering=0)
         self.regions = Regions.for_package(self.sealed.manifest)
-        begun = Beginning(package_file=stream, package=Package.open(stream), regions=self.regions)
+        begun = Beginning(package_file=self.stream, package=Package.open(self.stream), regions=self.regions)
         self.run = Run(
             options=Options(package="", out=str(self.folder)),
             loop=Loop(),
@@ -94,6 +94,11 @@ class Scene:
             run_id=launch.run_id, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=self.run.line
         )
         self.run.identity = Identity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
+
+    def close(self) -> None:
+        self.run.out.close()
+        self.regions.close()
+        self.stream.close()
 
     def plant(self, needle: bytes) -> None:
         needles = Needles(self.regions.needles.view)
@@ -110,8 +115,7 @@ class Scene:
 def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     yield scene
-    if scene.run.begun.package_file is not None:
-        scene.run.begun.package_file.close()
+    scene.close()
 
 
 def test_a_refused_run_is_wiped_and_has_a_receipt(scene: Scene) -> None:
@@ -182,7 +186,6 @@ def test_a_full_disk_keeps_nothing_from_being_wiped(scene: Scene, monkeypatch: p
     assert finish(scene.run, REFUSED) == REFUSED
     assert scene.regions.grant.is_zero()
     assert not (scene.folder / "receipt.json").exists()
-    scene.regions.close()
 
 
 def test_a_run_that_never_began_ends_without_a_word(scene: Scene) -> None:

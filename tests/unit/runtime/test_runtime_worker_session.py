@@ -100,7 +100,8 @@ class Talk:
         sealing = Sealing(
             recipients=(RecipientKey.generate().public,), run_id=secrets.token_hex(16), manifest_sha256=bytes(32)
         )
-        self.sealed = Outputs(OutDir(str(folder / "out")), sealing, OutputLimits())
+        self.out = OutDir(str(folder / "out"))
+        self.sealed = Outputs(self.out, sealing, OutputLimits())
 
     def say(self, *messages: dict[str, Any] | bytes) -> None:
         for message in messages:
@@ -129,6 +130,7 @@ class Talk:
     def close(self) -> None:
         self.session.end()
         self.theirs.close()
+        self.out.close()
 
 
 @pytest.fixture

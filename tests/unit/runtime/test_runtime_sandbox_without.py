@@ -1,0 +1,177 @@
+"""The worker's sandbox on machines that lack something, and under other users: what still holds, and what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.runtime import sandbox
+from glasshouse.runtime.kernel import CAP_SYS_ADMIN, PR_CAPBSET_DROP, REAL
+from tools.forked import in_child
+from tools.machine import (
+    WithoutLandlock,
+    WithoutMounts,
+    WithoutNamespaces,
+    WithoutNoswap,
+    WithoutSeccomp,
+    needs_filters,
+    needs_landlock,
+    needs_namespaces,
+    needs_root,
+)
+from tools.sandboxed import TRIED, Ran, children_of, first_message, is_gone, run, specification, start
+
+pytestmark = needs_filters
+
+
+# degraded, and said
+
+
+@needs_landlock
+def test_without_namespaces_the_workspace_has_a_name_and_is_not_called_memory() -> None:
+    ran = run("open('file','w').write('x'); print(__import__('os').getcwd())", kernel=WithoutNamespaces())
+    assert ran.report.workspace is WorkspaceKind.DIRECTORY
+    assert {"named-workspace", "no-mount-namespace", "no-pid-namespace", "no-network-namespace"} <= set(
+        ran.report.notes
+    )
+    assert {"landlock", "egress-closed", "seccomp-filter"} <= ran.passed()
+    assert not Path(ran.output.strip()).exists()
+
+
+def test_without_a_process_namespace_no_child_can_leave_the_group_and_the_group_is_ended() -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    try:
+        os.setsid()
+    except PermissionError:
+        print('kept', flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+
+    def story() -> tuple[bytes, bool]:
+        worker = start(specification(code), WithoutNamespaces())
+        said = os.read(worker.stdout, 16)
+        family = [worker.pid or 0, *children_of(worker.pid or 0)]
+        worker.end()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not all(map(is_gone, family)):
+            time.sleep(0.01)
+        return said, len(family) == 2 and all(map(is_gone, family))
+
+    assert in_child(story) == (b"kept\n", True)
+
+
+@needs_namespaces
+def test_where_mounts_are_refused_the_workspace_has_a_name() -> None:
+    ran = run("pass", kernel=WithoutMounts())
+    assert ran.report.workspace is WorkspaceKind.DIRECTORY
+    assert {"no-private-root", "named-workspace"} <= set(ran.report.notes)
+
+
+@needs_root
+@needs_namespaces
+def test_before_linux_6_4_the_workspace_is_memory_that_could_be_swapped() -> None:
+    assert run("pass", kernel=WithoutNoswap()).report.workspace is WorkspaceKind.TMPFS
+
+
+@needs_namespaces
+def test_without_landlock_the_check_is_unavailable_and_the_private_root_still_hides_the_machine(tmp_path: Path) -> None:
+    ran = run(f"import os; print(os.path.exists({str(tmp_path)!r}))", kernel=WithoutLandlock())
+    assert ran.report.observed["landlock"] is CheckResult.UNAVAILABLE
+    assert ran.output == "False\n"
+    assert {"egress-closed", "seccomp-filter"} <= ran.passed()
+
+
+@needs_namespaces
+def test_without_filters_no_check_that_rests_on_them_passes() -> None:
+    ran = run("pass", kernel=WithoutSeccomp())
+    assert ran.report.observed["seccomp-filter"] is CheckResult.UNAVAILABLE
+    assert ran.report.observed["egress-closed"] is CheckResult.FAILED
+    assert "no-seccomp-filter" in ran.report.notes
+
+
+def test_a_worker_that_reaches_the_agents_listener_fails_whatever_the_launcher_says() -> None:
+    class Open(WithoutNamespaces, WithoutSeccomp, WithoutLandlock):
+        """Nothing at all."""
+
+    ran = run("pass", kernel=Open())
+    assert not ran.passed() & {"egress-closed", "landlock", "seccomp-filter"}
+    assert {"open-tcp", "reached-tcp", "reached-udp", "reached-abstract", "reached-named"} <= set(ran.report.notes)
+
+
+def test_a_launcher_that_fails_says_so_and_nothing_runs() -> None:
+    def story() -> tuple[object, bytes]:
+        spec = specification("print('ran')", python=sys.executable)
+        worker = sandbox.start(spec, spawn=_broken)
+        message = first_message(worker)
+        worker.end()
+        return message, os.read(worker.stderr, 4096) + os.read(worker.stdout, 16)
+
+    message, said = in_child(story)
+    assert message == {"code": "platform-unsupported", "type": "failed"}
+    assert b"KeyError" in said
+    assert b"ran" not in said
+
+
+def _broken(spec: sandbox.SandboxSpec, streams: list[int]) -> int:
+    """Spawn a launcher that finds nothing in its specification."""
+    os.read(int(streams[4]), 1 << 16)
+    reader, writer = os.pipe()
+    os.write(writer, b"{0")  # an empty mapping, as marshal writes it
+    os.close(writer)
+    return sandbox._spawn(spec, [*streams[:4], reader, streams[5]])
+
+
+# as another user
+
+
+@needs_root
+@needs_namespaces
+@needs_landlock
+@pytest.mark.parametrize("loopback", [False, True], ids=["one process", "ranks"])
+def test_an_ordinary_user_gets_the_same_sandbox_in_a_user_namespace(loopback: bool) -> None:
+    script = Path(__file__).parents[2] / "tools" / "as_nobody.py"
+    words = [sys.executable, script, *(["--loopback"] if loopback else [])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode == 77:
+        pytest.skip("this machine has no user namespaces for ordinary users")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert set(answer["passed"]) == TRIED
+    assert answer["workspace"] == "tmpfs"
+    assert "user-namespace" in answer["notes"]
+    assert ("loopback" in answer["notes"]) is loopback
+    assert answer["output"] == "65534\n"
+
+
+@needs_root
+@needs_namespaces
+@needs_landlock
+@pytest.mark.parametrize("private", [True, False], ids=["without-admin", "without-any"])
+def test_root_without_its_capabilities_as_in_a_container_uses_a_user_namespace(private: bool, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+
+    def story() -> Ran:
+        if private:
+            REAL.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # the launcher, a new program, does not get it back
+        else:
+            REAL.drop_capabilities()
+        return run(f"import os; print(os.path.exists({str(outside)!r}))")
+
+    ran = in_child(story)
+    if "no-user-namespace" in ran.report.notes:
+        pytest.skip("this machine has no user namespaces for ordinary users")
+    assert ran.passed() == TRIED
+    assert ("unmapped-user" in ran.report.notes) is not private
+    assert ran.report.workspace is (WorkspaceKind.TMPFS if private else WorkspaceKind.DIRECTORY)
+    assert not private or ran.output == "False\n"
