@@ -40,12 +40,14 @@ def command(
     from glasshouse.jobs.control import look, require_ended
     from glasshouse.jobs.files import read_bounded, write_private
     from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.verify import of_run, verify_bundle
 
     output, place = Output(as_json), locate(home)
     found = look(RunFolder.find(place, run), place)
     require_ended(found)
     identity = unlock(place, passphrase_file, passphrase_fd)
     bundle = read_bounded(found.folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
+    of_run(verify_bundle(bundle, owner=identity.signing.public), found.record.run_id)
     data = make_artifact(
         bundle,
         owner=identity.signing,

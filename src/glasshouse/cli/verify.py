@@ -61,7 +61,7 @@ def command(
 ) -> int:
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.owners import trusted_owner
-    from glasshouse.jobs.verify import PackageVerdict, Verdict, kind_of, verify_file, verify_sealed_in
+    from glasshouse.jobs.verify import PackageVerdict, Verdict, kind_of, of_run, verify_file, verify_sealed_in
 
     output, place = Output(as_json), Home.locate(home)
     path, run, whole = _path(what, place)
@@ -75,6 +75,8 @@ def command(
         # Of a run everything must be there; a receipt may travel alone.
         now_us = time.time_ns() // 1000
         verdict = verify_file(path, owner=public, content=content, package_key=key, whole=whole, now_us=now_us)
+        if run is not None:
+            of_run(verdict, run.run_id)
         if bundle is not None:
             verdict = _compared(verdict, bundle, owner=public.signing, now_us=now_us)
         if isinstance(verdict, Verdict):
@@ -83,7 +85,7 @@ def command(
         raise _said(error, path, kind_of(path)) from None
     # The token says whether there are others: that their folders are not there does not make this the whole run.
     if isinstance(verdict, Verdict) and run is not None and verdict.machines > 1:
-        return _machines(run, verdict, trust, output)
+        return _machines(run, verdict, trust, output, now_us)
     output.result(_object(path, trust, verdict))
     if isinstance(verdict, Verdict):
         output.say(f"From owner {public.fingerprint} to the end of the run:", style="dim")
@@ -110,13 +112,13 @@ def _compared(verdict: AnyVerdict, bundle: Path, *, owner: bytes, now_us: int) -
     return replace(verdict, bundle=compare(verdict.artifact, data, owner=owner, now_us=now_us))
 
 
-def _machines(run: RunFolder, first: Verdict, trust: Trust, output: Output) -> int:
+def _machines(run: RunFolder, first: Verdict, trust: Trust, output: Output, now_us: int) -> int:
     """Verify the other machines of a group too, and that all their receipts are of one group."""
     from glasshouse.jobs.verify_group import verify_group
 
     public = trust.owner
     try:
-        verdict = verify_group(run, first, owner=public)
+        verdict = verify_group(run, first, owner=public, now_us=now_us)
     except (FormatError, PackageError, VerificationError) as error:
         raise _said(error, run.path, "run") from None
     output.result(_object(run.path, trust, verdict))
@@ -217,16 +219,15 @@ def _said(error: GlasshouseError, path: Path, kind: str | None) -> GlasshouseErr
 def _path(what: str, place: Home) -> tuple[Path, RunFolder | None, bool]:
     """Return the file that is named, the run that is, and whether all that a run leaves must be there."""
     from glasshouse.jobs.files import is_there
+    from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.verify import BUNDLE_NAME
 
     path = Path(what)
     for receipt in (path / BUNDLE_NAME, path / "out" / BUNDLE_NAME):
         if is_there(receipt):
-            return receipt, None, True
+            return receipt, RunFolder.at(path), True
     if is_there(path) or path.suffix or len(path.parts) > 1:
         return path, None, False
-    from glasshouse.jobs.rundir import RunFolder
-
     run = RunFolder.find(place, what)
     if not is_there(run.receipt):
         raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")

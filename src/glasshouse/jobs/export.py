@@ -16,7 +16,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.verdict import Status, Verdict
-from glasshouse.jobs.verify import verify_bundle, verify_log_in, verify_sealed_in
+from glasshouse.jobs.verify import of_run, verify_bundle, verify_log_in, verify_sealed_in
 
 __all__ = ["ExportedRun", "export_keys", "exported_run", "public_pem"]
 
@@ -51,21 +51,19 @@ def exported_run(home: Home, run: str, identity: Identity) -> ExportedRun:
         identity: the owner's.
 
     Raises:
-        GlasshouseError: as `verify_bundle`, `verify_log_in`, `verify_sealed_in` and `look_inside`.
+        GlasshouseError: as `verify_bundle`, `of_run`, `verify_log_in`, `verify_sealed_in` and `look_inside`.
         UsageError: for a run that has not ended, or one on several machines.
     """
     found = look(RunFolder.find(home, run), home)
     require_ended(found)
     folder = found.folder
     bundle = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-    verdict = verify_log_in(verify_bundle(bundle, owner=identity.signing.public), folder.out)
+    verdict = of_run(verify_bundle(bundle, owner=identity.signing.public), folder.run_id)
+    verdict = verify_log_in(verdict, folder.out)
     verdict = verify_sealed_in(verdict, folder.out, expected=True)
-    receipt = verdict.chain.receipt
-    if receipt.run_id != folder.run_id:
-        raise UsageError(Code.CHAIN_RECEIPT, "the receipt is of another run")
     if verdict.machines > 1:
         raise UsageError(Code.USAGE, f"this receipt is one of {verdict.machines} machines', and not the whole run")
-    outputs = look_inside(folder, receipt, sealing=identity.sealing)
+    outputs = look_inside(folder, verdict.chain.receipt, sealing=identity.sealing)
     return ExportedRun(bundle=bundle, verdict=verdict, outputs=tuple(outputs))
 
 

@@ -10,7 +10,7 @@ from glasshouse.jobs.files import is_there
 from glasshouse.jobs.leftover import leftovers, removed, survivors
 from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verdict import EXITS
-from glasshouse.jobs.verify import Status, Verdict, verify_file
+from glasshouse.jobs.verify import Status, Verdict, of_run, verify_file
 from glasshouse.wire.states import Outcome
 
 __all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
@@ -65,19 +65,10 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)
     try:
-        verdict = verify_file(folder.receipt, owner=owner_signing, whole=True)
+        verdict = of_run(verify_file(folder.receipt, owner=owner_signing, whole=True), folder.run_id)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
-    if not isinstance(verdict, Verdict):
-        return Conclusion(
-            outcome=Outcome.LOST, code=Code.CHAIN_RECEIPT, verdict=INVALID, problem="the receipt is another document"
-        )
     receipt = verdict.chain.receipt
-    if receipt.run_id != folder.run_id:
-        # A good receipt of another run says nothing about this one.
-        return Conclusion(
-            outcome=Outcome.LOST, code=Code.CHAIN_RECEIPT, verdict=INVALID, problem="the receipt is of another run"
-        )
     return Conclusion(
         outcome=receipt.outcome,
         code=receipt.code,

@@ -23,7 +23,7 @@ from glasshouse.jobs.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.follow import Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
-from glasshouse.jobs.verify import Status, Verdict, segment_name, verify_bundle, verify_log_in
+from glasshouse.jobs.verify import Status, Verdict, of_run, segment_name, verify_bundle, verify_log_in
 from glasshouse.package.outputs import open_output
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.hpke import RecipientKey
@@ -97,12 +97,9 @@ def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, s
         return None, "there is no receipt (yet)"
     try:
         data = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-        verdict = verify_bundle(data, owner=owner_signing)
+        return of_run(verify_bundle(data, owner=owner_signing), folder.run_id), ""
     except GlasshouseError as error:
         return None, f"its receipt does not hold: {error}"
-    if verdict.chain.receipt.run_id != folder.run_id:
-        return None, "its receipt is of another run"
-    return verdict, ""
 
 
 def _told(folder: RunFolder) -> list[Event]:

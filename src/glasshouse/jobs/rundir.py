@@ -170,6 +170,11 @@ class RunFolder:
         return folder
 
     @classmethod
+    def at(cls, path: Path) -> RunFolder | None:
+        """Return the run whose folder a path is; None for any other folder."""
+        return cls(path) if len(path.name) == _ID_CHARS and (path / "run.json").is_file() else None
+
+    @classmethod
     def find(cls, home: Home, name: str) -> RunFolder:
         """Return the run with this id, with this unique beginning of an id, or the `latest`.
 
@@ -198,8 +203,8 @@ class RunFolder:
         if not is_folder(home.runs):
             return
         for path in home.runs.iterdir():
-            if len(path.name) == _ID_CHARS and (path / "run.json").is_file():
-                yield cls(path)
+            if (folder := cls.at(path)) is not None:
+                yield folder
 
     @classmethod
     def everywhere(cls, home: Home) -> Iterator[RunFolder]:

@@ -44,6 +44,7 @@ __all__ = [
     "Status",
     "Verdict",
     "kind_of",
+    "of_run",
     "segment_name",
     "verify_artifact",
     "verify_bundle",
@@ -227,6 +228,19 @@ def verify_file(
         return verify_artifact(data, owner=owner, now_us=now_us)
     verdict = verify_bundle(data, owner=owner, now_us=now_us)
     return verify_log_in(verdict, path.parent, required=required)
+
+
+def of_run(verdict: AnyVerdict, run_id: str) -> Verdict:
+    """Return the verdict on a run's own receipt: another run's, however good, says nothing about this one.
+
+    Raises:
+        VerificationError: `receipt-invalid`.
+    """
+    if not isinstance(verdict, Verdict):
+        raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is another document")
+    if verdict.chain.receipt.run_id != run_id:
+        raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is of another run")
+    return verdict
 
 
 def kind_of(path: Path) -> str | None:

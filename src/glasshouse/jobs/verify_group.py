@@ -12,7 +12,7 @@ from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.machines import check_group
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.verdict import Status, Verdict
-from glasshouse.jobs.verify import verify_file, verify_sealed_in
+from glasshouse.jobs.verify import of_run, verify_file, verify_sealed_in
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
@@ -79,20 +79,21 @@ class GroupVerdict:
         }
 
 
-def verify_group(run: RunFolder, first: Verdict, *, owner: OwnerPublic) -> GroupVerdict:
+def verify_group(run: RunFolder, first: Verdict, *, owner: OwnerPublic, now_us: int | None = None) -> GroupVerdict:
     """Verify the other machines of a run as machine 0 was, and that all of them are one group.
 
     Args:
         run: the run's folder.
         first: of machine 0.
         owner: the owner.
+        now_us: the present, where it is known: a run of the future is refused.
 
     Raises:
         VerificationError: as `verify_file`; `incomplete` for a machine without a receipt, `group-mismatch`, or
             `receipt-invalid` for a receipt of another run.
         PackageError: as `verify_sealed_in`.
     """
-    machines = [first, *(_verified(one, owner) for one in run.machines()[1:])]
+    machines = [first, *(_verified(one, owner, now_us) for one in run.machines()[1:])]
     for machine, (one, folder) in enumerate(zip(machines, run.machines(), strict=True)):
         group = one.chain.token.group
         if one.chain.receipt.run_id != folder.run_id or group is None or group.machine != machine:
@@ -104,10 +105,8 @@ def _chains(machines: Sequence[Verdict]) -> list[Chain]:
     return [one.chain for one in machines]
 
 
-def _verified(folder: RunFolder, owner: OwnerPublic) -> Verdict:
+def _verified(folder: RunFolder, owner: OwnerPublic, now_us: int | None) -> Verdict:
     if not is_there(folder.receipt):
         raise VerificationError(Code.CHAIN_INCOMPLETE, f"a machine of the group left no receipt in {folder.path}")
-    verdict = verify_file(folder.receipt, owner=owner, whole=True)
-    if not isinstance(verdict, Verdict):
-        raise VerificationError(Code.CHAIN_RECEIPT, f"{folder.receipt} is another document")
-    return verify_sealed_in(verdict, folder.out, expected=True)
+    verdict = verify_file(folder.receipt, owner=owner, whole=True, now_us=now_us)
+    return verify_sealed_in(of_run(verdict, folder.run_id), folder.out, expected=True)
