@@ -355,6 +355,8 @@ def _verify_heads(chain: Chain, lines: Iterable[bytes], log: VerifiedLog) -> int
             raise VerificationError(Code.LOG_INVALID, "countersigned heads of a run whose key was never attested")
         if not line.endswith(b"\n"):
             raise VerificationError(Code.LOG_INVALID, f"line {len(heads)} of heads is cut short or too long")
+        if len(heads) == log.head.size:  # before it is kept: copies of one genuine line would fill the memory
+            raise VerificationError(Code.LOG_INVALID, "more heads than the log has events")
         try:
             found = CountersignedHead.parse(
                 line[:-1],

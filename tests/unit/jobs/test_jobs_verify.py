@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -450,6 +450,19 @@ def test_no_head_is_taken_out_in_silence_and_the_last_one_ends_with_its_line(ver
         with pytest.raises(VerificationError) as caught:
             verify_log_beside(verdict, run.lines, lines)
         assert caught.value.code is Code.LOG_INVALID
+
+
+def test_a_head_that_is_repeated_without_end_is_not_read_to_the_end(verdict: Verdict, run: Run) -> None:
+    """The machine's host fills the owner's memory with copies of one genuine line."""
+
+    def copies() -> Iterator[bytes]:
+        for number in range(10 * len(run.lines)):
+            assert number <= len(run.lines), "a log of so many events has no more heads"
+            yield run.heads[0].encode() + b"\n"
+
+    with pytest.raises(VerificationError) as caught:
+        verify_log_beside(verdict, run.lines, copies())
+    assert caught.value.code is Code.LOG_INVALID
 
 
 def test_a_full_disk_may_lose_a_head_of_a_run_that_failed_and_of_no_other(world: World) -> None:
