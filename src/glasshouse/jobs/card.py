@@ -7,6 +7,7 @@ the page refers to nothing outside of itself. A claim never stands without its m
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -143,7 +144,7 @@ def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint:
 def snippet(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint: str) -> str:
     """Return the same in Markdown, for a model card; arguments as for `page`."""
     lines = [
-        f"## Training provenance of {_mark(name)}",
+        f"## Training provenance of {_code(name)}",
         "",
         _mark(verdict.sentence),
         "",
@@ -155,7 +156,7 @@ def snippet(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerpri
         for one in claims(verdict, outputs, fingerprint=fingerprint)
     ]
     lines += ["", *(f"- {_mark(one)}" for one in _not_shown(verdict)), ""]
-    lines += [*(f"- {_mark(one.name)}: `{_digest(verdict, one)}`" for one in outputs), ""]
+    lines += [*(f"- {_code(one.name)}: `{_digest(verdict, one)}`" for one in outputs), ""]
     lines += [f"Check it: `glasshouse verify receipt.json --fingerprint {fingerprint}`", ""]
     return "\n".join(lines)
 
@@ -194,6 +195,13 @@ def _plain(value: str) -> str:
 
 def _text(value: str) -> str:
     return html.escape(_plain(value))
+
+
+def _code(value: str) -> str:
+    """Return a name as Markdown's code: as text, a hub makes a link of `www.x` in it."""
+    text = _plain(value)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}"
 
 
 def _mark(value: str) -> str:

@@ -7,10 +7,12 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode
@@ -115,11 +117,25 @@ def test_a_name_is_text_and_the_page_refers_to_nothing(run: ExportedRun) -> None
     assert "\u202e" not in card(run, EVIL)
     assert "default-src 'none'" in card(run)
     lines = snippet(run.verdict, run.outputs, name=EVIL, fingerprint=FINGERPRINT).splitlines()
-    assert "\\<script\\>" in lines[0]
+    assert lines[0].startswith("## Training provenance of `` <script>")
     assert "\u202e" not in lines[0]
     table = [line for line in lines if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {3}
     assert len(table) == 2 + len(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["www.evil.example/a", "see https://evil.example/", "a@evil.example", "- a", "1. a", "    a", "a`b``", " a ", EVIL],
+)
+def test_a_name_in_a_model_card_is_code_and_never_a_link_a_list_or_a_mention(run: ExportedRun, name: str) -> None:
+    """Hubs make links of addresses and mentions of names in text; in code they leave them alone."""
+    outputs = [replace(run.outputs[0], name=name), *run.outputs[1:]]
+    rendered = MarkdownIt().render(snippet(run.verdict, outputs, name=name, fingerprint=FINGERPRINT))
+    shown = html.escape(name.replace("\u202e", "\N{REPLACEMENT CHARACTER}"))
+    assert rendered.count(f"<code>{shown}</code>") == 2
+    assert "evil" not in re.sub("<code>.*?</code>", "", rendered)
+    assert not {"a", "ol", "pre", "script"} & Elements(rendered).tags
 
 
 def test_the_command_writes_the_page_and_the_lines(tmp_path: Path) -> None:
@@ -128,7 +144,7 @@ def test_the_command_writes_the_page_and_the_lines(tmp_path: Path) -> None:
     words = ["card", "latest", "-o", str(tmp_path / "card.html"), "--name", "clinic", "--home", str(world.home.path)]
     assert cli.run(words) == ExitCode.DONE
     assert "<h1>clinic</h1>" in (tmp_path / "card.html").read_text()
-    assert "## Training provenance of clinic" in (tmp_path / "card.md").read_text()
+    assert "## Training provenance of ` clinic `" in (tmp_path / "card.md").read_text()
     assert cli.run(words) == ExitCode.USAGE  # nothing is replaced unasked
     assert cli.run([*words, "--force"]) == ExitCode.DONE
 
