@@ -36,7 +36,7 @@ def measured() -> Measurement:
         Cell(kind=Kind.TRAIN, ranks=3, model="resnet-2m", ways=TRAIN_WAYS),
         Cell(kind=Kind.REPLAY, ranks=3, model="resnet-2m", dtype="bfloat16", ways=(Way.RAW, Way.DIRECT)),
     )
-    whole = Plan(cells=cells, time_s=1, seed=1, quick=True, start_ranks=3, start_repeats=2, memory_bytes=(4 * MIB,))
+    whole = Plan(cells=cells, time_s=1, seed=1, quick=True, start_ranks=2, start_repeats=1, memory_bytes=(4 * MIB,))
     return measure(whole, Silent())
 
 
@@ -78,7 +78,7 @@ def test_an_iteration_exchanges_each_bucket_once(measured: Measurement) -> None:
 def test_memory_and_start_up_were_looked_at(measured: Measurement) -> None:
     assert {one.way for one in measured.memory} >= {Way.RAW, Way.DIRECT}
     assert measured.start is not None
-    assert len(measured.start.sealed_s) == len(measured.start.raw_s) == 2
+    assert len(measured.start.sealed_s) == len(measured.start.raw_s) == 1
     assert min(measured.start.sealed_s) > 0
 
 
