@@ -22,7 +22,7 @@ from glasshouse.jobs.files import is_there, open_regular, private_folder, write_
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.package.outputs import OpenedOutput, open_output
-from glasshouse.package.paths import check_path, check_paths
+from glasshouse.package.paths import check_path, check_paths, folded
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import salted
 
@@ -118,7 +118,7 @@ def fetch(
         folder: the run's.
         receipt: verified.
         sealing: the owner's sealing key, or a backup recipient's.
-        out: made if need be; its folders get mode 0700, its files 0600.
+        out: made if need be; folders that are made get mode 0700, files 0600.
         force: whether files that are there may be replaced.
         hidden: whether to write outputs whose names have a part that begins with a dot.
 
@@ -127,19 +127,22 @@ def fetch(
 
     Raises:
         PackageError: as `look_inside`, also when two outputs have one name; nothing is written then.
-        UsageError: `usage` when a file is there already or cannot be written, `disk-full`.
+        UsageError: `usage` when a file is there already or cannot be written, or the file system takes two names for
+            one; `disk-full`.
     """
     found = look_inside(folder, receipt, sealing=sealing)
-    check_paths(sorted((one.name for one in found), key=str.encode))
+    check_paths(sorted((one.name for one in found), key=str.encode), fold=False)
     targets = [out.joinpath(*one.name.split("/")) if hidden or not is_hidden(one.name) else None for one in found]
     for target in targets:
         if target is not None and not force and is_there(target):
             raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
-    private_folder(out)
+    private_folder(out, close=False)  # one that was there is the owner's own affair
+    written: dict[str, Path] = {}
     for one, output, target in zip(found, receipt.outputs, targets, strict=True):
         if target is None:
             continue
         _make_folders(out, target)
+        _refuse_same_file(target, written.setdefault(folded(one.name), target))
         _write(folder, output, receipt, sealing, target, expected=one.sha256, replace_it=force)
     return [replace(one, path=target) for one, target in zip(found, targets, strict=True)]
 
@@ -205,8 +208,18 @@ def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:
     return stream
 
 
+def _refuse_same_file(target: Path, earlier: Path) -> None:
+    """Refuse to write over what was just written, where the file system does not tell upper from lower case."""
+    if target != earlier and is_there(target) and target.samefile(earlier):
+        raise UsageError(
+            Code.USAGE,
+            f"{target} is one file with {earlier} here, and the run returned two",
+            hint="fetch into a folder of a file system that tells upper from lower case",
+        )
+
+
 def _make_folders(out: Path, target: Path) -> None:
     """Make the folders between `out` and `target`, none of which may be a link."""
     current = out
     for part in target.relative_to(out).parts[:-1]:
-        current = private_folder(current / part)
+        current = private_folder(current / part, close=False)

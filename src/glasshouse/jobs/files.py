@@ -35,8 +35,12 @@ __all__ = [
 MAX_STATE_BYTES = 1 << 20
 
 
-def private_folder(path: Path) -> Path:
+def private_folder(path: Path, *, close: bool = True) -> Path:
     """Make a folder (and its parents) that only its owner may enter, and return it.
+
+    Args:
+        path: the folder.
+        close: whether one that was there already is closed to others too.
 
     Raises:
         UsageError: `usage` when something else stands there, or the folder belongs to somebody else.
@@ -53,7 +57,7 @@ def private_folder(path: Path) -> Path:
         raise UsageError(Code.USAGE, f"{path} is a link or no folder; it must be a folder of its own")
     if found.st_uid != os.geteuid():
         raise UsageError(Code.USAGE, f"{path} belongs to another user")
-    if found.st_mode & 0o077:
+    if close and found.st_mode & 0o077:
         path.chmod(0o700)
     return path
 

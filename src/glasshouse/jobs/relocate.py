@@ -86,6 +86,8 @@ def _names(home: Home) -> list[Path]:
     """Return what is moved, relative to the home, in the order in which it is copied and removed."""
     found: list[Path] = []
     for folder in (home.keys, home.packages, _data(home)):
+        if folder.is_symlink():  # what lies behind it is not the home's to take away
+            raise UsageError(Code.USAGE, f"{folder} is a link; a home holds none")
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.is_symlink() or not path.is_file():
                 raise UsageError(Code.USAGE, f"{path} is a link or no file; a home holds neither")

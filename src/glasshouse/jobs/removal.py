@@ -69,7 +69,10 @@ def remove(runs: Sequence[Removable]) -> None:
         run.folder.path.rename(gone)
     for run in runs:
         for left in run.folder.path.parent.glob(".*.removed"):
-            shutil.rmtree(left)
+            if left.is_symlink():  # an earlier version took a link for a run
+                left.unlink()
+            else:
+                shutil.rmtree(left)
 
 
 def _freed_bytes(folder: Path) -> int:

@@ -199,11 +199,11 @@ class RunFolder:
 
     @classmethod
     def all(cls, home: Home) -> Iterator[RunFolder]:
-        """Yield every run folder that has a record, in no order."""
+        """Yield every run folder that has a record, in no order; a link is none."""
         if not is_folder(home.runs):
             return
         for path in home.runs.iterdir():
-            if (folder := cls.at(path)) is not None:
+            if not path.is_symlink() and (folder := cls.at(path)) is not None:
                 yield folder
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from glasshouse.errors import Code, PackageError
 
-__all__ = ["MAX_PATH_BYTES", "check_path", "check_paths"]
+__all__ = ["MAX_PATH_BYTES", "check_path", "check_paths", "folded"]
 
 MAX_PATH_BYTES = 1024
 MAX_COMPONENT_BYTES = 255
@@ -40,8 +40,12 @@ def check_path(path: str, *, max_bytes: int = MAX_PATH_BYTES) -> str:
     return path
 
 
-def check_paths(paths: Iterable[str]) -> None:
+def check_paths(paths: Iterable[str], *, fold: bool = True) -> None:
     """Check a package's paths together: strictly ascending, none a folder of another, none equal but for case.
+
+    Args:
+        paths: relative, by their bytes in UTF-8.
+        fold: whether two that differ only in case are one.
 
     Raises:
         PackageError: `package-path`.
@@ -55,17 +59,18 @@ def check_paths(paths: Iterable[str]) -> None:
         if encoded <= before:
             raise _refused(path, "is repeated or out of order")
         before = encoded
-        folded = _folded(path)
-        if folded in files:
+        same = folded(path) if fold else path
+        if same in files:
             raise _refused(path, "differs from another only in case")
-        files.add(folded)
-        parts = folded.split("/")
+        files.add(same)
+        parts = same.split("/")
         folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
     for both in sorted(files & folders):
         raise _refused(both, "is a file and a folder at once")
 
 
-def _folded(path: str) -> str:
+def folded(path: str) -> str:
+    """Return what is the same for two paths that differ only in case."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
+from glasshouse.jobs import collect
 from glasshouse.jobs.collect import fetch, look_inside, require_receipt
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.logs import Segment, named_segments, segments
@@ -60,6 +62,48 @@ def test_every_output_comes_back_under_its_own_name(folder: RunFolder, world: Ow
         assert (out / name).read_bytes() == content
         assert stat.S_IMODE((out / name).stat().st_mode) == 0o600
     assert stat.S_IMODE((out / "checkpoints").stat().st_mode) == 0o700
+
+
+def test_names_that_differ_only_in_case_come_back_as_two_files(world: OwnersWorld, tmp_path: Path) -> None:
+    world.files["A.txt"], world.files["a.txt"] = ("output", "file", b"of A"), ("output", "file", b"of a")
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    receipt, out = receipt_of(folder, world), tmp_path / "fetched"
+    for force in (False, True):
+        fetch(folder, receipt, sealing=world.owner_hpke, out=out, force=force)
+        assert ((out / "A.txt").read_bytes(), (out / "a.txt").read_bytes()) == (b"of A", b"of a")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_where_two_names_are_one_file_the_second_is_not_written_over_the_first(
+    world: OwnersWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    world.files["A.txt"], world.files["a.txt"] = ("output", "file", b"of A"), ("output", "file", b"of a")
+    folder = world.settle(tmp_path)
+    world.tell(folder, world.run())
+    receipt, out = receipt_of(folder, world), tmp_path / "fetched"
+    write = collect.write_private
+
+    def folding(path: Path, content: Any, *, replace: bool = True) -> None:
+        write(path, content, replace=replace)
+        if path.name == "A.txt":  # as a file system that does not tell upper from lower case
+            (out / "a.txt").hardlink_to(path)
+
+    monkeypatch.setattr(collect, "write_private", folding)
+    with pytest.raises(UsageError, match=r"a\.txt.*one file.*A\.txt") as caught:
+        fetch(folder, receipt, sealing=world.owner_hpke, out=out, force=force)
+    assert caught.value.hint
+    assert (out / "A.txt").read_bytes() == b"of A"
+
+
+def test_a_folder_that_was_there_keeps_its_mode(folder: RunFolder, world: OwnersWorld, tmp_path: Path) -> None:
+    out = tmp_path / "shared"
+    for path in (out, out / "checkpoints"):
+        path.mkdir()
+        path.chmod(0o775)
+    fetch(folder, receipt_of(folder, world), sealing=world.owner_hpke, out=out, force=False)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (out, out / "checkpoints")] == [0o775, 0o775]
+    assert stat.S_IMODE((out / "metrics.json").stat().st_mode) == 0o600
 
 
 def test_a_script_puts_nothing_into_dot_folders_of_its_owner_unasked(world: OwnersWorld, tmp_path: Path) -> None:

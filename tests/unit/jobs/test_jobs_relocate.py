@@ -177,3 +177,18 @@ def test_a_home_that_a_run_needs_is_not_moved(old: Home, new: Home) -> None:
         relocate.relocate(old.path, new)
     RunFolder(folder).save(replace(run, supervisor=None))
     assert relocate.relocate(old.path, new).kept == ()
+
+
+@pytest.mark.parametrize("name", ["keys", "packages", "broker/data"])
+def test_a_home_whose_folder_is_a_link_moves_nothing_out_of_the_folder_behind_it(
+    old: Home, new: Home, tmp_path: Path, name: str
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "id_ed25519").write_text("mine")
+    shutil.rmtree(old.path / name)
+    (old.path / name).symlink_to(others)
+    with pytest.raises(UsageError, match="is a link"):
+        relocate.relocate(old.path, new)
+    assert (others / "id_ed25519").read_text() == "mine"
+    assert not (new.path / name / "id_ed25519").exists()

@@ -209,3 +209,20 @@ def test_prune_takes_what_ended_long_ago(home: Home, capsys: pytest.CaptureFixtu
     assert "'a while'" in capsys.readouterr().err
     assert ask(capsys, "prune", "--older-than", "2s", "--yes")[1]["removed"] is True
     assert not recent.path.exists()
+
+
+def test_a_link_among_the_runs_is_no_run_and_keeps_nothing_from_being_removed(home: Home, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis").write_text("all of it")
+    run = a_run(home)
+    (precious / "run.json").write_bytes((run.path / "run.json").read_bytes())
+    (home.runs / ("f" * 32)).symlink_to(precious)
+    (home.runs / f".{'e' * 32}.removed").symlink_to(precious)  # as an earlier version left one
+    with pytest.raises(UsageError) as caught:
+        RunFolder.find(home, "ffff")
+    assert caught.value.code is Code.RUN_UNKNOWN
+    removal.remove([removal.removable(run, home)])
+    assert not run.path.exists()
+    assert (precious / "thesis").read_text() == "all of it"
+    assert not list(home.runs.glob(".*.removed"))
