@@ -168,7 +168,7 @@ def _measured(folder: Path, trust: Trust, output: Output) -> int:
             hint=install_command("bench"),
         ) from None
     try:
-        verdict = verify_measurement(folder, owner=trust.owner)
+        verdict = verify_measurement(folder, owner=trust.owner, now_us=time.time_ns() // 1000)
     except VerificationError as error:
         raise _said(error, folder, "measurement") from None
     output.result(_object(folder, trust, verdict))

@@ -117,7 +117,9 @@ def test_a_design_that_measures_nothing_is_refused(changes: dict[str, Any]) -> N
         make_design(**changes)
 
 
-@pytest.mark.parametrize("changes", [{"least_ns": 2, "cap_ns": 1}, {"window_blocks": 4}, {"drift_ppm": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"least_ns": 2, "cap_ns": 1}, {"window_blocks": 4}, {"window_blocks": 33}, {"drift_ppm": 0}]
+)
 def test_a_warm_up_that_cannot_be_judged_is_refused(changes: dict[str, int]) -> None:
     with pytest.raises(UsageError):
         WarmupRule(**changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -111,6 +112,17 @@ def test_the_randomisation_test_of_two_blocks_by_hand() -> None:
     assert found.p == pytest.approx(1 / 8, abs=0.02)
     with pytest.raises(ValueError, match="no block"):
         randomisation_test([[]], seed=bytes(32))
+
+
+def test_a_long_measurement_does_not_take_memory_for_every_schedule_at_once() -> None:
+    """Who verifies a stranger's slices pays for them with memory in proportion, and not two thousand times over."""
+    blocks = [block for session in _blocks(_sessions(blocks=24)) for block in session] * 30
+    tracemalloc.start()
+    try:
+        randomisation_test([blocks], seed=bytes(32))
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_randomisation_test_sees_an_overhead_and_not_its_absence() -> None:

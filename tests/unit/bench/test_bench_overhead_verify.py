@@ -22,6 +22,7 @@ from glasshouse.bench.overhead.design import Mode
 from glasshouse.bench.overhead.parity import Same
 from glasshouse.bench.overhead.statement import write_statement
 from glasshouse.bench.overhead.verdict import Lack, MeasurementVerdict
+from glasshouse.bench.overhead.verify import verify_measurement
 from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.verdict import Status
@@ -347,6 +348,14 @@ def test_what_the_statement_says_is_compared_or_bounded(folder: Path, changes: d
         assert "planted" in verified(folder).sentence
     else:
         assert refusal(folder).code is Code.ARTIFACT_INVALID
+
+
+def test_a_measurement_of_the_future_is_refused(honest: Path) -> None:
+    made_us = FACTS.created_us
+    assert verify_measurement(honest, owner=OWNER.public, now_us=made_us).status is Status.GOOD
+    with pytest.raises(VerificationError, match="in the future") as caught:
+        verify_measurement(honest, owner=OWNER.public, now_us=made_us - 3600 * 1_000_000)
+    assert caught.value.code is Code.ARTIFACT_INVALID
 
 
 def test_a_member_of_the_statement_that_is_missing(folder: Path) -> None:

@@ -49,6 +49,8 @@ LEAST_GUARD_NS = 250_000_000
 VERSION = 1
 _MOST_BLOCKS = 1 << 20
 _MOST_SESSIONS = 1 << 12
+# A verifier judges the window after every block, in time that grows with its square.
+_MOST_WINDOW_BLOCKS = 32
 
 
 class Mode(StrEnum):
@@ -114,8 +116,8 @@ class WarmupRule:
     def __post_init__(self) -> None:
         if not 0 <= self.least_ns <= self.cap_ns:
             raise _refused(f"a warm-up of {self.least_ns} ns with a cap of {self.cap_ns} ns")
-        if not 5 <= self.window_blocks <= 1000:
-            raise _refused(f"a warm-up window of {self.window_blocks} blocks; 5 to 1000 can be tested")
+        if not 5 <= self.window_blocks <= _MOST_WINDOW_BLOCKS:
+            raise _refused(f"a warm-up window of {self.window_blocks} blocks; 5 to {_MOST_WINDOW_BLOCKS} can be tested")
         if not 0 < self.drift_ppm < 1_000_000:
             raise _refused(f"a warm-up drift of {self.drift_ppm} ppm")
 

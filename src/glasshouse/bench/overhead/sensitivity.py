@@ -36,6 +36,8 @@ __all__ = [
 
 RESAMPLES = 1999
 RANDOMISATIONS = 1999
+# Of all schedules together: a week of slices drawn 1,999 times would take tens of gigabytes.
+_BLOCKS_AT_ONCE = 1 << 18
 _Floats = NDArray[np.float64]
 
 
@@ -226,14 +228,17 @@ def randomisation_test(
         if blocks
     ]
     total = sum(map(len, tables))
-    seen = np.frombuffer(b"".join(stream(seed, "randomisation", r, 0, total) for r in range(draws)), dtype=np.uint8)
-    ways = (seen & 3).reshape(draws, total)
     estimates = np.zeros(draws)
-    column = 0
-    for table in tables:
-        chosen = table[np.arange(len(table)), ways[:, column : column + len(table)]]
-        estimates += _trimmed_rows(chosen)
-        column += len(table)
+    at_once = max(1, _BLOCKS_AT_ONCE // total)
+    for first in range(0, draws, at_once):
+        rows = range(first, min(first + at_once, draws))
+        seen = np.frombuffer(b"".join(stream(seed, "randomisation", r, 0, total) for r in rows), dtype=np.uint8)
+        ways = (seen & 3).reshape(len(rows), total)
+        column = 0
+        for table in tables:
+            chosen = table[np.arange(len(table)), ways[:, column : column + len(table)]]
+            estimates[rows.start : rows.stop] += _trimmed_rows(chosen)
+            column += len(table)
     actual = math.fsum(
         trimmed_mean([block_contrast(block.sequence, block.step_times_ns) for block in blocks])
         for blocks in sessions

@@ -38,6 +38,8 @@ from glasshouse.bench.overhead.slices import tree
 from glasshouse.bench.overhead.statement import check_runs, statement_json
 from glasshouse.bench.overhead.verdict import MeasurementVerdict
 from glasshouse.errors import Code, FormatError, VerificationError
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
+from glasshouse.jobs.durations import utc
 from glasshouse.jobs.files import is_there
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.wire.canonical import Json, decode
@@ -62,12 +64,13 @@ class _Claimed:
     analysis_sha256: bytes
 
 
-def verify_measurement(folder: Path, *, owner: OwnerPublic | bytes) -> MeasurementVerdict:
+def verify_measurement(folder: Path, *, owner: OwnerPublic | bytes, now_us: int | None = None) -> MeasurementVerdict:
     """Check a measurement's signature and files, and compute all of it again.
 
     Args:
         folder: with `statement.json` and the parts.
         owner: the owner, or their signing key, known from elsewhere.
+        now_us: the present, where it is known: a measurement of the future is refused.
 
     Raises:
         VerificationError: `owner-mismatch` for a statement by another owner; the code of the link that does not hold
@@ -77,6 +80,8 @@ def verify_measurement(folder: Path, *, owner: OwnerPublic | bytes) -> Measureme
     with _artifact():
         payload = _signed(folder, public)  # 1
         facts, claimed, (phases_sha256, phase_slices) = _read(payload)  # 2
+        if now_us is not None and facts.created_us > now_us + CLOCK_LEEWAY_US:
+            raise _wrong(f"it was signed on {utc(facts.created_us)}, which is in the future")
         _check_listed(folder, claimed, phases=phases_sha256 is not None)  # 3
         parts = [_part(folder / one.mode.value, one) for one in claimed]  # 4 to 6
         backings = [
