@@ -293,6 +293,8 @@ class Groups:
             OvertakenError: another process was faster, and the transaction is to be run again.
         """
         made: dict[bytes, Release] = {}
+        # The clock may have stepped back since one was challenged: no release is dated before its challenge.
+        now_us = max(now_us, *(Challenge.parse(row["body"]).issued_us for row in waiting))
         for row in waiting:
             try:
                 made[row["nonce"]] = self._made(connection, standing, row, now_us)

@@ -16,13 +16,16 @@ from glasshouse.broker.client import Reply
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.releases import Release, Releases
 from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.messages import Challenge, Pending, ReleaseRequest
+from glasshouse.handshake.messages import Challenge, Pending, ReleaseMessage, ReleaseRequest
 from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.wire import jwt
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.local_broker import LocalBroker
+from simulators.reporting import Reporter
 
 LIMITS = GateLimits()
 LIFETIME_S = LIMITS.challenge_lifetime_us / 1_000_000
@@ -107,6 +110,29 @@ def test_nobody_is_released_to_before_the_last_machine_was_accepted_and_then_eve
     assert owner.releases() == 3
     assert owner.client().group(group_id(machines[0]))["state"] == "released"
     assert events(owner).count("accepted") == events(owner).count("release") == 3
+
+
+def test_a_clock_that_steps_back_dates_no_machines_release_before_its_challenge(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    """The last machine of a group is released to with the others; its challenge may be dated before theirs."""
+    launches = owner.group(2)
+    broker.advance(20)
+    first = Machine.enter(Actor.enter(owner, launches[0]))
+    pending(first.attest())
+    broker.advance(-40)
+    last = Machine.enter(Actor.enter(owner, launches[1]))
+    assert last.key(last.attest()) == owner.package_key
+    for machine, reply in ((first, first.ask()), (last, last.ask())):
+        released_s = jwt.parse(ReleaseMessage.parse(reply.content()).ear).claims["iat"]
+        assert released_s >= machine.challenge.issued_us // 1_000_000
+        reporter = Reporter(machine.actor)
+        head = CountersignedHead.parse(
+            reporter.send(reporter.submission()).content(),
+            broker_public=broker.broker_public,
+            evidence_public=machine.actor.evidence.public,
+        )
+        assert head.time_us >= released_s * 1_000_000
 
 
 def test_every_machine_gets_a_release_of_its_own_and_the_same_one_each_time(owner: Owner) -> None:
