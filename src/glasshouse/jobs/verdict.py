@@ -58,6 +58,8 @@ _PROVES = {
 
 _WAS_PACED = "It was a measurement: it rested between slices, and its watch for debuggers rested with it."
 
+_TOO_LONG = "the work is said to have taken longer than the run lasted"
+
 _SECOND_US = 1_000_000
 # How many times its reported pace a run may go after its last report: the first step of many takes longest.
 _FASTER = 100
@@ -163,7 +165,7 @@ class Verdict:
                 found.append(f"of {work.done} {work.unit}s the log's progress shows {seen}")
             lasted_us = receipt.finished_us - receipt.started_us if self.log is None else self.log.ran_us
             if work.elapsed_us > lasted_us + _SECOND_US:
-                found.append("the work is said to have taken longer than the run lasted")
+                found.append(_TOO_LONG)
         return tuple(found)
 
     @property
@@ -324,8 +326,13 @@ class ArtifactVerdict:
         """What is genuine here and yet bears out less than it seems to."""
         if self.bundle is not None:
             return self.bundle.doubts
-        unsure = [name for name, result in self.artifact.zeroization if result is ProbeResult.UNVERIFIABLE]
-        return (f"what the probes {', '.join(unsure)} search could not be searched",) if unsure else ()
+        about, found = self.artifact, []
+        unsure = [name for name, result in about.zeroization if result is ProbeResult.UNVERIFIABLE]
+        if unsure:
+            found.append(f"what the probes {', '.join(unsure)} search could not be searched")
+        if about.elapsed_us > about.finished_us - about.started_us + _SECOND_US:
+            found.append(_TOO_LONG)
+        return tuple(found)
 
     @property
     def facts(self) -> dict[str, str]:
