@@ -18,8 +18,11 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.excluded import Excluded
+from glasshouse.jobs.files import open_regular
 from glasshouse.jobs.home import PROJECT
 from glasshouse.jobs.private import LOOKED_AT_BYTES, holds_keys, is_state, key_kind
+from glasshouse.package.layout import MAGIC
+from glasshouse.package.paths import check_path
 from glasshouse.package.write import Source
 
 __all__ = ["Gathered", "gather"]
@@ -36,7 +39,7 @@ class _Found:
 
     folder: Path
     parts: tuple[str, ...]
-    identity: tuple[int, int, int, int]
+    identity: tuple[int, ...]
 
     def open(self) -> BinaryIO:
         stream = _open_file(self.folder, self.parts)
@@ -75,6 +78,7 @@ def gather(
     Raises:
         UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an
             empty folder, two inputs that would have one name, a private key of ours, or what lies in a state home.
+        PackageError: `package-path` for a name that no file in a package can have.
     """
     sources: dict[str, Source] = {}
     walk = _Walk(excluded=Excluded(exclude), left_out=[])
@@ -85,11 +89,19 @@ def gather(
             if package_name in sources:
                 raise UsageError(Code.JOB_INVALID, f"two inputs would both be {package_name!r} in the package")
             if len(sources) >= _MAX_FILES:
-                raise UsageError(Code.JOB_INVALID, f"the inputs are more than {_MAX_FILES} files")
-            sources[package_name] = Source(path=package_name, bytes=found.identity[2], open=found.open)
+                raise _too_many()
+            sources[check_path(package_name)] = Source(path=package_name, bytes=found.identity[2], open=found.open)
     return Gathered(
         sources=[sources[name] for name in sorted(sources, key=str.encode)],
         left_out=sorted(dict.fromkeys(walk.left_out)),
+    )
+
+
+def _too_many() -> UsageError:
+    return UsageError(
+        Code.JOB_INVALID,
+        f"the inputs are more than {_MAX_FILES} files",
+        hint="leave out what the job does not need: [package] exclude = [...]; or pack many small files as one archive",
     )
 
 
@@ -143,7 +155,7 @@ def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str
         target = where.resolve(strict=True)
     except (OSError, RuntimeError):  # a ring of links is the latter until Python 3.13
         raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the link {where} leads to nothing") from None
-    _refuse_inside_state(name, target.parent)
+    _refuse_inside_state(name, target.parent, f"the link {where}")
     led_to = _look(Path(target.anchor), target.parts[1:], name)
     if not stat.S_ISREG(led_to.st_mode):
         raise UsageError(
@@ -159,20 +171,25 @@ class _Walk:
     excluded: Excluded
     left_out: list[str]
 
-    def below(
-        self, name: str, root: Path, parts: tuple[str, ...], inner: tuple[str, ...] = ()
-    ) -> Iterator[tuple[str, ...]]:
-        """Yield every path under a folder that is to be packed and is not a folder itself; links are not followed."""
-        with os.scandir(root.joinpath(*inner)) as entries:
-            for entry in entries:
-                here = (*inner, entry.name)
-                is_folder = entry.is_dir(follow_symlinks=False)
-                if self._leaves_out(name, entry, is_folder, "/".join((*parts, *here)), "/".join(here)):
-                    self.left_out.append("/".join((*parts, *here, *([""] if is_folder else []))))
-                elif is_folder:
-                    yield from self.below(name, root, parts, here)
-                else:
-                    yield here
+    def below(self, name: str, root: Path, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return every path under a folder that is to be packed and is not a folder itself; links are not followed."""
+        found: list[tuple[str, ...]] = []
+        folders: list[tuple[str, ...]] = [()]
+        while folders:
+            inner = folders.pop()
+            with os.scandir(root.joinpath(*inner)) as entries:
+                for entry in entries:
+                    here = (*inner, entry.name)
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if self._leaves_out(name, entry, is_folder, "/".join((*parts, *here)), "/".join(here)):
+                        self.left_out.append("/".join((*parts, *here, *([""] if is_folder else []))))
+                    elif is_folder:
+                        folders.append(here)
+                    elif len(found) >= _MAX_FILES:
+                        raise _too_many()
+                    else:
+                        found.append(here)
+        return found
 
     def _leaves_out(self, name: str, entry: os.DirEntry[str], is_folder: bool, from_job: str, from_input: str) -> bool:
         # A link to a folder counts as one here: `.venv` is often one, and would else be refused.
@@ -182,11 +199,28 @@ class _Walk:
             return True
         if (is_folder and _is_runs_alone(name, Path(entry.path))) or (slash and entry.name == PROJECT):
             return True  # no pattern takes state back in
-        return asked is None and self.excluded.usual(from_input + slash)
+        return asked is None and (self.excluded.usual(from_input + slash) or (not slash and _is_package(entry)))
+
+
+def _is_package(entry: os.DirEntry[str]) -> bool:
+    """Return whether a file is what `seal` writes, beside the job where nothing else is said."""
+    if not entry.name.endswith(".sealed"):
+        return False
+    try:
+        with open_regular(Path(entry.path)) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def _is_runs_alone(name: str, folder: Path) -> bool:
     """Return whether a folder keeps runs alone; raises `UsageError` for one that keeps keys."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"inputs.{name!r}: the folder {folder} cannot be read",
+            hint="make it readable, or leave it out: [package] exclude = [...]",
+        )
     if not is_state(folder):
         return False
     if holds_keys(folder):
@@ -199,17 +233,19 @@ def _is_runs_alone(name: str, folder: Path) -> bool:
     return True
 
 
-def _refuse_inside_state(name: str, path: Path) -> None:
+def _refuse_inside_state(name: str, path: Path, what: str = "") -> None:
     """Refuse what lies in a state home, or is one.
 
     Args:
-        path: where the input really lies, all links resolved.
+        name: of the input.
+        path: where it really lies, all links resolved.
+        what: it is called, where that is not its path.
     """
     for folder in (path, *path.parents):
         if is_state(folder):
             raise UsageError(
                 Code.JOB_INVALID,
-                f"inputs.{name!r}: {path} lies in a state home, {folder}",
+                f"inputs.{name!r}: {f'{what} leads to what' if what else path} lies in a state home, {folder}",
                 hint="keys and runs never go into a package; copy what the job needs to a folder of its own",
             )
 
@@ -270,5 +306,6 @@ def _open_file(folder: Path, parts: tuple[str, ...]) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    # The time of the last change of anything: who writes can set the other one back.
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -122,7 +122,7 @@ _PACKAGE = (
         Texts(item=Text(), words="gitignore patterns"),
         "What folders among the inputs do not bring along, from the job file's folder; besides "
         + ", ".join(f"`{pattern.rstrip('/')}`" for pattern in ALWAYS_LEFT_OUT)
-        + " and our own runs.",
+        + " and our own runs and packages (`*.sealed`).",
         (),
     ),
 )

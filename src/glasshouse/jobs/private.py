@@ -7,6 +7,7 @@ file is not found (docs/security/threat-model.md).
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import stat
@@ -20,17 +21,26 @@ __all__ = ["LOOKED_AT_BYTES", "holds_keys", "is_state", "key_kind"]
 LOOKED_AT_BYTES = 1 << 18
 """How much of a file is searched: more than a key file is long, and where a broker's database names its tables."""
 
-# A plain word that each file of its kind holds, what else is asked of it then, and what it is.
+# A plain word that each file of its kind holds, what else is asked of it then, and what it is. Quotes may stand behind
+# backslashes: in a notebook, a key's JSON is a text in another JSON.
 _KINDS = (
-    (b"glasshouse-owner-private", re.compile(rb'"kind"\s*:\s*"glasshouse-owner-private"'), "an owner's private keys"),
-    (b"glasshouse-package-key", re.compile(rb'"kind"\s*:\s*"glasshouse-package-key"'), "the key of a package"),
+    (
+        b"glasshouse-owner-private",
+        re.compile(rb'"kind\\*"\s*:\s*\\*"glasshouse-owner-private\\*"'),
+        "an owner's private keys",
+    ),
+    (
+        b"glasshouse-package-key",
+        re.compile(rb'"kind\\*"\s*:\s*\\*"glasshouse-package-key\\*"'),
+        "the key of a package",
+    ),
     (b"glasshouse-broker-key-v1", re.compile(rb"glasshouse-broker-key-v1 [\w=+/-]{43}"), "a broker's key"),
-    (b"launch_seed", re.compile(rb'"launch_seed"\s*:\s*"[\w=+/-]{43}'), "a launch file with its key"),
+    (b"launch_seed", re.compile(rb'"launch_seed\\*"\s*:\s*\\*"[\w=+/-]{43}'), "a launch file with its key"),
     (b"wrapped_seed", re.compile(rb"\ASQLite format 3\x00[\s\S]*CREATE TABLE"), "a broker's database"),
 )
-_PEM = re.compile(
-    rb"^-----BEGIN (EC |ENCRYPTED )?PRIVATE KEY-----\s[\s\S]*?^-----END \1?PRIVATE KEY-----", re.MULTILINE
-)
+_PEM_LABELS = (b"BEGIN PRIVATE KEY", b"BEGIN EC PRIVATE KEY", b"BEGIN ENCRYPTED PRIVATE KEY")
+# Line ends as another text may write them, and what it puts before each line.
+_NOT_BASE64 = re.compile(rb"\\+[nrt]|[^A-Za-z0-9+/=]")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -45,7 +55,9 @@ def key_kind(data: bytes) -> str | None:
             return kind
     if b"PRIVATE KEY-----" not in data:
         return None
-    return next(filter(None, (_pem_kind(block[0]) for block in _PEM.finditer(data))), None)
+    parts = data.split(b"-----")
+    blocks = zip(parts, parts[1:], parts[2:], strict=False)
+    return next(filter(None, (_pem_kind(*block) for block in blocks)), None)
 
 
 def is_state(folder: Path) -> bool:
@@ -85,13 +97,18 @@ def _below(folder: Path) -> list[Path]:
         return []
 
 
-def _pem_kind(block: bytes) -> str | None:
+def _pem_kind(begin: bytes, body: bytes, end: bytes) -> str | None:
+    """Return which of our kinds a PEM key is; None for another's, and for what is none."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mlkem, x25519
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.hazmat.primitives.serialization import load_der_private_key
 
+    if begin not in _PEM_LABELS or end != begin.replace(b"BEGIN", b"END"):
+        return None
+    if b"Proc-Type" in body:
+        return "an encrypted private key"
     try:
-        key = load_pem_private_key(block, None)
+        key = load_der_private_key(base64.b64decode(_NOT_BASE64.sub(b"", body), validate=True), None)
     except TypeError:  # it wants a passphrase: which key it is cannot be seen
         return "an encrypted private key"
     except (ValueError, UnsupportedAlgorithm):

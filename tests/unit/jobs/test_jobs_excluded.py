@@ -10,6 +10,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.excluded import ALWAYS_LEFT_OUT
 from glasshouse.jobs.inputs import gather
 from glasshouse.jobs.jobfile import parse
+from glasshouse.package.layout import MAGIC
 
 JOB = """\
 workload = "script"
@@ -130,3 +131,16 @@ def test_the_job_file_carries_the_patterns_and_a_wrong_one_is_named(project: Pat
         with pytest.raises(UsageError, match=said) as refused:
             job(wrong)
         assert refused.value.code is Code.JOB_INVALID
+
+
+def test_an_earlier_package_does_not_ride_in_the_next_one_unless_it_is_asked_for(project: Path) -> None:
+    (project / "job.sealed").write_bytes(MAGIC + b"ciphertext")
+    (project / "poem.sealed").write_bytes(b"lips")
+    found = gather(project, {"p": "."})
+    assert "job.sealed" in found.left_out
+    assert {"p/job.sealed", "p/poem.sealed"} & {source.path for source in found.sources} == {"p/poem.sealed"}
+    for asked in (
+        gather(project, {"p": "."}, exclude=["!job.sealed"]),
+        gather(project, {"p/job.sealed": "job.sealed"}),
+    ):
+        assert "p/job.sealed" in {source.path for source in asked.sources}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, PackageError, UsageError
+from glasshouse.jobs import inputs
 from glasshouse.jobs.inputs import gather
 
 
@@ -130,3 +134,60 @@ def test_a_followed_file_exchanged_after_listing_is_refused(folder: Path) -> Non
     with pytest.raises(UsageError) as refused:
         source.open()
     assert refused.value.code is Code.SOURCE_CHANGED
+
+
+def test_a_file_exchanged_in_place_with_its_old_size_and_time_is_refused(folder: Path) -> None:
+    path = folder / "train.py"
+    before = path.stat()
+    sources = gather(folder, {"x": "train.py"}).sources
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the kernel's clock goes in steps
+        path.write_text("a key!!")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(UsageError) as changed:
+        sources[0].open()
+    assert changed.value.code is Code.SOURCE_CHANGED
+
+
+@pytest.fixture
+def bottomless(folder: Path) -> Iterator[Path]:
+    """A folder in which folders lie in each other deeper than Python calls functions."""
+    where = os.open(folder / "data", os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=where)
+        below = os.open("d", os.O_RDONLY, dir_fd=where)
+        os.close(where)
+        where = below
+    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=where))
+    os.close(where)
+    yield folder
+    subprocess.run(["rm", "-r", folder / "data"], check=True)  # deeper than the test's own cleaning reaches
+
+
+def test_folders_in_folders_without_end_are_too_long_a_name_and_no_defect(bottomless: Path) -> None:
+    with pytest.raises(PackageError, match="1 to 1024 bytes"):
+        gather(bottomless, {"x": "data"})
+
+
+def test_a_name_that_is_no_text_is_named(folder: Path) -> None:
+    (folder / "data" / os.fsdecode(b"caf\xe9.csv")).write_text("latin-1")
+    with pytest.raises(PackageError, match=r"caf.*is not Unicode text"):
+        gather(folder, {"x": "data"})
+
+
+def test_a_folder_of_too_many_files_is_not_listed_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (folder / "data" / str(number)).touch()
+    monkeypatch.setattr(inputs, "_MAX_FILES", 10)
+    seen: list[str] = []
+    leaves_out = inputs._Walk._leaves_out
+
+    def counted(walk: Any, name: str, entry: os.DirEntry[str], *rest: Any) -> bool:
+        seen.append(entry.name)
+        return leaves_out(walk, name, entry, *rest)
+
+    monkeypatch.setattr(inputs._Walk, "_leaves_out", counted)
+    with pytest.raises(UsageError, match="more than 10 files") as refused:
+        gather(folder, {"x": "data"})
+    assert "exclude" in refused.value.hint
+    assert len(seen) < 20

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.inputs import gather
 from glasshouse.jobs.keystore import KeyStore
-from glasshouse.jobs.private import key_kind
+from glasshouse.jobs.private import LOOKED_AT_BYTES, key_kind
 
 PASSPHRASE = "correct horse battery"
 
@@ -141,6 +142,18 @@ def keys_of_ours(folder: Path) -> dict[str, Path]:
     for name, data in texts.items():
         found[name] = folder / name
         found[name].write_bytes(data)
+    clear_pem = found["pem p-256"].read_bytes().decode()
+    carried = {
+        "notebook": json.dumps({"cells": [{"outputs": [{"text": [identity.encode(None).decode()]}]}]}),
+        "notebook in json": json.dumps(json.dumps({"text": (home.keys / ("ab" * 16 + ".json")).read_text()})),
+        "pem in json": json.dumps({"private_key": clear_pem}),
+        "pem in yaml": "key: |\n" + "".join(f"  {line}\n" for line in clear_pem.splitlines()),
+        "pem in a script": f'KEY = """{clear_pem}"""\n',
+        "pem in a comment": "".join(f"# {line}\n" for line in clear_pem.splitlines()),
+    }
+    for name, text in carried.items():
+        found[name] = folder / name
+        found[name].write_text(text)
     with tarfile.open(folder / "backup.tar", "w") as tar:
         tar.add(home.owner_private)
     return found | {"tar": folder / "backup.tar"}
@@ -195,3 +208,25 @@ def test_a_private_file_that_cannot_be_looked_at_counts_as_a_key(
 def test_a_key_of_ours_is_found_in_what_is_looked_at_and_the_rest_costs_nothing() -> None:
     assert key_kind(b"") is None
     assert key_kind(bytes(range(256)) * 1024) is None
+
+
+def test_a_file_of_many_beginnings_of_keys_is_looked_at_once() -> None:
+    begin = b"-----BEGIN PRIVATE KEY-----\n"
+    before = time.process_time()
+    assert key_kind(begin * (LOOKED_AT_BYTES // len(begin))) is None
+    assert time.process_time() - before < 5, "each beginning was followed to the end of the file: 30 s of work"
+
+
+def test_a_folder_that_cannot_be_read_is_not_called_a_home(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "lost+found").mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "lost+found" not in str(path) and real(path, mode))
+    refused = refusal(project, {"p": "."})
+    assert "lost+found cannot be read" in refused
+    assert "home" not in refused
+
+
+def test_a_link_into_a_home_is_named(project: Path, tmp_path: Path) -> None:
+    home = make_home(tmp_path / "elsewhere")
+    (project / "src" / "weights").symlink_to(home.owner_private)
+    assert "weights" in refusal(project, {"p": "src"}, follow_links=True)
