@@ -80,7 +80,7 @@ class Output:
         if not self.as_json:
             # Not wrapped by us: a digest or a path that is cut in two cannot be copied or searched for.
             shown = [printable(word) if isinstance(word, str) else word for word in words]
-            self.console.print(*shown, style=style, markup=False, soft_wrap=True)
+            self.console.print(*shown, style=style, markup=False, emoji=False, soft_wrap=True)
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Tell people some facts, one a line, names aligned; a fact that is None is left out."""

@@ -60,6 +60,15 @@ def test_words_facts_notes_and_steps_show_it_escaped(
     assert HOSTILE[5] not in said.getvalue()
 
 
+def test_a_path_is_shown_as_it_is_and_not_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dependency that names an output `:white_check_mark:` puts no mark of ours beside it."""
+    path = "out/:white_check_mark:.bin [bold]x[/bold]"
+    output = Output(False)
+    output.say(path)
+    output.facts({":x:": path})
+    assert capsys.readouterr().out == f"{path}\n:x:  {path}\n"
+
+
 def test_programs_get_the_very_characters(capsys: pytest.CaptureFixture[str]) -> None:
     Output(True).result({"name": HOSTILE + TAG, "city": "Zürich"})
     out = capsys.readouterr().out
