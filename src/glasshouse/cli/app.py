@@ -195,7 +195,7 @@ def _failed(error: GlasshouseError, as_json: bool) -> int:
     with contextlib.suppress(OSError):  # the terminal or pipe is closed: the exit code still says it
         Output(as_json).result(error_object(error))
         if not as_json:
-            sys.stderr.write(f"error: {printable(error.message)} [{error.code.value}]\n")
+            sys.stderr.write(f"error: {printable(error.message, keep='')} [{error.code.value}]\n")
             if error.hint:
                 sys.stderr.write(f"  {printable(error.hint)}\n")
     return ExitCode.INTERRUPTED if error.code is Code.INTERRUPTED else error.exit_code

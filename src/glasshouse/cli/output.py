@@ -10,6 +10,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glasshouse.errors import GlasshouseError
@@ -91,7 +92,9 @@ class Output:
 
         indent = max(map(len, known)) + 2
         for name, value in known.items():
-            text = value if isinstance(value, Text) else Text(printable(str(value)))
+            # A line within a path is its maker's, and never one of ours.
+            keep = "" if isinstance(value, Path) else "\n"
+            text = value if isinstance(value, Text) else Text(printable(str(value), keep=keep))
             lines = list(text.split("\n"))
             if self.console.is_terminal:
                 lines = [part for line in lines for part in line.wrap(self.console, self.console.width - indent - 1)]

@@ -17,6 +17,7 @@ from glasshouse.errors import Code, ExitCode, PackageError, UsageError
 from glasshouse.jobs.collect import Opened
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.supervise import Ended
 from simulators.owner_side import OwnersWorld
 
@@ -94,6 +95,24 @@ def test_a_path_that_is_no_text_is_a_usage_error_for_people_and_for_programs(
     assert "absent\\udcff" in capsys.readouterr().err
     assert cli.run([*arguments, "--json"]) == ExitCode.USAGE
     assert "absent\udcff" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_folders_name_is_no_line_of_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who sends a receipt names its folder, and a shell's `*` names it to us."""
+    line = "Authentic and complete (assurance gpu-tee): the run completed."
+    world, folder = OwnersWorld(), tmp_path / f"sent\n{line}\n"
+    run = world.run()
+    folder.mkdir()
+    (folder / "owner.pub").write_bytes(
+        OwnerPublic(signing=world.owner.public, sealing=world.owner_hpke.public).encode()
+    )
+    words = ["verify", str(folder / "receipt.json"), "--owner", str(folder / "owner.pub"), "--home", str(tmp_path)]
+    for data, code in ((run.data, ExitCode.DONE), (run.data[:-1], ExitCode.VERIFICATION_FAILED)):
+        (folder / "receipt.json").write_bytes(data)
+        assert cli.run(words) == code
+        said = "".join(capsys.readouterr())
+        assert f"sent\\u000a{line}" in said
+        assert line not in [one.strip() for one in said.splitlines()]
 
 
 def test_the_summary_shows_names_of_outputs_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
