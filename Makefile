@@ -24,10 +24,10 @@ $(VENV)/.ready-run: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e '.[train,examples]'
 	@touch $@
 
-# The same and what tests and linters need.
-$(VENV)/.ready-dev: $(BIN)/python pyproject.toml constraints.txt
+# The same, what tests and linters need, and what measures.
+$(VENV)/.ready-dev: $(BIN)/python pyproject.toml bench/pyproject.toml constraints.txt
 	@echo "Installing Glasshouse with its development tools (a few minutes the first time) ..."
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e bench
 	@touch $@ $(VENV)/.ready-run
 
 setup: $(VENV)/.ready-dev ## install everything into .venv
@@ -49,6 +49,7 @@ lint: $(VENV)/.ready-dev ## style, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	cd bench && ../$(BIN)/lint-imports
 
 vectors: $(VENV)/.ready-dev ## write spec/vectors again from their generators
 	for generator in spec/vectors/generate_*.py; do $(BIN)/python $$generator || exit 1; done
@@ -60,4 +61,4 @@ count: ## lines of the code that is trusted with keys, without blank lines and c
 	@cd src/glasshouse && find $(KEY_ROOMS) -name '*.py' -exec cat {} + | grep -Evc '^[[:space:]]*(#|$$)'
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .glasshouse build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .glasshouse build dist src/*.egg-info bench/src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
