@@ -84,6 +84,7 @@ class Verdict:
         outputs_match: how many sealed outputs were compared with the receipt, all of which match; None when none
             were looked at.
         segments_match: the same for sealed log segments and the log.
+        unnamed: what lies beside these and is named by nothing, in words.
     """
 
     chain: Chain
@@ -91,10 +92,11 @@ class Verdict:
     heads: int | None = None
     outputs_match: int | None = None
     segments_match: int | None = None
+    unnamed: tuple[str, ...] = ()
 
     @property
     def not_looked_at(self) -> tuple[str, ...]:
-        """What the receipt names and this verdict says nothing of, because it did not lie beside it."""
+        """What this verdict says nothing of: named by the receipt and not beside it, or beside it and not named."""
         receipt = self.chain.receipt
         parts = {
             f"the log ({receipt.log_size} events)": self.log is None,
@@ -102,7 +104,7 @@ class Verdict:
             f"the sealed log segments ({receipt.segments})": self.segments_match is None and receipt.segments > 0,
             f"the sealed outputs ({len(receipt.outputs)})": self.outputs_match is None and bool(receipt.outputs),
         }
-        return tuple(part for part, missing in parts.items() if missing)
+        return (*(part for part, missing in parts.items() if missing), *self.unnamed)
 
     @property
     def status(self) -> Status:

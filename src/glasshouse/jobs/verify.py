@@ -309,10 +309,17 @@ def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdi
         for name, size, digest in named:
             _check_sealed(folder / name, size, digest, by)
         if by == "receipt":
-            verdict = replace(verdict, outputs_match=len(named))
+            verdict = replace(verdict, outputs_match=len(named), unnamed=_unnamed(folder / "outputs", len(named)))
         elif verdict.log:
-            verdict = replace(verdict, segments_match=len(named))
+            unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
+            verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
     return verdict
+
+
+def _unnamed(folder: Path, named: int) -> tuple[str, ...]:
+    """Say how many entries a folder has beside those that are named, all of which are there."""
+    more = sum(1 for _ in folder.iterdir()) - named if folder.is_dir() else 0
+    return (f"what else lies in {folder.name}/ ({more})",) if more else ()
 
 
 def segment_name(event: Event) -> str:

@@ -85,6 +85,17 @@ def test_nothing_is_published_of_another_run_than_the_one_that_was_named(
     assert not (tmp_path / options[-1]).exists()
 
 
+def test_a_file_that_nothing_vouches_for_is_no_part_of_what_matches(desk: Desk) -> None:
+    """The host lays an output of its own beside the real ones: `fetch` refuses it, `verify` says that it is there."""
+    assert "Not looked at" not in desk.ask("verify", desk.first.run_id)[1]
+    (desk.first.out / "outputs" / "0003.sealed").write_bytes(b"forged")
+    (desk.first.out / "log" / "notes").mkdir()
+    code, said = desk.ask("verify", desk.first.run_id)
+    assert (code, "outputs: 3 of 3 match" in said) == (ExitCode.DONE, True)
+    assert "Not looked at: what else lies in outputs/ (1), what else lies in log/ (1)." in said
+    assert desk.ask("fetch", desk.first.run_id, "-o", desk.home / "out")[0] == ExitCode.VERIFICATION_FAILED
+
+
 def test_one_machine_alone_does_not_stand_for_a_run_on_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
