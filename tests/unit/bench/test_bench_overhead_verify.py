@@ -27,6 +27,7 @@ from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.verdict import Status
 from glasshouse.wire.canonical import encode
+from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome, State
 from simulators.measurement import (
     FACTS,
@@ -239,6 +240,18 @@ def test_an_ordinary_run_cannot_stand_behind_slices(tmp_path: Path) -> None:
 
     with pytest.raises(VerificationError, match="never rested between slices"):
         write(tmp_path / "out", phases=0, run=ordinary)
+
+
+def test_a_machine_of_a_group_cannot_stand_behind_slices_of_one_process(tmp_path: Path) -> None:
+    def of_a_group(world: SessionRun, told: Callable[[Receipt], Receipt]) -> bytes:
+        alone = world.token_claims
+        place = Group(id=bytes(32), machines=2, machine=1, ranks=4)
+        world.token_claims = lambda **changes: alone(**{"group": place, **changes})  # type: ignore[method-assign]
+        return world.run(change=told).data
+
+    with pytest.raises(VerificationError, match="group of ranks") as caught:
+        write(tmp_path / "m", run=of_a_group, phases=0)
+    assert caught.value.code is Code.ARTIFACT_INVALID
 
 
 def test_different_weights_are_said_to_be_different(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ def _check(note: SessionNote, session: Session, verdict: Verdict, workload: str)
     receipt = verdict.chain.receipt
     if receipt.workload != workload:
         raise _wrong(note, "is of another workload")
+    if verdict.chain.token.group is not None:
+        raise _wrong(note, "is of a run in a group of ranks, and a session is of one process pair")
     if note.lifecycle_us != receipt.lifecycle_us or note.imports_us != receipt.training_imports_us:
         raise _wrong(note, "tells of another lifecycle")
     if (note.protected is not None) != (receipt.outcome is Outcome.COMPLETED):
