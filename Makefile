@@ -9,10 +9,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-fast test-long lint vectors count clean
+.PHONY: help setup demo test test-fast test-long lint vectors count clean bench-package bench-lifecycle bench-evidence bench-gate
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z][a-z -]*:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Glasshouse needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
@@ -53,6 +53,9 @@ lint: $(VENV)/.ready-dev ## style, types, import layers
 
 vectors: $(VENV)/.ready-dev ## write spec/vectors again from their generators
 	for generator in spec/vectors/generate_*.py; do $(BIN)/python $$generator || exit 1; done
+
+bench-package bench-lifecycle bench-evidence bench-gate: $(VENV)/.ready-dev ## a measurement; options in ARGUMENTS, -o FILE keeps it
+	$(BIN)/python -m benchmarks.$(@:bench-%=%) $(ARGUMENTS)
 
 # The rooms at or below `runtime`: what is trusted with keys.
 KEY_ROOMS := errors.py wire evidence package attestation handshake task runtime

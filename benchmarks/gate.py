@@ -253,7 +253,7 @@ class _Held(asyncio.Protocol):
         self._held.add(transport)  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._held.discard(self._transport)  # type: ignore[arg-type]
+        self._held.discard(self._transport)
 
 
 async def _idle(held: set[asyncio.Transport], where: tuple[str, int], source: str, *, slow: bool) -> None:

@@ -28,11 +28,6 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     assert (bar["at_most"], bar["goal"]) == (2.0, 1.0)
 
 
-def test_the_log_is_measured_too(tmp_path: Path) -> None:
-    found = Shell(tmp_path).ask("bench", "evidence", "--events", "1000", "--json").object
-    assert found["bars"].keys() == {"append_us", "verify_100k_s"}
-
-
 def test_the_broker_is_measured_under_concurrent_runtimes_and_every_release_is_counted(tmp_path: Path) -> None:
     answer = Shell(tmp_path).ask(
         "bench", "broker", "--runtimes", "1,2", "--seconds", "0.5", "--warm-up", "0.1", "--json", timeout_s=120

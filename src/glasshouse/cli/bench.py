@@ -1,4 +1,4 @@
-"""`glasshouse bench package|lifecycle|evidence|broker`: the numbers of the README, printed by what measures them."""
+"""`glasshouse bench package|lifecycle|broker`: the numbers of the README, printed by what measures them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,6 @@ def lifecycle(
     from glasshouse.bench.lifecycle import run
 
     return _print(Output(as_json), run(runs=runs, train_s=train_seconds))
-
-
-@group.command("evidence", help="Cost of an event, and of verifying a long log.")
-def evidence(
-    events: Annotated[int, typer.Option("--events", min=100, max=1_000_000, help="Length of the log.")] = 100_000,
-    as_json: Json = False,
-) -> int:
-    from glasshouse.bench.evidence import run
-
-    return _print(Output(as_json), run(events=events))
 
 
 @group.command("package", help="Sealing and opening, as ratios to the same cipher in memory.")

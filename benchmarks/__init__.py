@@ -1,0 +1,1 @@
+"""Scripts that measure, run from a checkout: ``make bench-package`` and its like."""
