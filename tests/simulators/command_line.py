@@ -137,8 +137,14 @@ class Shell:
         """Return the ids of the runs that are there."""
         return {path.name for path in (self.home / "runs").iterdir()} if (self.home / "runs").exists() else set()
 
-    def left_running(self) -> list[str]:
-        """Return the command lines of processes that still work for this folder."""
+    def left_running(self, within_s: float = 10.0) -> list[str]:
+        """Return the command lines of processes that work for this folder and do not end by themselves in time."""
+        deadline = time.monotonic() + within_s
+        while (found := self._running()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    def _running(self) -> list[str]:
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -41,4 +41,4 @@ def test_what_was_skipped_for_want_of_a_program_fails_the_session(tmp_path: Path
 
 def test_what_this_machine_cannot_run_does_not(tmp_path: Path) -> None:
     status, text = session(tmp_path, whole_file="there is no GPU here", one_test="this machine has no wings")
-    assert (status, "must not be" in text) == (0, False)
+    assert (status, "must not be" in text) == (0, False), text
