@@ -42,3 +42,12 @@ def test_the_log_is_measured_event_by_event(tmp_path: Path) -> None:
     assert kept["metadata"]["events"] == 200
     assert "append us" in out
     assert "≤ 100" in out
+
+
+def test_a_package_is_measured_beside_the_bare_cipher(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    kept, _ = script("package", "--mib", "1", "--rounds", "2", "--folder", str(files), output=tmp_path / "package.json")
+    assert {"open_to_cipher", "seal_to_cp", "reader_memory_mib"} <= kept["numbers"].keys()
+    assert all(len(values) == 2 and min(values) > 0 for values in kept["seconds"].values())
+    assert list(files.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`glasshouse bench package|lifecycle|broker`: the numbers of the README, printed by what measures them."""
+"""`glasshouse bench lifecycle|broker`: the numbers of the README, printed by what measures them."""
 
 from __future__ import annotations
 
@@ -40,19 +40,6 @@ def lifecycle(
     from glasshouse.bench.lifecycle import run
 
     return _print(Output(as_json), run(runs=runs, train_s=train_seconds))
-
-
-@group.command("package", help="Sealing and opening, as ratios to the same cipher in memory.")
-def package(
-    size: Annotated[int, typer.Option("--mib", min=1, max=16384, help="Size of the asset.")] = 1024,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Where the files lie; memory by default.")
-    ] = None,
-    as_json: Json = False,
-) -> int:
-    from glasshouse.bench.package import run
-
-    return _print(Output(as_json), run(size_bytes=size << 20, folder=folder))
 
 
 @group.command("broker", help="Releases a second, and how long they take, when many runtimes attest at once.")
