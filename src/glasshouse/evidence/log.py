@@ -139,6 +139,7 @@ class VerifiedLog:
         states: (size, state) after every transition.
         paced: whether it says that the run rested, to be measured.
         done: unit and count of the last progress; None in a log without any.
+        from_us, to_us: of the first and last event, by its own clock.
         ran_us: how long the run was `running`, by its own clock.
         silent_us: how much of that came after the last progress; all of it in a log without any.
     """
@@ -151,6 +152,8 @@ class VerifiedLog:
     states: tuple[tuple[int, State], ...]
     paced: bool
     done: tuple[str, int] | None
+    from_us: int
+    to_us: int
     ran_us: int
     silent_us: int
 
@@ -182,10 +185,12 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
     kept: list[Event] = []
     states: list[tuple[int, State]] = []
     paced, done, running, reported_us = False, None, (0, 0), 0
+    span = (0, 0)
     for line in lines:
         event = _parsed(line, rules.size)
         rules.admit(event)
         tree.append(leaf_hash(line[:-1]))
+        span = (span[0] if event.sequence else event.time_us, event.time_us)
         if event.type in _KEPT:
             kept.append(event)
         elif event.type in (EventType.START, EventType.TRANSITION):
@@ -213,6 +218,8 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
         states=tuple(states),
         paced=paced,
         done=done,
+        from_us=span[0],
+        to_us=span[1],
         ran_us=running[1] - running[0],
         silent_us=max(0, running[1] - max(running[0], reported_us)),
     )

@@ -10,6 +10,7 @@ from glasshouse.errors import ExitCode
 from glasshouse.evidence.artifact import Artifact
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
 from glasshouse.evidence.results import PACED, Output, Work
 from glasshouse.jobs.chain import Chain
 from glasshouse.jobs.durations import format_s, utc
@@ -161,6 +162,10 @@ class Verdict:
         unsure = [probe.probe for probe in receipt.zeroization if probe.result is ProbeResult.UNVERIFIABLE]
         if unsure:
             found.append(f"what the probes {', '.join(unsure)} search could not be searched")
+        if self.log is not None:
+            off_us = abs(self.log.from_us - receipt.started_us), abs(self.log.to_us - receipt.finished_us)
+            if max(off_us) > CLOCK_LEEWAY_US:
+                found.append("the log is not of the time of which the receipt tells")
         if work := receipt.work:
             if self.log is not None and not _reported(work, self.log):
                 seen = 0 if self.log.done is None else self.log.done[1]

@@ -16,6 +16,7 @@ from glasshouse.attestation.roots import ROOTS
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES, Bundle
 from glasshouse.evidence.events import ProbeResult
+from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.evidence.results import Probe
 from glasshouse.jobs.chain import _check_times, walk
@@ -120,6 +121,22 @@ def test_work_that_its_own_progress_does_not_show_is_said(world: World) -> None:
     beside = verify_log_beside(alone, run.lines)
     assert "of 1000000 steps the log's progress shows 5" in beside.sentence
     assert "longer than the run lasted" in beside.sentence
+
+
+def test_a_log_of_other_times_than_its_receipt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime dates its receipt as it likes, and wrote the log long before."""
+    hour_us = 3600 * SECOND_US
+    for earlier_us, doubts in ((0, False), (60 * SECOND_US, False), (hour_us, True)):
+
+        def log(*, clock_us: Callable[[], int], earlier_us: int = earlier_us, **options: Any) -> EventLog:
+            return EventLog(clock_us=lambda: clock_us() - earlier_us, **options)
+
+        monkeypatch.setattr("simulators.world.EventLog", log)
+        world = World()
+        run = world.run()
+        verdict = verify_log_beside(verify_bundle(run.data, owner=world.owner.public), run.lines)
+        assert ("the log is not of the time of which the receipt tells" in verdict.sentence) == doubts
+        assert any("not of the time" in doubt for doubt in verdict.doubts) == doubts
 
 
 def test_a_run_of_the_future_is_refused(world: World, run: Run) -> None:
