@@ -23,6 +23,7 @@ BEYOND = (
     "the least and the largest of a number that is written as a text",
     "a whole number written as 5.0, which JSON does not tell from 5",
     "levels and networks that this version cannot prove",
+    "folders of outputs of which one lies in another",
     "what is in the files that are named",
 )
 """What the validator refuses and the schema does not."""

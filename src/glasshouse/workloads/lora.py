@@ -40,7 +40,7 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
     import torch
 
     from glasshouse.workloads import adapter, determinism, devices, models
-    from glasshouse.workloads.tokens import encode_records
+    from glasshouse.workloads.tokens import encode_records, lines_of
 
     # Addressed to peft's developers, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -49,7 +49,7 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
     task.size(params.data)  # a missing input is said before the model is loaded
     model, tokenizer = models.base_model(task, params, device)
     with task.open(params.data) as lines:
-        examples = encode_records(lines, tokenizer, max_length=params.max_length, name=params.data)
+        examples = encode_records(lines_of(lines), tokenizer, max_length=params.max_length, name=params.data)
     torch.manual_seed(params.seed)  # the adapter's start does not depend on how the base was made
     model.config.use_cache = False
     model = adapter.attach(model, params)

@@ -14,6 +14,7 @@ __all__ = ["SIDE_FILES", "weight_files"]
 
 SIDE_FILES = (".json", ".txt", ".model", ".jinja")
 """Endings of what belongs to a model beside its weights."""
+_MAX_INDEX_BYTES = 64 << 20
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 
 
@@ -47,7 +48,7 @@ def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[
 
 def _shards(stream: BinaryIO, index: str) -> list[str]:
     try:
-        shards = set(json.load(stream)["weight_map"].values())
+        shards = set(json.loads(stream.read(_MAX_INDEX_BYTES))["weight_map"].values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UsageError(Code.JOB_INVALID, f"{index} is no index of weights") from None
     return sorted(map(str, shards))

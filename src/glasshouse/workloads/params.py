@@ -8,6 +8,7 @@ ends when it is told to (ADR 0009). Such a job has no target of its own.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -305,7 +306,10 @@ class ScriptParams:
         env = read((_ENV,), {name: value for name, value in values.items() if name == "env"}, "")
         rest = {name: value for name, value in values.items() if name != "env"}
         found = read(cls.FIELDS, rest, "params", rules=cls.RULES)
-        found["outputs"] = tuple(folder.rstrip("/") for folder in found["outputs"])
+        folders = found["outputs"] = tuple(folder.rstrip("/") for folder in found["outputs"])
+        # A file in both would come back twice under one name, which is refused after the training.
+        if any(f"{one}/".startswith(f"{other}/") for one, other in itertools.permutations(folders, 2)):
+            raise invalid("params.outputs", "folders of which none lies in another", list(values["outputs"]))
         return cls(**env, **found)
 
     @property

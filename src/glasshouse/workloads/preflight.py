@@ -26,6 +26,8 @@ __all__ = ["File", "examine"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_TOKENIZER_BYTES = 256 << 20
+_MAX_SOURCE_BYTES = 4 << 20  # a parser's tree takes some forty times as much
+_MOST_LAYERS = 100_000  # transformers makes a list as long as the number of layers that a configuration says
 _MOST_NAMED = 12
 
 
@@ -69,12 +71,15 @@ def examine(params: Params, files: Mapping[str, File]) -> list[str]:
 
 
 def _script(params: ScriptParams, files: Mapping[str, File]) -> list[str]:
+    _outputs(params, files)
     notes = [note for requirement in params.requirements if (note := _requirement(requirement))]
     main = params.script or _file_of(str(params.module), files)
     if main is None:
         notes.append(f"the module {params.module!r} is not among the [inputs]: the rented machine must have it")
     for name in sorted(files):
-        if name.endswith(".py") or name == main:
+        if (name.endswith(".py") or name == main) and files[name].bytes > _MAX_SOURCE_BYTES:
+            notes.append(f"{name} is {files[name].bytes} bytes long and was not compiled here")
+        elif name.endswith(".py") or name == main:
             try:
                 _compile(name, files[name])
             except SyntaxError as error:
@@ -86,6 +91,18 @@ def _script(params: ScriptParams, files: Mapping[str, File]) -> list[str]:
                     ) from None
                 notes.append(f"{where}; a run that imports it fails under {version}")
     return notes
+
+
+def _outputs(params: ScriptParams, files: Mapping[str, File]) -> None:
+    """Refuse inputs that would come back as outputs, or lie where a folder of outputs is made."""
+    for folder in params.outputs:
+        for name in files:
+            if f"{name}/".startswith(f"{folder}/") or f"{folder}/".startswith(f"{name}/"):
+                raise UsageError(
+                    Code.JOB_INVALID,
+                    f"the input {name!r} lies where the outputs of {folder!r} do",
+                    hint='call it otherwise, or name other folders with outputs = ["…"] in [params]',
+                )
 
 
 def _file_of(module: str, files: Mapping[str, File]) -> str | None:
@@ -124,7 +141,7 @@ def _requirement(text: str) -> str:
 def _records(params: LoraParams, files: Mapping[str, File]) -> list[str]:
     encode, note = _encoder(params, files)
     with files[params.data].open() as lines:
-        skipped = tokens.check_records(lines, encode, max_length=params.max_length, name=params.data)
+        skipped = tokens.check_records(tokens.lines_of(lines), encode, max_length=params.max_length, name=params.data)
     notes = [note] if note else []
     if skipped:
         notes.append(
@@ -152,7 +169,16 @@ def _encoder(params: LoraParams, files: Mapping[str, File]) -> tuple[Callable[[s
         found = Tokenizer.from_buffer(data)
     except Exception as error:  # what its parser raises has no type of its own
         raise UsageError(Code.JOB_INVALID, f"{name} is no tokenizer: {str(error).splitlines()[0]}") from None
-    return lambda text: list(found.encode(text, add_special_tokens=False).ids), ""
+
+    def encode(text: str) -> list[int]:
+        try:
+            return list(found.encode(text, add_special_tokens=False).ids)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # a panic of its parser is no Exception
+            raise ValueError(str(error).splitlines()[0]) from None
+
+    return encode, ""
 
 
 def _model(params: LoraParams, files: Mapping[str, File]) -> list[str]:
@@ -187,6 +213,9 @@ def _config(folder: str, names: list[str], files: Mapping[str, File]) -> list[st
         raise UsageError(Code.JOB_INVALID, f"{name} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UsageError(Code.JOB_INVALID, f"{name} has no model_type, so it is no model that transformers can load")
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
+            raise UsageError(Code.JOB_INVALID, f"{name}: {key} is {value}, more than any model has")
     if importlib.util.find_spec("transformers") is None:
         return [f"{name} was read and not tried: transformers is not installed here"]
     _try(folder, [one for one in names if one.endswith(SIDE_FILES)], files)
@@ -204,10 +233,10 @@ def _try(folder: str, names: list[str], files: Mapping[str, File]) -> None:
             target.write_bytes(stream.read(_MAX_CONFIG_BYTES))
         try:
             found = AutoConfig.from_pretrained(scratch, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # each architecture checks its own settings in its own way
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                Code.JOB_INVALID,
-                f"{folder}/config.json is no model that transformers can load: {str(error).strip().splitlines()[0]}",
+                Code.JOB_INVALID, f"{folder}/config.json is no model that transformers can load: {why}"
             ) from None
     if found.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UsageError(

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, BinaryIO, Protocol
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "check_records", "encode_records"]
+__all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "check_records", "encode_records", "lines_of"]
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_KEYS_CHARS = 200
@@ -90,6 +91,11 @@ class Examples:
         return self.ids[start : self.ends[index]], self.answers[index] - start
 
 
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield a file's lines; of one that is longer than any record, pieces: the first of them is refused."""
+    return iter(partial(stream.readline, _MAX_LINE_BYTES + 1), b"")
+
+
 def encode_records(lines: Iterable[bytes], tokenizer: Tokenizer, *, max_length: int, name: str) -> Examples:
     """Read records line by line; blank lines are passed over.
 
@@ -125,7 +131,7 @@ def check_records(
 
     Args:
         lines: as for `encode_records`.
-        encode: turns text into tokens as the run will; None leaves lengths unchecked.
+        encode: turns text into tokens as the run will, or raises ValueError; None leaves lengths unchecked.
         max_length, name: as for `encode_records`.
 
     Returns:
@@ -141,7 +147,7 @@ def check_records(
         prompt, _ = _texts(line, f"{name} line {number}")
         records += 1
         if encode is not None:
-            length = len(encode(prompt))
+            length = _length(encode, prompt, f"{name} line {number}")
             if length >= max_length:
                 skipped += 1
                 shortest = min(length, shortest or length)
@@ -150,6 +156,15 @@ def check_records(
     if skipped == records:
         raise _all_too_long(name, skipped, max_length, shortest)
     return skipped
+
+
+def _length(encode: Callable[[str], list[int]], text: str, where: str) -> int:
+    try:
+        return len(encode(text))
+    except ValueError as error:
+        raise UsageError(
+            Code.JOB_INVALID, f"{where}: the model's tokenizer gives up on it: {error}", hint="take that record out"
+        ) from None
 
 
 def _empty(name: str) -> UsageError:
@@ -166,8 +181,10 @@ def _all_too_long(name: str, skipped: int, max_length: int, shortest: int) -> Us
 
 
 def _texts(line: bytes, where: str) -> tuple[str, str]:
+    if len(line) > _MAX_LINE_BYTES:
+        raise UsageError(Code.JOB_INVALID, f"{where} is longer than {_MAX_LINE_BYTES} bytes", hint=_FORM)
     try:
-        record = json.loads(line) if len(line) <= _MAX_LINE_BYTES else None
+        record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):

@@ -56,6 +56,8 @@ WRONG = [
     ("script", "outputs", ["/abs"]),
     ("script", "outputs", ["a", "a"]),
     ("script", "outputs", ["a\n"]),
+    ("script", "outputs", ["a", "a/"]),
+    ("script", "outputs", ["a/b", "c", "a"]),
     ("script", "allow_pickle", "yes"),
     ("script", "device", "cpu"),
     ("script", "module", "train"),

@@ -90,6 +90,20 @@ def test_a_script_is_compiled_and_not_run() -> None:
     assert looked("script", {"script": "train.py"}, {"train.py": b"raise SystemExit(1)"}) == []
 
 
+@pytest.mark.parametrize("name", ["results/old.csv", "results", "data"])
+def test_an_input_in_the_place_of_an_output_folder_is_refused(name: str) -> None:
+    params = {"script": "train.py", "outputs": ["results/", "data/made"]}
+    error = refused("script", params, {"train.py": b"", name: b""})
+    assert repr(name) in error.message
+    assert "outputs = " in error.hint
+    assert looked("script", params, {"train.py": b"", "results.csv": b"", "data/in.csv": b""}) == []
+
+
+def test_a_source_of_megabytes_is_named_and_not_compiled() -> None:
+    notes = looked("script", {"script": "train.py"}, {"train.py": b"", "table.py": b"x = 1\n" * (1 << 20)})
+    assert notes == ["table.py is 6291456 bytes long and was not compiled here"]
+
+
 def test_a_requirement_that_no_installer_takes_is_refused() -> None:
     params = {"script": "train.py", "requirements": ["torch>=2", "numpy>=one.two"]}
     error = refused("script", params, {"train.py": b""})
@@ -142,6 +156,25 @@ def test_records_that_are_all_too_long_or_missing_are_refused_and_some_are_noted
     assert looked("lora", TINY, {"train.jsonl": lines(GOOD)}) == []
 
 
+class ByLine(io.BytesIO):
+    """A file that must not be read by lines of any length."""
+
+    def __next__(self) -> bytes:
+        raise AssertionError("a line is read whatever its length")
+
+
+def test_a_file_without_lines_is_not_read_whole() -> None:
+    class Endless(Packed):
+        @property
+        def open(self) -> Callable[[], io.BytesIO]:
+            return lambda: ByLine(self.data)
+
+    data = b'[{"instruction": "a", "output": "b"}, ' * (1 << 19)
+    with pytest.raises(UsageError, match=r"train\.jsonl line 1 is longer than 16777216 bytes") as found:
+        examine(parse("lora", TINY), {"train.jsonl": Endless(data)})
+    assert "one JSON object" in found.value.hint
+
+
 # ---- models
 
 
@@ -183,6 +216,18 @@ def packed(changed: Mapping[str, bytes | None] | None = None) -> dict[str, bytes
             "base/config.json is no model that transformers can load",
         ),
         ({"config.json": b'{"model_type": "vit"}'}, "a model of the type 'vit' writes no text"),
+        (
+            {"config.json": b'{"model_type": "qwen2", "hidden_size": "x"}'},
+            "base/config.json is no model that transformers can load: Validation error for field 'hidden_size'",
+        ),
+        (
+            {"config.json": b'{"model_type": "qwen2", "id2label": 5}'},
+            "base/config.json is no model that transformers can load",
+        ),
+        (
+            {"config.json": b'{"model_type": "qwen2", "num_hidden_layers": 100000000}'},
+            "base/config.json: num_hidden_layers is 100000000, more than any model has",
+        ),
         ({"model.safetensors": None}, "no weights named 'base/model.safetensors'"),
         ({"model.safetensors": b"12345678{"}, "base/model.safetensors is not valid safetensors"),
         ({"model.safetensors": tensors(("a.x_proj.weight", (2, 2)))}, "has no layers named 'q_proj', 'v_proj'"),
@@ -198,8 +243,9 @@ def test_an_index_of_weights_names_files_that_are_there() -> None:
     index = json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}).encode()
     files = packed() | {"base/model.safetensors.index.json": index, "base/one.safetensors": WEIGHTS}
     assert "no weights named 'base/two.safetensors'" in refused("lora", PACKED, files).message
-    files["base/model.safetensors.index.json"] = b"[]"
-    assert "is no index of weights" in refused("lora", PACKED, files).message
+    for data in (b"[]", b" " * (64 << 20) + index):
+        files["base/model.safetensors.index.json"] = data
+        assert "is no index of weights" in refused("lora", PACKED, files).message
 
 
 def test_a_good_packed_model_is_taken_and_what_was_not_checked_is_named() -> None:
@@ -233,3 +279,13 @@ def test_the_layers_of_the_architectures_are_those_that_the_models_have() -> Non
         model = random_model(name, torch.float32, torch.device("meta"))
         linear = {path.rpartition(".")[2] for path, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
         assert linear == set(LINEAR)
+
+
+def test_a_record_on_which_the_models_tokenizer_gives_up_is_named() -> None:
+    pytest.importorskip("tokenizers")
+    splitting = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    tokenizer = json.dumps({"version": "1.0", "model": model, "pre_tokenizer": splitting}).encode()
+    records = lines(GOOD, {"instruction": "a" * 40 + "b", "output": "c"})
+    error = refused("lora", PACKED, packed({"tokenizer.json": tokenizer}) | {"train.jsonl": records})
+    assert error.message.startswith("train.jsonl line 2: the model's tokenizer gives up on it: ")
