@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 import unittest
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,13 @@ NOT_FOR_US = {
 def _suite() -> Any:
     """Import the suite, which reads what it is to test from the environment at that moment."""
     os.environ |= {"BACKEND": "sealed", "WORLD_SIZE": str(RANKS), "INIT_METHOD": "env://"}
-    from torch.testing._internal import common_distributed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, where it imports its tests
+        from torch.testing._internal import common_distributed
 
-    for feature in ("ddp", "subgroup", "plugin"):
-        common_distributed.DistTestCases.backend_feature[feature].add("sealed")
-    from torch.testing._internal.distributed import distributed_test
+        for feature in ("ddp", "subgroup", "plugin"):
+            common_distributed.DistTestCases.backend_feature[feature].add("sealed")
+        from torch.testing._internal.distributed import distributed_test
 
     return distributed_test
 
