@@ -225,6 +225,12 @@ def _path(what: str, place: Home) -> tuple[Path, RunFolder | None, bool]:
     path = Path(what)
     for receipt in (path / BUNDLE_NAME, path / "out" / BUNDLE_NAME):
         if is_there(receipt):
+            if is_there(path / _STATEMENT):  # a good run does not answer for a measurement that lies beside it
+                raise UsageError(
+                    Code.USAGE,
+                    f"{path} holds a receipt and a measurement",
+                    hint=f"name {receipt} or {path / _STATEMENT}",
+                )
             return receipt, RunFolder.at(path), True
     if is_there(path) or path.suffix or len(path.parts) > 1:
         return path, None, False

@@ -15,6 +15,7 @@ from glasshouse.errors import ExitCode
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.jobs.installation import install_command
 from simulators.measurement import OWNER, edit_lines, write
+from simulators.owner_side import OwnersWorld
 from simulators.world import World
 
 
@@ -80,6 +81,22 @@ def test_an_edited_time_is_not_authentic(folder: Path, tmp_path: Path, capsys: p
     text = capsys.readouterr().err
     assert "NOT authentic: the measurement" in text
     assert "interleaved/slices.jsonl does not hold the lines that were signed" in text
+
+
+@pytest.mark.parametrize("beneath", ["", "out"])
+def test_a_genuine_run_beside_a_forged_measurement_does_not_answer_for_it(
+    folder: Path, tmp_path: Path, beneath: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who changed the slices lays a good run of the owner's into the folder."""
+    shutil.copytree(folder.parent, tmp_path / "copy")
+    forged, world = tmp_path / "copy/out", OwnersWorld()
+    edit_lines(forged / "interleaved/slices.jsonl", lambda found: found[0].update(t1_ns=found[0]["t1_ns"] + 1))
+    settled = world.settle(tmp_path / "run")
+    world.tell(settled, world.run())
+    shutil.copytree(settled.out, forged / beneath, dirs_exist_ok=True)
+    assert verify(forged) == ExitCode.USAGE
+    assert "holds a receipt and a measurement" in capsys.readouterr().err
+    assert verify(forged / "statement.json") == ExitCode.VERIFICATION_FAILED
 
 
 def test_without_a_null_run_the_word_does_not_stand(
