@@ -7,9 +7,9 @@
 # report.html, and summary.json. `glasshouse verify OUT/lora-7b` recomputes every number anywhere.
 #
 # Needs Python 3.11 or newer with torch, transformers, peft, numpy, scipy and matplotlib. What else Glasshouse
-# needs (cryptography, fastapi, sqlalchemy, uvicorn, typer, rich) is taken from the machine or, without a network, from
+# needs (cryptography, fastapi, psutil, sqlalchemy, uvicorn, typer, rich) is taken from the machine or, without a network, from
 # wheels in the folder that WHEELS names; fill it where there is a network:
-#   pip download --only-binary :all: --python-version 3.12 -d wheels cryptography fastapi sqlalchemy uvicorn typer rich
+#   pip download --only-binary :all: --python-version 3.12 -d wheels cryptography fastapi psutil sqlalchemy uvicorn typer rich
 #
 #   PYTHON=python3   the interpreter that has torch
 #   WHEELS=wheels    a folder of wheels, if the machine lacks any
@@ -36,19 +36,19 @@ say "installing Glasshouse beside $("$python" -c 'import sys; print(sys.version.
 venv=$out/.venv
 "$python" -m venv --without-pip "$venv"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"$python" - "$site" "$here/src" <<'PY'
+"$python" - "$site" "$here" <<'PY'
 import pathlib, site, sys, sysconfig
 target, source = map(pathlib.Path, sys.argv[1:])
-paths = [str(source), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+paths = [str(source / "src"), str(source), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
 (target / "glasshouse-bench.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
 PY
-if ! "$venv/bin/python" -c 'import cryptography, fastapi, sqlalchemy, uvicorn, typer, rich' 2>/dev/null; then
+if ! "$venv/bin/python" -c 'import cryptography, fastapi, psutil, sqlalchemy, uvicorn, typer, rich' 2>/dev/null; then
   if [ -z "$wheels" ]; then
     echo "this machine lacks what Glasshouse needs: fill a folder of wheels as this script's head says, and name it: WHEELS=DIR" >&2
     exit 2
   fi
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$wheels" --target "$site" \
-    'cryptography>=50,<51' fastapi sqlalchemy uvicorn typer rich
+    'cryptography>=50,<51' fastapi psutil sqlalchemy uvicorn typer rich
 fi
 gh() { "$venv/bin/glasshouse-bench" "$@"; }
 cat > "$venv/bin/glasshouse-bench" <<SH
@@ -104,7 +104,7 @@ for subject in "${subjects[@]}"; do
 done
 
 say "lifecycle"
-gh bench lifecycle --runs "$runs" --train-seconds 0 --json >"$out/lifecycle.json" || status=1
+"$venv/bin/python" -I -m benchmarks.lifecycle --runs "$runs" --train-seconds 0 -o "$out/lifecycle.json" || status=1
 
 say "summary"
 "$venv/bin/python" -I - "$out" "[${gpu%,}]" "$SECONDS" <<'PY'

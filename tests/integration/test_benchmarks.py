@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from glasshouse.evidence.receipt import LIFECYCLE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
@@ -51,3 +53,15 @@ def test_a_package_is_measured_beside_the_bare_cipher(tmp_path: Path) -> None:
     assert {"open_to_cipher", "seal_to_cp", "reader_memory_mib"} <= kept["numbers"].keys()
     assert all(len(values) == 2 and min(values) > 0 for values in kept["seconds"].values())
     assert list(files.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of a hardened process is read by root")
+def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
+    kept, _ = script("lifecycle", "--runs", "1", "--train-seconds", "6", output=tmp_path / "lifecycle.json")
+    numbers = kept["numbers"]
+    assert {f"{step}_s" for step in LIFECYCLE} <= numbers.keys()
+    assert 0 < numbers["total_without_imports_s"] <= numbers["total_s"] < numbers["command_s"]
+    assert 0 < numbers["raw_without_imports_s"] < numbers["raw_command_s"]
+    processes = kept["training"]["processes"]
+    assert {"command", "agent", "broker"} < processes.keys()
+    assert numbers["pss_mib"] == pytest.approx(sum(each["pss_mib"] for each in processes.values()), abs=0.01)

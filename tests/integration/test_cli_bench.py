@@ -6,26 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.evidence.receipt import LIFECYCLE
 from simulators.command_line import Shell
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
-    shell = Shell(tmp_path)
-    answer = shell.ask("bench", "lifecycle", "--runs", "1", "--train-seconds", "0", "--json", timeout_s=120)
-    found = answer.object
-    assert (found["runs"], found["training"], len(found["each"])) == (1, None, 1)
-    assert found["package_bytes"] == 10 << 20
-    # The numbers are for a machine that does nothing else; here it matters that they are measured.
-    assert 0 < found["total_without_imports_s"] <= found["lifecycle_s"]["total"] < found["command_s"]
-    assert found["lifecycle_s"].keys() == set(LIFECYCLE)
-    assert all(seconds > 0 for seconds in found["instead"].values())
-    assert found["ratios"]["command_to_raw_command"] > 0
-    bar = found["bars"]["total_without_imports_s"]
-    assert (answer.code == 0) is bar["met"]
-    assert (bar["at_most"], bar["goal"]) == (2.0, 1.0)
 
 
 def test_the_broker_is_measured_under_concurrent_runtimes_and_every_release_is_counted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`glasshouse bench lifecycle|broker`: the numbers of the README, printed by what measures them."""
+"""`glasshouse bench broker`: the numbers of the README, printed by what measures them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,6 @@ group.command("phases", help="Where a step's time goes, raw against protected, a
 group.command("collectives", help="What sealed collectives cost beside plaintext ones, with a model of more ranks.")(
     bench_collectives.command
 )
-
-
-@group.command("lifecycle", help="What protection adds to a run: time per step, memory, CPU.")
-def lifecycle(
-    runs: Annotated[int, typer.Option("--runs", min=1, max=100, help="Full runs to take medians of.")] = 5,
-    train_seconds: Annotated[
-        float, typer.Option("--train-seconds", min=0, max=600, help="Training over which memory and CPU are sampled.")
-    ] = 60.0,
-    as_json: Json = False,
-) -> int:
-    from glasshouse.bench.lifecycle import run
-
-    return _print(Output(as_json), run(runs=runs, train_s=train_seconds))
 
 
 @group.command("broker", help="Releases a second, and how long they take, when many runtimes attest at once.")

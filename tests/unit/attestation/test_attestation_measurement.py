@@ -203,7 +203,7 @@ def test_a_tree_without_end_is_refused(installation: Path) -> None:
 
 
 def test_every_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting to train waits for this: how long it takes is in `glasshouse bench lifecycle`."""
+    """Starting to train waits for this: how long it takes is in `make bench-lifecycle`."""
     opened: list[str] = []
     real = os.open
 
