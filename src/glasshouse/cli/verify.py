@@ -223,6 +223,8 @@ def _path(what: str, place: Home) -> tuple[Path, RunFolder | None, bool]:
     from glasshouse.jobs.verify import BUNDLE_NAME
 
     path = Path(what)
+    if is_there(path) and "/" not in what:
+        _refuse_ambiguous(what, place)
     for receipt in (path / BUNDLE_NAME, path / "out" / BUNDLE_NAME):
         if is_there(receipt):
             if is_there(path / _STATEMENT):  # a good run does not answer for a measurement that lies beside it
@@ -238,6 +240,22 @@ def _path(what: str, place: Home) -> tuple[Path, RunFolder | None, bool]:
     if not is_there(run.receipt):
         raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
     return run.receipt, run, True
+
+
+def _refuse_ambiguous(what: str, place: Home) -> None:
+    """Raise `UsageError` for the name of a run that something else in the working folder has too."""
+    from glasshouse.jobs.rundir import RunFolder
+
+    try:
+        run = RunFolder.find(place, what)
+    except UsageError:
+        return
+    if run.path != Path(what).absolute():
+        raise UsageError(
+            Code.USAGE,
+            f"{what} is a run, and something in this folder too",
+            hint=f"name ./{what}, or verify the run from another folder",
+        )
 
 
 def _package_key(path: Path, place: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> bytes:

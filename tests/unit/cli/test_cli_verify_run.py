@@ -85,6 +85,21 @@ def test_nothing_is_published_of_another_run_than_the_one_that_was_named(
     assert not (tmp_path / options[-1]).exists()
 
 
+def test_a_folder_here_does_not_stand_for_the_run_of_that_name(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something that was fetched into the working folder is called like what the owner asks for."""
+    monkeypatch.chdir(tmp_path)
+    older = desk.first.out
+    for name in ("latest", desk.second.run_id):
+        shutil.copytree(older, tmp_path / name)
+        code, said = desk.ask("verify", name)
+        assert (code, "is a run, and something in this folder too" in said) == (ExitCode.USAGE, True), said
+        assert desk.ask("verify", f"./{name}/receipt.json")[0] == ExitCode.DONE
+    monkeypatch.chdir(desk.second.path.parent)
+    assert desk.ask("verify", desk.second.run_id)[0] == ExitCode.DONE, "the run's own folder"
+
+
 def test_a_file_that_nothing_vouches_for_is_no_part_of_what_matches(desk: Desk) -> None:
     """The host lays an output of its own beside the real ones: `fetch` refuses it, `verify` says that it is there."""
     assert "Not looked at" not in desk.ask("verify", desk.first.run_id)[1]
