@@ -215,7 +215,11 @@ class View:
         work = seen.work
         if work is None or not work.done:
             return "it reported no steps"
-        return f"{_count(work.done, work.unit)}" + (f", loss {_short(work.loss)}" if work.loss else "")
+        loss = f", loss {_short(work.loss)}" if work.loss else ""
+        if work.total is not None and work.done < work.total:
+            # What came within a second of the report before is in the receipt alone.
+            return f"last reported at {work.done} of {_count(work.total, work.unit)}{loss}"
+        return _count(work.done, work.unit) + loss
 
     def _zeroized(self, seen: Seen, seconds: float | None) -> None:
         results = list(seen.probes.values())

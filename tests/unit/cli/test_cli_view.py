@@ -188,6 +188,17 @@ def test_it_is_not_said_to_have_trained_no_steps() -> None:
     assert "0 steps" not in text_of(where)
 
 
+def test_the_last_report_of_a_run_is_not_called_its_end() -> None:
+    where, seen = console(80, terminal=False), Seen()
+    view = View(where)
+    for event, _ in events(OwnersWorld()):
+        if event.type is EventType.PROGRESS:
+            event = replace(event, body={**event.body, "done": 55, "total": 60, "loss": None})
+        seen.take(event)
+        view.event(event, seen)
+    assert "trained    last reported at 55 of 60 steps" in text_of(where)
+
+
 def test_what_the_log_needs_and_people_do_not_is_not_shown() -> None:
     where, seen = console(80, terminal=False), Seen()
     view, begun = View(where), released_then_opened(OwnersWorld(), imports_s=1, open_s=1)[0]
