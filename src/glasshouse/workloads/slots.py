@@ -74,7 +74,7 @@ class Plan:
             "steps": 1 <= self.steps <= 64,
             "uncounted": 1 <= self.uncounted <= 4,
             "warmup_steps": 0 <= self.warmup_steps < MAX_STEPS,
-            "end_ns": 0 <= self.end_ns < 2**63,
+            "end_ns": 0 <= self.end_ns < 2**62,
         }
         for name, held in limits.items():
             if not held:

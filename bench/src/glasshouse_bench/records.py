@@ -1,0 +1,198 @@
+"""What a worker recorded of its own steps, read strictly (spec/measurement.md, section 3).
+
+Law: a record that no pacer could have written under its plan is refused, and nothing is put right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.fields import DECIMAL, Fields
+from glasshouse.workloads.slots import MAX_STEPS, NONFINITE, Plan
+
+__all__ = ["Integers", "Record", "Steps", "parse"]
+
+Integers = NDArray[np.int64]
+
+MAX_BYTES = 64 << 20
+_LINE_BYTES = 16384
+_INSTANT = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """The steps of one worker, in order; one entry a step in each array.
+
+    Args:
+        slot: the number of the slot in which the step began.
+        index: its place in that slot, from 0.
+        begin, end: nanoseconds of CLOCK_MONOTONIC.
+    """
+
+    slot: Integers
+    index: Integers
+    begin: Integers
+    end: Integers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One worker's record.
+
+    Args:
+        plan: the schedule it followed.
+        steps: its steps.
+        slots: the numbers of its slots.
+        cpu: processor time at the begin and the end of each slot, in nanoseconds, of shape (slots, 2).
+        clocks: the stamps in order, two a slot: CLOCK_MONOTONIC, what CLOCK_BOOTTIME is ahead of it, both in
+            nanoseconds, and CLOCK_REALTIME in microseconds, of shape (2·slots, 3).
+        losses: one a step, as text; None where none was reported.
+        tokens_per_step: or None.
+        reason: why it ended: `end`, `stopped`, `full`; or None where it has no end.
+        until_ns: up to when the worker followed the schedule.
+    """
+
+    plan: Plan
+    steps: Steps
+    slots: Integers
+    cpu: Integers
+    clocks: Integers
+    losses: tuple[str | None, ...]
+    tokens_per_step: int | None
+    reason: str | None
+    until_ns: int
+
+
+def parse(data: bytes) -> Record:
+    """Return a worker's record.
+
+    Raises:
+        FormatError: `too-large`, `not-canonical` or `schema-invalid` for lines of another form; `artifact-invalid` for
+            steps that the plan does not lead to.
+        UsageError: `usage`, for a plan outside its limits.
+    """
+    if len(data) > MAX_BYTES:
+        raise FormatError(Code.TOO_LARGE, f"a record of {len(data)} bytes where at most {MAX_BYTES} are allowed")
+    if not data.endswith(b"\n"):
+        raise FormatError(Code.SCHEMA, "the last line of a record has no end")
+    values = [decode(line, max_bytes=_LINE_BYTES) for line in data[:-1].split(b"\n")]
+    head = Fields(values[0], "record")
+    head.choice("kind", ("steps",))
+    head.integer("version", low=1, high=1)
+    plan = Plan.parse(head.any("plan"))
+    tokens = None if head.null("tokens_per_step") else head.integer("tokens_per_step", low=1)
+    head.end()
+    reason, until_ns = _end(values[-1]) if _kind(values[-1]) == "end" else (None, 0)
+    table = _Table(plan)
+    for value in values[1 : None if reason is None else -1]:
+        table.slot(Fields(value, "slot"))
+    return table.record(tokens, reason, until_ns)
+
+
+def _kind(value: Json) -> Json:
+    return value.get("kind") if isinstance(value, dict) else None
+
+
+def _end(value: Json) -> tuple[str, int]:
+    fields = Fields(value, "end")
+    fields.choice("kind", ("end",))
+    reason = fields.choice("reason", ("end", "full", "stopped"))
+    until_ns = int(fields.text("until_ns", max_chars=19, pattern=_INSTANT))
+    fields.end()
+    return reason, until_ns
+
+
+class _Table:
+    """Takes slot lines in order, and holds them to the plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._steps: list[tuple[int, int, int, int]] = []
+        self._slots: list[int] = []
+        self._cpu: list[tuple[int, int]] = []
+        self._clocks: list[tuple[int, int, int]] = []
+        self._losses: list[str | None] = []
+        self._ended = 0  # the last instant so far
+
+    def slot(self, line: Fields) -> None:
+        line.choice("kind", ("slot",))
+        number = line.integer("slot", high=self._plan.end_ns // self._plan.slot_ns)
+        origin = number * self._plan.slot_ns
+        if line.integer("first") != len(self._steps):
+            raise _impossible(number, "does not count the steps before it")
+        stamps = [self._stamp(line.child(name), origin) for name in ("begin", "end")]
+        steps = [_pair(value) for value in line.items("steps", max_items=self._plan.in_slot)]
+        losses = [_loss(value) for value in line.items("losses", max_items=self._plan.in_slot)]
+        line.end()
+        begin, end = stamps[0][0], stamps[1][0]
+        if self._plan.own_slot(origin) != number or begin < self._ended or begin >= self._plan.end_ns:
+            raise _impossible(number, "is not this worker's to begin then")
+        if len(losses) != len(steps) or len(self._steps) + len(steps) > MAX_STEPS:
+            raise _impossible(number, "has another number of losses than of steps, or too many")
+        expected = begin - origin
+        for index, (first, last) in enumerate(steps):
+            # Steps of a slot lie back to back, and each begins inside it.
+            if first != expected or last <= first or first >= min(self._plan.slot_ns, self._plan.end_ns - origin):
+                raise _impossible(number, f"has a step {index} that the schedule does not lead to")
+            self._steps.append((number, index, origin + first, origin + last))
+            expected = last
+        if end < origin + expected:
+            raise _impossible(number, "ends before its last step")
+        self._ended = end
+        self._slots.append(number)
+        self._cpu.append((stamps[0][3], stamps[1][3]))
+        self._clocks += [stamp[:3] for stamp in stamps]
+        self._losses += losses
+
+    def record(self, tokens: int | None, reason: str | None, until_ns: int) -> Record:
+        if reason is not None and until_ns > self._plan.end_ns:
+            raise FormatError(Code.ARTIFACT_INVALID, "a record goes on after its plan's end")
+        steps = _array(self._steps, 4)
+        return Record(
+            plan=self._plan,
+            steps=Steps(slot=steps[:, 0], index=steps[:, 1], begin=steps[:, 2], end=steps[:, 3]),
+            slots=_array([(one,) for one in self._slots], 1)[:, 0],
+            cpu=_array(self._cpu, 2),
+            clocks=_array(self._clocks, 3),
+            losses=tuple(self._losses),
+            tokens_per_step=tokens,
+            reason=reason,
+            until_ns=until_ns,
+        )
+
+    def _stamp(self, fields: Fields, origin: int) -> tuple[int, int, int, int]:
+        limit = 2**53 - 1
+        at_ns = fields.integer("at_ns")
+        boot_ns = fields.integer("boot_ns", low=-limit)
+        found = (origin + at_ns, boot_ns, fields.integer("real_us", high=2**52), fields.integer("cpu_ns"))
+        fields.end()
+        return found
+
+
+def _pair(value: Json) -> tuple[int, int]:
+    if isinstance(value, list) and len(value) == 2:
+        first, last = value
+        if type(first) is int and type(last) is int:
+            return first, last
+    raise FormatError(Code.SCHEMA, "slot.steps is not made of pairs of integers")
+
+
+def _loss(value: Json) -> str | None:
+    if value is None or value == NONFINITE or (isinstance(value, str) and DECIMAL.fullmatch(value)):
+        return value
+    raise FormatError(Code.SCHEMA, f"slot.losses has what is neither a decimal, {NONFINITE!r} nor null")
+
+
+def _array(rows: Sequence[tuple[int, ...]], width: int) -> Integers:
+    return np.array(rows, dtype=np.int64).reshape(len(rows), width)
+
+
+def _impossible(slot: int, what: str) -> FormatError:
+    return FormatError(Code.ARTIFACT_INVALID, f"slot {slot} {what}")

@@ -1,0 +1,226 @@
+"""From the records of two workers to what one session adds to the estimate (spec/measurement.md, section 4).
+
+Laws: nothing is left out because of how long it took; the rules are the same for both arms, and looked at in one order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.workloads.slots import BLOCK, NONFINITE, Plan
+from glasshouse_bench.records import Integers, Record, Steps
+
+__all__ = ["Blocks", "Outcome", "Session", "blocks_of", "session_of", "unlike_losses"]
+
+SETTLE_NS = 1_000_000_000  # after both arms are warm
+OUTSIDE = 0.05  # of the processor time inside slots
+CLOCK_NS = 1_000_000
+
+
+class Outcome(StrEnum):
+    """What became of a session; all but `complete` stay in the count of attempts and out of the estimate."""
+
+    COMPLETE = "complete"
+    DIED = "died"  # an arm left no record, or one without an end
+    NOT_WARM = "not-warm"  # an arm had not taken its warm-up steps
+    NONFINITE = "nonfinite-loss"
+    SHORT = "short"  # the blocks of both arms that count last less than half of the planned time
+    NO_STEPS = "no-steps"  # an arm has no counted step: no slot holds one
+    OUTSIDE = "outside-slots"  # an arm used more than 5 % of its processor time outside its slots
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Sums over each block that counts, of shape (blocks, 2): column 0 is raw, column 1 protected.
+
+    Args:
+        time_ns: length of the counted steps.
+        steps: their number.
+        cpu_ns: processor time of all slots.
+        all_steps: number of all steps in these slots.
+    """
+
+    _: KW_ONLY
+    time_ns: Integers
+    steps: Integers
+    cpu_ns: Integers
+    all_steps: Integers
+
+    @property
+    def contrast(self) -> float:
+        """ln(Σt_P/n_P) − ln(Σt_R/n_R): what the session says of ln(T_protected/T_raw)."""
+        return _contrast(self.time_ns, self.steps)
+
+    @property
+    def cpu_contrast(self) -> float:
+        """The same of the processor time of all steps."""
+        return _contrast(self.cpu_ns, self.all_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session.
+
+    Args:
+        outcome: whether it enters the estimate, and why not.
+        blocks: its sums; None unless it is complete.
+        excluded: how many blocks each rule took out.
+        dropped: counted steps that another arm's overrun overlapped, raw and protected.
+        unlike_losses: the first step whose losses differ between the arms; None where all are equal.
+    """
+
+    _: KW_ONLY
+    outcome: Outcome
+    blocks: Blocks | None = None
+    excluded: Mapping[str, int]
+    dropped: tuple[int, int] = (0, 0)
+    unlike_losses: int | None = None
+
+
+def session_of(
+    raw: Record | None, protected: Record | None, *, length_ns: int, observed: Mapping[int, str] | None = None
+) -> Session:
+    """Return what a session adds.
+
+    Args:
+        raw, protected: the two records; None where an arm left none.
+        length_ns: the planned length of the time in which both arms take their slots, T.
+        observed: blocks that the machine's state excludes (steal, frequency), by block, with the rule's name.
+
+    Raises:
+        FormatError: `artifact-invalid`, for records that are not of one session.
+    """
+    if raw is None or protected is None or raw.reason is None or protected.reason is None:
+        return Session(outcome=Outcome.DIED, excluded={})
+    plan = _plan(raw, protected)
+    records = (raw, protected)
+    if any(len(one.losses) <= plan.warmup_steps for one in records):
+        return Session(outcome=Outcome.NOT_WARM, excluded={})
+    if any(NONFINITE in one.losses for one in records):
+        return Session(outcome=Outcome.NONFINITE, excluded={})
+    first, stop = window(records, plan)
+    rules = {**(observed or {}), **_clock_anomalies(records, plan)}
+    rules = {block: rule for block, rule in sorted(rules.items()) if first <= block < stop}
+    excluded = {rule: sum(1 for one in rules.values() if one == rule) for rule in sorted(set(rules.values()))}
+    kept = np.array([block not in rules for block in range(first, stop)], dtype=bool)
+    if 2 * int(kept.sum()) * BLOCK * plan.slot_ns < length_ns:
+        return Session(outcome=Outcome.SHORT, excluded=excluded)
+    blocks, dropped = blocks_of(raw.steps, protected.steps, uncounted=plan.uncounted, first=first, kept=kept)
+    inside = _processor_time(records, first, kept)
+    blocks = Blocks(time_ns=blocks.time_ns, steps=blocks.steps, cpu_ns=inside, all_steps=blocks.all_steps)
+    parity = unlike_losses(raw, protected)
+    if not blocks.steps.sum(axis=0).all():
+        outcome = Outcome.NO_STEPS
+    elif any(_outside(one, first, stop) for one in records):
+        outcome = Outcome.OUTSIDE
+    else:
+        outcome = Outcome.COMPLETE
+    return Session(
+        outcome=outcome,
+        blocks=blocks if outcome is Outcome.COMPLETE else None,
+        excluded=excluded,
+        dropped=dropped,
+        unlike_losses=parity,
+    )
+
+
+def window(records: tuple[Record, Record], plan: Plan) -> tuple[int, int]:
+    """Return the first block, and the one after the last, that lie whole in the time in which both arms are there.
+
+    Raises:
+        IndexError: an arm has not taken its warm-up steps.
+    """
+    warm = max(
+        int(one.steps.end[plan.warmup_steps - 1]) if plan.warmup_steps else int(one.clocks[0, 0]) for one in records
+    )
+    block_ns = BLOCK * plan.slot_ns
+    first = -(-(warm + SETTLE_NS) // block_ns)
+    return first, max(first, min(one.until_ns for one in records) // block_ns)
+
+
+def blocks_of(
+    raw: Steps, protected: Steps, *, uncounted: int, first: int, kept: NDArray[np.bool_]
+) -> tuple[Blocks, tuple[int, int]]:
+    """Return the sums of each block that is kept, without processor time, and the numbers of dropped steps.
+
+    A step that overran counts in full in its own arm; a step that began while a step of the other arm was still going
+    on is dropped, alone.
+
+    Args:
+        first: number of the first block of the window.
+        kept: which of the window's blocks count.
+    """
+    sums, dropped = [], []
+    for own, other in ((raw, protected), (protected, raw)):
+        block = own.slot // BLOCK - first
+        inside = (block >= 0) & (block < len(kept))
+        counted = inside & (own.index >= uncounted)
+        before = np.searchsorted(other.begin, own.begin)
+        reached = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(other.end)))[before]
+        overlapped = counted & (reached > own.begin)
+        counted &= ~overlapped
+        where = block[counted]
+        # Sums of integers below 2^53 are exact in the double precision of bincount's weights.
+        time_ns = np.bincount(where, (own.end - own.begin)[counted], minlength=len(kept)).astype(np.int64)
+        steps = np.bincount(where, minlength=len(kept))
+        sums.append((time_ns, steps, np.bincount(block[inside], minlength=len(kept))))
+        dropped.append(int(np.count_nonzero(kept[block[overlapped]])))
+    time_ns, steps, all_steps = (np.stack(columns, axis=1)[kept] for columns in zip(*sums, strict=True))
+    blocks = Blocks(time_ns=time_ns, steps=steps, cpu_ns=np.zeros_like(time_ns), all_steps=all_steps)
+    return blocks, (dropped[0], dropped[1])
+
+
+def unlike_losses(raw: Record, protected: Record) -> int | None:
+    """Return the first common step at which the two arms report different losses, or None."""
+    pairs = zip(raw.losses, protected.losses, strict=False)
+    return next((step for step, (one, other) in enumerate(pairs) if one != other), None)
+
+
+def _contrast(amounts: Integers, numbers: Integers) -> float:
+    raw, protected = (float(one) for one in amounts.sum(axis=0) / numbers.sum(axis=0))
+    return math.log(protected) - math.log(raw)
+
+
+def _plan(raw: Record, protected: Record) -> Plan:
+    plan, other = raw.plan, protected.plan
+    if (plan.arm, other.arm) != ("R", "P") or {**other.to_json(), "arm": "R"} != plan.to_json():
+        raise FormatError(Code.ARTIFACT_INVALID, "the two records are not the two arms of one schedule")
+    return plan
+
+
+def _clock_anomalies(records: tuple[Record, Record], plan: Plan) -> dict[int, str]:
+    """Return the blocks within which a clock jumped, or the machine was suspended."""
+    found: dict[int, str] = {}
+    for record in records:
+        at, boot, real_us = record.clocks.T
+        passed = np.diff(at)
+        jump = np.abs(np.diff(real_us) * 1000 - passed) > CLOCK_NS + passed // 1000
+        blocks = at // (BLOCK * plan.slot_ns)
+        for step in np.flatnonzero((np.abs(np.diff(boot)) > CLOCK_NS) | jump):
+            found |= dict.fromkeys(range(int(blocks[step]), int(blocks[step + 1]) + 1), "clock")
+    return found
+
+
+def _processor_time(records: tuple[Record, Record], first: int, kept: NDArray[np.bool_]) -> Integers:
+    columns = []
+    for record in records:
+        block = record.slots // BLOCK - first
+        inside = (block >= 0) & (block < len(kept))
+        spent = (record.cpu[:, 1] - record.cpu[:, 0])[inside]
+        columns.append(np.bincount(block[inside], spent, minlength=len(kept)).astype(np.int64))
+    return np.stack(columns, axis=1)[kept]
+
+
+def _outside(record: Record, first: int, stop: int) -> bool:
+    """Return whether this arm used too much processor time between its slots, excluded blocks included."""
+    here = (record.slots // BLOCK >= first) & (record.slots // BLOCK < stop)
+    inside = (record.cpu[:, 1] - record.cpu[:, 0])[here].sum()
+    between = (record.cpu[1:, 0] - record.cpu[:-1, 1])[here[1:]].sum()
+    return bool(between > OUTSIDE * inside)
