@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-fast test-long lint vectors count clean bench-package bench-lifecycle bench-evidence bench-gate
+.PHONY: help setup demo test test-fast test-long lint vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-coverage
 
 help: ## this list
 	@grep -E '^[a-z][a-z -]*:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -56,6 +56,9 @@ vectors: $(VENV)/.ready-dev ## write spec/vectors again from their generators
 
 bench-package bench-lifecycle bench-evidence bench-gate: $(VENV)/.ready-dev ## a measurement; options in ARGUMENTS, -o FILE keeps it
 	$(BIN)/python -m benchmarks.$(@:bench-%=%) $(ARGUMENTS)
+
+bench-coverage: $(VENV)/.ready-dev ## how often the interval holds the truth in simulated worlds; takes four minutes
+	$(BIN)/python -m glasshouse_bench.coverage $(ARGUMENTS)
 
 # The rooms at or below `runtime`: what is trusted with keys.
 KEY_ROOMS := errors.py wire evidence package attestation handshake task runtime

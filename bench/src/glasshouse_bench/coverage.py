@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
 import sys
 import zlib
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import scipy
 
 from glasshouse_bench.estimate import Interval, estimate
 from glasshouse_bench.sensitivity import trimmed_contrast
@@ -85,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--widening", type=float, default=1.0, help="factor on the standard error")
     parser.add_argument("--world", action="append", choices=list(WORLDS), help="one world only; may be repeated")
-    parser.add_argument("--out", type=Path, help="keep the result as JSON here")
+    parser.add_argument("-o", "--out", type=Path, help="keep the result as JSON here")
     options = parser.parse_args(arguments)
     found: dict[str, dict[str, object]] = {}
     low = False
@@ -108,7 +110,15 @@ def main(arguments: list[str] | None = None) -> int:
         )
         sys.stdout.flush()
     design = {"length_s": LENGTH_S, "slot_ns": SLOT_NS, "step_ns": STEP_NS, "steps": STEPS}
-    kept = {"bar": BAR, "design": design, "runs": options.runs, "seed": options.seed, "sessions": options.sessions}
+    metadata = {"numpy": np.__version__, "python": platform.python_version(), "scipy": scipy.__version__}
+    kept = {
+        "bar": BAR,
+        "design": design,
+        "metadata": metadata,
+        "runs": options.runs,
+        "seed": options.seed,
+        "sessions": options.sessions,
+    }
     if options.out is not None:
         options.out.write_text(json.dumps({**kept, "widening": options.widening, "worlds": found}, indent=1) + "\n")
     return int(low)

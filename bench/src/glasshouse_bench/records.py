@@ -132,7 +132,9 @@ class _Table:
         losses = [_loss(value) for value in line.items("losses", max_items=self._plan.in_slot)]
         line.end()
         begin, end = stamps[0][0], stamps[1][0]
-        if self._plan.own_slot(origin) != number or begin < self._ended or begin >= self._plan.end_ns:
+        late = begin >= min(origin + self._plan.slot_ns, self._plan.end_ns)
+        again = bool(self._slots) and number <= self._slots[-1]
+        if self._plan.own_slot(origin) != number or again or late or begin < self._ended:
             raise _impossible(number, "is not this worker's to begin then")
         if len(losses) != len(steps) or len(self._steps) + len(steps) > MAX_STEPS:
             raise _impossible(number, "has another number of losses than of steps, or too many")

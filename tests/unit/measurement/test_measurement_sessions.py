@@ -172,6 +172,9 @@ def shift(lines: list[dict[str, Any]]) -> None:
 FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "a slot of the other arm": shift,
     "a slot twice": lambda lines: lines.insert(3, {**lines[2], "first": lines[3]["first"]}),
+    "a slot again, later in it": lambda lines: lines.insert(
+        3, {**lines[2], "begin": lines[2]["end"], "first": lines[3]["first"], "losses": [], "steps": []}
+    ),
     "a slot left out": lambda lines: lines.pop(2),
     "a step made shorter": lambda lines: lines[2]["steps"][3].__setitem__(1, 35 * MS),
     "a step taken out": lambda lines: (lines[2]["steps"].pop(3), lines[2]["losses"].pop(3)),

@@ -1,0 +1,163 @@
+"""Writes spec/vectors/measurement/ again: schedules, records, sessions, estimates and their sensitivity.
+
+Run: python spec/vectors/generate_measurement.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "spec" / "vectors" / "measurement"
+sys.path.insert(0, str(ROOT / "tests"))
+
+from simulators.slot_clock import MS, SlotClock, plan, train  # noqa: E402 - found through the line above
+from tools.measurement_cases import outcome  # noqa: E402
+
+Case = tuple[str, dict[str, Any]]
+
+
+def case(kind: str, description: str, **given: Any) -> dict[str, Any]:
+    return {"description": description, "expect": outcome(kind, given), "input": given, "kind": kind}
+
+
+def record(arm: str, lengths_ms: Iterator[int] | None = None, *, clock: SlotClock | None = None, **more: Any) -> str:
+    """Two seconds of steps, of 10 ms unless other lengths are given."""
+    lengths = (one * MS for one in lengths_ms or itertools.repeat(10))
+    return train(plan(arm, end_ns=4_000 * MS, warmup_steps=6), clock or SlotClock(), lengths, **more).record().decode()
+
+
+def schedules() -> Iterator[Case]:
+    instants = ["0", "99999999", "100000000", "12345678901", "9007199254740993", str(2**62 - 1)]
+    for name, given, first in (
+        ("first-blocks", plan("P"), 0),
+        ("raw", plan("R"), 0),
+        ("late", plan("R", slot_ns=73_000_001), 10**9),
+    ):
+        given_plan = given.to_json()
+        yield f"schedule-{name}", case("schedule", "whose slots are", plan=given_plan, first=first, instants=instants)
+    for name, change in (
+        ("another-arm", {"arm": "Q"}),
+        ("slot-too-short", {"slot_ns": 999_999}),
+        ("no-steps", {"steps": 0}),
+        ("end-with-a-leading-zero", {"end_ns": "01"}),
+        ("member-more", {"more": 1}),
+    ):
+        changed = {**plan("P").to_json(), **change}
+        yield f"schedule-{name}", case("schedule", "a plan that is refused", plan=changed, first=0, instants=[])
+
+
+def altered(change: Callable[[list[dict[str, Any]]], object]) -> str:
+    lines = [json.loads(line) for line in record("R").splitlines()]
+    change(lines)
+    return "".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines)
+
+
+def records() -> Iterator[Case]:
+    for name, text in (
+        ("good", record("R")),
+        ("overrun", record("P", itertools.chain([10] * 20, [170], itertools.repeat(10)))),
+        ("of-a-worker-that-died", altered(lambda lines: lines.pop())),
+        ("stopped", record("R", itertools.repeat(10, 30))),
+        ("slot-left-out", altered(lambda lines: lines.pop(2))),
+        ("slot-of-the-other-arm", altered(lambda lines: lines[-2].update(slot=lines[-2]["slot"] + 1))),
+        ("step-made-shorter", altered(lambda lines: lines[2]["steps"][3].__setitem__(1, 35 * MS))),
+        (
+            "step-begun-after-its-slot",
+            altered(lambda lines: lines[2].update(steps=[[0, 110 * MS], [110 * MS, 120 * MS]], losses=[None] * 2)),
+        ),
+        ("loss-too-few", altered(lambda lines: lines[2]["losses"].pop())),
+        ("loss-no-decimal", altered(lambda lines: lines[2]["losses"].__setitem__(0, "NaN"))),
+        ("on-after-its-end", altered(lambda lines: lines[-1].update(until_ns=str(4_001 * MS)))),
+        ("not-canonical", record("R").replace('"kind":"steps"', '"kind": "steps"')),
+        ("last-line-without-its-end", record("R")[:-1]),
+    ):
+        yield f"record-{name}", case("record", "one worker's steps", record=text)
+
+
+def sessions() -> Iterator[Case]:
+    def of(name: str, description: str, raw: str | None, protected: str | None, **more: Any) -> Case:
+        given = {"raw": raw, "protected": protected, "length_ns": 3_000 * MS, "observed": {}} | more
+        return f"session-{name}", case("session", description, **given)
+
+    raw, protected = record("R"), record("P", itertools.repeat(11))
+    cold = itertools.cycle([15, 10, 10, 10, 10, 10])
+    suspended = SlotClock()
+    slept = record("R", clock=suspended, before=lambda step: suspended.suspend(9_000 * MS) if step == 60 else None)
+    yield of("good", "protected steps take a tenth longer", raw, protected)
+    yield of("cold-steps", "the first step of a slot takes longer and is not counted", record("R", cold), record("P"))
+    overrun = record("R", itertools.chain([10] * 65, [140], itertools.repeat(10)))
+    yield of("overrun", "a step overran: it counts, and what it overlapped is dropped", overrun, record("P"))
+    yield of("suspended", "the machine slept: that block is excluded", slept, protected)
+    yield of("steal", "a block that the machine's state excludes", raw, protected, observed={"5": "steal"})
+    yield of("short", "too many blocks are excluded", raw, protected, observed={str(n): "steal" for n in range(8)})
+    yield of("died", "an arm left no record", raw, None)
+    yield of("nonfinite", "a loss is no number", record("R", loss=lambda step: math.nan), protected)
+    yield of("unlike-losses", "the arms did different work", raw, record("P", loss=lambda step: 1.0))
+    yield of(
+        "no-steps",
+        "a step is longer than a slot",
+        record("R", itertools.repeat(120)),
+        record("P", itertools.repeat(120)),
+    )
+    yield of("not-warm", "an arm began too late", raw, record("P", clock=SlotClock(now_ns=3_990 * MS)))
+    yield of("two-raw", "two records of one arm", raw, raw)
+
+
+def estimates() -> Iterator[Case]:
+    spread = [0.3, -1.1, 0.8, -0.2, 1.4, -0.9, -0.4, 0.6, 1.0, -1.5, 0.1, -0.1]
+    common: dict[str, Any] = {"background": "0", "margin": "0.01", "null": False, "widening": "1"}
+    for name, mean, scale, more in (
+        ("equivalent", 0.001, 0.004, {}),
+        ("equivalent-but-for-the-background", 0.001, 0.004, {"background": "0.012"}),
+        ("overhead", 0.02, 0.01, {"background": "0.0018"}),
+        ("inconclusive", 0.002, 0.05, {}),
+        ("bias", -0.02, 0.01, {"background": "0.03"}),
+        ("bias-of-a-null", 0.02, 0.01, {"null": True}),
+        ("widened", 0.02, 0.01, {"widening": "1.25"}),
+    ):
+        values = [f"{mean + scale * one:.6f}" for one in spread]
+        yield f"estimate-{name}", case("estimate", name.replace("-", " "), contrasts=values, **common | more)
+    yield (
+        "estimate-not-steady",
+        case("estimate", "a trend", contrasts=[f"{0.0002 * k:.6f}" for k in range(-6, 6)], **common),
+    )
+    yield (
+        "estimate-too-few-to-be-steady",
+        case("estimate", "five sessions", contrasts=["0.0001", "0", "-0.0001", "0", "0"], **common),
+    )
+    yield "estimate-one", case("estimate", "one session has no interval", contrasts=["0.01"], **common)
+
+
+def sensitivities() -> Iterator[Case]:
+    seed = bytes(range(32)).hex()
+    noise = [[100 + (7 * k) % 11, 100 + (5 * k) % 13, 10, 10, 120, 121, 12, 12] for k in range(30)]
+    bunched = [[one[0], one[1] + (90 if k % 9 == 4 else 0), *one[2:]] for k, one in enumerate(noise)]
+    empty = [[*noise[0][:1], 0, 10, 0, 0, 0, 12, 0], *noise[1:]]
+    for name, blocks in (("noise", noise), ("bunched", bunched), ("block-without-an-arm", empty)):
+        yield (
+            f"sensitivity-{name}",
+            case("sensitivity", name.replace("-", " "), sessions=[blocks, blocks[:17]], seed=seed),
+        )
+    long = [[100 + (7 * k) % 11, 101, 10, 10, 0, 0, 12, 12] for k in range(300)]
+    yield "sensitivity-many-blocks", case("sensitivity", "more blocks than bits of a hash", sessions=[long], seed=seed)
+
+
+def build() -> dict[str, bytes]:
+    """Return every file of the folder by its name."""
+    found = itertools.chain(schedules(), records(), sessions(), estimates(), sensitivities())
+    return {f"{name}.json": json.dumps(one, indent=1, sort_keys=True).encode() + b"\n" for name, one in found}
+
+
+if __name__ == "__main__":
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    for name, data in build().items():
+        (FOLDER / name).write_bytes(data)

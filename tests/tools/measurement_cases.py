@@ -1,0 +1,100 @@
+"""What the implementation finds of one case of spec/vectors/measurement, in the form in which the case expects it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from glasshouse.errors import GlasshouseError
+from glasshouse.workloads.slots import Plan, order_of
+from glasshouse_bench.claim import claim
+from glasshouse_bench.estimate import Estimate, estimate
+from glasshouse_bench.records import parse
+from glasshouse_bench.sensitivity import sensitivity
+from glasshouse_bench.sessions import Blocks, session_of
+
+
+def outcome(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return `expect`: the refusal's code, or null and what was found."""
+    try:
+        return {"code": None, **_KINDS[kind](given)}
+    except GlasshouseError as error:
+        return {"code": error.code.value}
+
+
+def number(value: float | None) -> str | None:
+    return None if value is None else f"{value + 0.0:.11e}"
+
+
+def _schedule(given: dict[str, Any]) -> dict[str, Any]:
+    plan = Plan.parse(given["plan"])
+    return {
+        "orders": [order_of(plan.seed, given["first"] + block) for block in range(64)],
+        "own_slots": [str(plan.own_slot(int(one))) for one in given["instants"]],
+    }
+
+
+def _record(given: dict[str, Any]) -> dict[str, Any]:
+    found = parse(given["record"].encode())
+    return {"reason": found.reason, "slots": len(found.slots), "steps": len(found.losses)}
+
+
+def _session(given: dict[str, Any]) -> dict[str, Any]:
+    raw, protected = (None if one is None else parse(one.encode()) for one in (given["raw"], given["protected"]))
+    observed = {int(block): rule for block, rule in given["observed"].items()}
+    found = session_of(raw, protected, length_ns=given["length_ns"], observed=observed)
+    sums = None if found.blocks is None else np.hstack([found.blocks.time_ns, found.blocks.steps]).tolist()
+    return {
+        "blocks": sums,
+        "contrast": None if found.blocks is None else number(found.blocks.contrast),
+        "dropped": list(found.dropped),
+        "excluded": dict(found.excluded),
+        "outcome": found.outcome.value,
+        "unlike_losses": found.unlike_losses,
+    }
+
+
+def _estimate(given: dict[str, Any]) -> dict[str, Any]:
+    contrasts = [float(one) for one in given["contrasts"]]
+    found = estimate(contrasts, background=float(given["background"]), widening=float(given["widening"]))
+    claimed = claim(found, margin=float(given["margin"]), null=given["null"])
+    interval = found.interval()
+    return {
+        "high": None if interval is None else number(interval.high),
+        "log_ratio": number(found.log_ratio),
+        "low": None if interval is None else number(interval.low),
+        "minimum_detectable": number(found.minimum_detectable),
+        "standard_error": number(found.standard_error),
+        "steady_p": number(found.steady_p),
+        "tost_p": number(claimed.tost_p),
+        "word": claimed.word.value,
+    }
+
+
+def _sensitivity(given: dict[str, Any]) -> dict[str, Any]:
+    sessions = []
+    for rows in given["sessions"]:
+        pairs = np.array(rows, dtype=np.int64).reshape(len(rows), 4, 2)
+        time_ns, steps, cpu_ns, all_steps = (pairs[:, place] for place in range(4))
+        sessions.append(Blocks(time_ns=time_ns, steps=steps, cpu_ns=cpu_ns, all_steps=all_steps))
+    found = sensitivity(sessions, seed=bytes.fromhex(given["seed"]))
+
+    def ratio(one: Estimate | None) -> str | None:
+        return None if one is None else number(one.log_ratio)
+
+    return {
+        "processor": ratio(found.processor),
+        "randomisation_p": number(found.randomisation_p),
+        "trimmed": ratio(found.trimmed),
+    }
+
+
+_KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "schedule": _schedule,
+    "record": _record,
+    "session": _session,
+    "estimate": _estimate,
+    "sensitivity": _sensitivity,
+}

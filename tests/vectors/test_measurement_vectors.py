@@ -1,0 +1,64 @@
+"""The vectors of spec/measurement.md, read as data."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.measurement_cases import outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "spec" / "vectors" / "measurement"
+CASES = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob("*.json"))}
+if not CASES:
+    raise FileNotFoundError(f"no vectors in {FOLDER}")
+
+NUMBERS = {"contrast", "high", "log_ratio", "low", "minimum_detectable", "processor", "randomisation_p"} | {
+    "standard_error",
+    "steady_p",
+    "tost_p",
+    "trimmed",
+}
+
+
+def read(expected: dict[str, Any]) -> dict[str, Any]:
+    """What is expected, with numbers as far as libraries agree on them."""
+    return {
+        name: pytest.approx(float(value), rel=1e-8, abs=1e-12) if name in NUMBERS and value is not None else value
+        for name, value in expected.items()
+    }
+
+
+def found(case: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: float(value) if name in NUMBERS and value is not None else value
+        for name, value in outcome(case["kind"], case["input"]).items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vector(name: str) -> None:
+    assert found(CASES[name]) == read(CASES[name]["expect"])
+
+
+def test_every_kind_is_there_with_its_refusals() -> None:
+    kinds = {case["kind"] for case in CASES.values()}
+    assert kinds == {"schedule", "record", "session", "estimate", "sensitivity"}
+    codes = {case["expect"]["code"] for case in CASES.values()}
+    assert {None, "artifact-invalid", "schema-invalid", "usage", "not-canonical"} <= codes
+
+
+def test_the_generator_makes_the_same_inputs() -> None:
+    spec = importlib.util.spec_from_file_location("generator", ROOT / "spec/vectors/generate_measurement.py")
+    assert spec
+    assert spec.loader
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    built = {name.removesuffix(".json"): json.loads(data) for name, data in generator.build().items()}
+    assert {name: case["input"] for name, case in built.items()} == {
+        name: case["input"] for name, case in CASES.items()
+    }
