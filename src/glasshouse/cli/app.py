@@ -45,7 +45,7 @@ _COMMANDS = (
 _HELP_PRINTED = "NoArgsIsHelpError"
 _HELP_NAMES = ["-h", "--help"]
 _GROUPS = (
-    ("identity", "the owner's identity: show, pem, export, restore"),
+    ("identity", "the owner's identity: show, pem, export, restore, move"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
     ("bench", "measure"),

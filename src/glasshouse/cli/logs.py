@@ -96,7 +96,9 @@ def _print(found: Iterable[Segment]) -> bool:
         some = True
         if sys.stdout.isatty():
             # A log comes from a machine that is not trusted: on a terminal it may print, and not command.
-            sys.stdout.write(printable(one.data.decode(errors="replace").replace("\r\n", "\n"), keep="\n\t"))
+            # What a progress bar draws over is shown line by line, for it can hide what stood there.
+            text = one.data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+            sys.stdout.write(printable(text, keep="\n\t"))
         else:
             sys.stdout.buffer.write(one.data)
     sys.stdout.flush()

@@ -200,7 +200,11 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
     try:
         document = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(Code.JOB_INVALID, f"the job file is not TOML: {str(error).splitlines()[0]}") from None
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"the job file is not TOML: {str(error).splitlines()[0]}",
+            hint='texts stand in quotes: name = "text"; a key stands once in its table',
+        ) from None
     try:
         found = read(FIELDS, document, "")
         params = _params(found["workload"], found["params"], found["env"])

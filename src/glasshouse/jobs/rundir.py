@@ -213,7 +213,10 @@ class RunFolder:
             yield from cls.all(one)
 
     def keep(self, package: Path) -> Path:
-        """Keep a run's package, whatever becomes of the file that was given, and return its path here.
+        """Keep a run's package, whatever becomes of the name that was given, and return its path here.
+
+        A link is the same file: what is written into one in its place (``cp new.sealed job.sealed``) is in the other
+        too. Nothing of ours writes so.
 
         Args:
             package: sealed; linked to, or copied where the file system cannot.

@@ -168,7 +168,8 @@ def _namespaces(kernel: Kernel) -> list[Finding]:
         (
             "mount-namespace",
             linux.CLONE_NEWNS,
-            "no private root: a workspace by name, the package in memory, strict is out",
+            "no private root: a workspace by name, the package in memory, no /dev/shm for DataLoader workers and other "
+            "processes of a script, strict is out",
         ),
         ("pid-namespace", linux.CLONE_NEWPID, "the worker sees other processes; its own are ended by their group"),
         ("network-namespace", linux.CLONE_NEWNET, "the network is closed by the system call filter alone"),

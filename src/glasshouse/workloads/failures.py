@@ -36,6 +36,8 @@ _HOUSE = f"{Path(glasshouse.__file__).parent}/"
 _MOST_CAUSE_CHARS = MOST_WORDS = 300
 # gloo without a network, nccl and others in a build or on a machine that has none of them.
 _OTHER_BACKEND = re.compile(r"gloo/transport|[Dd]istributed package doesn't have|ProcessGroupNCCL is only supported")
+# Where Python makes semaphores and memory by a name in /dev/shm.
+_SHARING = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
 # As torch's rendezvous through the environment says that nobody set it.
 _WANTED_RANKS = "environment variable RANK expected"
 
@@ -147,6 +149,13 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
             f"{who} is written for several ranks, and was started as one process",
             hint="start it with --ranks N, which sets what torchrun sets",
         )
+    if _wanted_shared_memory(error):
+        return RunError(
+            code,
+            f"{who} wanted memory that processes share, and the worker has none on this machine",
+            hint="do without processes: num_workers = 0 in a DataLoader, threads in the place of pools; or choose a "
+            "machine where `glasshouse doctor` finds mount-namespace available",
+        )
     if _wanted_network(error):
         return RunError(
             code,
@@ -164,6 +173,13 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
             "requirements, which are checked before anything runs",
         )
     return RunError(code, f"{who} failed")
+
+
+def _wanted_shared_memory(error: BaseException) -> bool:
+    """Return whether a pool, queue or lock found no /dev/shm of the worker's own: none where nothing can be mounted."""
+    return any(
+        isinstance(link, PermissionError) and _SHARING & _modules(link.__traceback__).keys() for link in _chain(error)
+    )
 
 
 def _wanted_network(error: BaseException) -> bool:
@@ -206,10 +222,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _innermost_module(trace: TracebackType | None) -> str:
-    name = ""
+    return next(reversed(_modules(trace)), "")
+
+
+def _modules(trace: TracebackType | None) -> dict[str, None]:
+    """Return the modules that a failure went through, the innermost last."""
+    names: dict[str, None] = {}
     while trace is not None:
         name, trace = str(trace.tb_frame.f_globals.get("__name__", "")), trace.tb_next
-    return name
+        names.pop(name, None)
+        names[name] = None
+    return names
 
 
 def _traceback(error: BaseException, trace: TracebackType | None) -> str:

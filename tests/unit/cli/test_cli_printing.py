@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from glasshouse.cli import app as cli
+from glasshouse.cli import logs
 from glasshouse.cli.closing import say_ended
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.view import View
@@ -18,6 +20,7 @@ from glasshouse.jobs.collect import Opened
 from glasshouse.jobs.finish import conclude
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.identity import OwnerPublic
+from glasshouse.jobs.logs import Segment
 from glasshouse.jobs.supervise import Ended
 from simulators.owner_side import OwnersWorld
 
@@ -136,3 +139,11 @@ def test_an_output_with_such_a_name_is_sealed_by_nobody(name: str, tmp_path: Pat
     with pytest.raises(PackageError) as refused:
         OwnersWorld(files={name: ("output", "file", b"content")}).settle(tmp_path)
     assert refused.value.code is Code.PACKAGE_PATH
+
+
+def test_a_progress_bar_in_a_log_is_lines_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    logs._print([Segment(sequence=0, name="log", data=b"\r10 %\r20 %\r\nhidden\rshown \x1b[2J\n")])
+    assert capsys.readouterr().out == "\n10 %\n20 %\nhidden\nshown \\u001b[2J\n"

@@ -189,3 +189,9 @@ def test_the_environment_is_sealed_with_a_scripts_parameters_and_is_no_other_wor
     lora = GOOD.replace('"script"', '"lora"', 1).replace('script = "train.py"', 'model = "config:qwen2-tiny"')
     with pytest.raises(UsageError, match="env must be absent: it is for scripts"):
         read(lora + '[env]\nA = "b"\n')
+
+
+def test_a_text_without_quotes_is_told_of_quotes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"not TOML: .*at line 1") as refused:
+        parse(b"workload = lora\n", folder=tmp_path, default_name="job")
+    assert 'name = "text"' in refused.value.hint

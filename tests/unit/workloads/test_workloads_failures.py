@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
@@ -132,7 +134,7 @@ def open_a_folder() -> None:
     Path("/").read_bytes()
 
 
-def told_of(action: Callable[[], None]) -> GlasshouseError:
+def told_of(action: Callable[[], object]) -> GlasshouseError:
     with pytest.raises(OSError) as failure:  # noqa: PT011 - whichever it is
         action()
     return of_script(failure.value, failure.value.__traceback__)
@@ -250,3 +252,26 @@ def test_a_script_of_several_ranks_that_was_started_as_one_is_told_how() -> None
     told = said_by(raised.value)
     assert told.message == "the script is written for several ranks, and was started as one process"
     assert "--ranks N" in told.hint
+
+
+@pytest.mark.parametrize(
+    ("closed", "attempt"),
+    [
+        ("multiprocessing.synchronize._multiprocessing.SemLock", lambda: multiprocessing.get_context("fork").Lock()),
+        ("multiprocessing.shared_memory._posixshmem.shm_open", lambda: SharedMemory(create=True, size=1)),
+    ],
+    ids=["lock", "memory"],
+)
+def test_processes_that_find_no_memory_to_share_are_told_what_to_do(
+    closed: str, attempt: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where nothing can be mounted, and so there is no /dev/shm of the worker's own."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(closed, refuse)
+    told = told_of(attempt)
+    assert told.message == "the script wanted memory that processes share, and the worker has none on this machine"
+    assert "num_workers = 0" in told.hint
+    assert "glasshouse doctor" in told.hint
