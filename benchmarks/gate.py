@@ -1,51 +1,67 @@
-"""What strangers at the broker's door cost an honest runtime: exchanges and heads, quiet and under load, in turn.
+"""The gate under load, on this machine's loopback: ``make bench-gate``, one half alone with ``ARGUMENTS=runtimes``.
 
-Run from a checkout: ``python benchmarks/gate.py --out benchmarks/results/gate_NAME.json``. It takes three minutes.
-Every load goes to a broker of its own on the loopback, is bounded in number and time, and ends with this program.
-Absolute times are this machine's. What is compared with the bars is a ratio: of the median exchange under load to the
-median just before it, and of these ratios the median over all rounds. Other work on the machine shows in `load_1m`.
+``runtimes``: many runtimes attest at once, each a process of its own with the agent's own client, against a broker in
+its own process whose database lies on a disk with synced commits. An exchange is challenge, evidence, and the released
+key opened. The window opens when all have warmed up and closes when the first is done, so that its rate was kept up by
+all together, clients and broker on the same cores. What the runtimes hold is compared with the database after the
+broker was killed, warm-up included: one lost or doubled release fails the run whatever the rate.
+
+``strangers``: what idle and hostile connections cost an honest runtime and a run's lease. Judged is the ratio of the
+median exchange under load to the median just before it, and of these the median over the rounds.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import base64
 import contextlib
-import itertools
+import dataclasses
+import gc
 import json
 import math
-import os
-import platform
-import resource
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import timeit
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glasshouse.broker.client import Reply
+import psutil
+
+from benchmarks.gate_counts import Kept, compare
+from benchmarks.gate_load import REQUESTS
+from benchmarks.kept import Bar, finish, kept, options
+from glasshouse.attestation.policy import MAX_RELEASES
 from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.service import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import HeadSubmission
 from glasshouse.evidence.log import EventLog
+from glasshouse.package.layout import check_commitment
+from glasshouse.runtime.attest import attest
+from glasshouse.runtime.gate import TIMEOUT_S, Gate
+from glasshouse.runtime.loop import Loop
 from glasshouse.tamper.stage import Actor, Owner, clock_us
+from glasshouse.wire import hpke
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.signing import SigningKey, verify
 
-ROUNDS = 5
-QUIET_S, LOAD_S = 1.0, 2.0
-PAUSE_S = 0.05
-RETRY_S = 0.2  # as a runtime waits
-LEASE_S = 5.0
-HEAD_EVERY_S = 1.0
-HOSTILE_BYTES = 124_000
+ROOT = Path(__file__).resolve().parents[1]
+JUDGED = 8  # runtimes at once that the bars are about; the largest number measured where it is not among them
+BARS = {"releases_per_s": Bar(100.0, least=True), "p99_ms": Bar(250.0), "lost_doubled_or_failed": Bar(0)}
+WAIT_S = 120.0
+IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+QUIET_S, LOAD_S, PAUSE_S = 1.0, 2.0, 0.05
+LEASE_S, HEAD_EVERY_S = 5.0, 1.0
 MANY = [f"127.0.{block}.{host}" for block in (1, 2) for host in range(1, 101)]
-
-# Name, what strangers do and from where, and the bar.
+# Name, what strangers do and from where, and the bar of the ratio.
 SCENARIOS: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("idle, from the honest address", {"idle": 1000, "new_per_s": 50, "addresses": ["127.0.0.1"]}, 2.0),
     ("idle, from 200 addresses", {"idle": 1000, "new_per_s": 50, "addresses": MANY}, 2.0),
@@ -57,116 +73,357 @@ SCENARIOS: tuple[tuple[str, dict[str, Any], float], ...] = (
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="where the result goes; otherwise it is printed alone")
-    parser.add_argument("--only", default="", help="only scenarios whose name begins so")
-    parser.add_argument("--strangers", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.strangers:
-        asyncio.run(_strangers(json.loads(options.strangers)))
-        return
-    result = measure(options.only)
-    text = json.dumps(result, indent=1, sort_keys=True) + "\n"
-    if options.out:
-        options.out.write_text(text)
-    for name, found in result["scenarios"].items():
-        quiet, load, ratios = found["quiet_ms"]["p50"], found["load_ms"]["p50"], found["ratios"]
-        print(
-            f"{name:40s} p50 {quiet:6.1f} -> {load:6.1f} ms"
-            f"  x{found['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f}; bar x{found['bar']:.0f})"
-            f"  again {found['tried_again']}  longest without a head {found['longest_without_head_s']:.2f} s",
-            flush=True,
-        )
-    if not all(found["held"] for found in result["scenarios"].values()):
-        sys.exit("a bar was missed")
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("mode", nargs="?", choices=("runtimes", "strangers"), help="both by default")
+    parser.add_argument("--runtimes", default="1,2,4,8,16", help="how many at once, one level after the other")
+    parser.add_argument("--exchanges", type=int, default=200, help="of each runtime, after a fifth of it as a warm-up")
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="where the database lies: on a disk")
+    parser.add_argument("--rounds", type=int, default=5, help="of strangers: quiet and under load, in turn")
+    parser.add_argument("--only", default="", help="of strangers: scenarios whose name begins so")
+    asked = parser.parse_args()
+    levels = sorted({int(part) if part.isdecimal() else 0 for part in asked.runtimes.split(",")})
+    scenarios = [scenario for scenario in SCENARIOS if scenario[0].startswith(asked.only)]
+    if not (levels[0] >= 1 and levels[-1] <= 64 and 1 <= asked.exchanges <= MAX_RELEASES // 2):
+        parser.error(f"this takes 1 to 64 runtimes at once, and 1 to {MAX_RELEASES // 2} exchanges of each")
+    if asked.rounds < 1 or not scenarios or not asked.folder.is_dir():
+        parser.error("this takes at least one round, the name of a scenario, and a folder that exists")
+    halves = []
+    if asked.mode in (None, "runtimes"):
+        halves.append(runtimes(levels, asked.exchanges, asked.folder))
+    if asked.mode in (None, "strangers"):
+        halves.append({"strangers": {name: _scenario(load, bar, asked.rounds) for name, load, bar in scenarios}})
+    return finish(result({name: found for half in halves for name, found in half.items()}), asked.output)
 
 
-def measure(only: str = "") -> dict[str, Any]:
-    """Run the scenarios, each against a broker of its own."""
-    before = os.getloadavg()[0]
-    found = {name: _scenario(load, bar) for name, load, bar in SCENARIOS if name.startswith(only)}
+def result(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of one half or both."""
+    numbers: dict[str, float] = {}
+    bars: dict[str, Bar] = {}
+    if "levels" in found:
+        level = next((level for level in found["levels"] if level["runtimes"] == JUDGED), found["levels"][-1])
+        bare, cpu_ms = found["bare_requests"], level["server_cpu_ms"]
+        wrong = sum(found["counts"][name] for name in found["counts"] if name not in ("held", "released"))
+        numbers = {
+            "releases_per_s": level["per_s"],
+            "p99_ms": level["p99_ms"],
+            "lost_doubled_or_failed": wrong
+            + sum(one["failed"] for one in found["levels"])
+            + (0 if found["contested_budget"]["exact"] else 1),
+            "rate_to_bare_requests": round(level["per_s"] / bare["per_s"], 3),
+            "broker_cpu_to_bare_requests": round(cpu_ms / bare["server_cpu_ms"], 3),
+            "broker_cpu_to_cryptography": round(1000 * cpu_ms / found["cryptography_us"], 3),
+        }
+        bars |= BARS
+    for name, scenario in found.get("strangers", {}).items():
+        numbers |= {
+            f"{name}: ratio": scenario["ratio"],
+            f"{name}: s without a head": scenario["longest_without_head_s"],
+        }
+        bars |= {f"{name}: ratio": Bar(scenario["bar"]), f"{name}: s without a head": Bar(LEASE_S)}
+    return kept(numbers, bars, **found)
+
+
+# One exchange, as the agent does it.
+
+
+class CountingGate(Gate):
+    """The agent's own client, and how many requests it made."""
+
+    requests = 0
+
+    def post(self, path: str, body: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
+        self.requests += 1
+        return super().post(path, body, timeout_s=timeout_s)
+
+
+def exchange(actor: Actor, gate: Gate, loop: Loop) -> None:
+    """Attest and open the release.
+
+    Raises:
+        GlasshouseError: there is none, or not the right one.
+    """
+    manifest = actor.owner.manifest
+    release = attest(
+        loop=loop,
+        gate=gate,
+        launch=actor.launch,
+        manifest=manifest,
+        evidence_key=actor.evidence,
+        claims=lambda challenge, _now_us: actor.claims(challenge),
+        sent=lambda _evidence: None,
+    ).release
+    package_key = actor.hpke.open(release.sealed_key, info=release.info)
+    check_commitment(package_key, manifest.package_id, manifest.key_commitment)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One exchange: when (nanoseconds of the monotonic clock), with how many requests, and what came of it."""
+
+    begin_ns: int
+    end_ns: int
+    requests: int
+    code: str
+    held: tuple[str, str]
+
+
+def _timed(actor: Actor | None, gate: CountingGate, loop: Loop) -> Record:
+    """Time an exchange or, without an actor, as many requests of the same sizes."""
+    gate.requests, begin_ns, code = 0, time.perf_counter_ns(), ""
+    try:
+        if actor is not None:
+            exchange(actor, gate, loop)
+        else:
+            for path, size in REQUESTS.items():
+                gate.post(path, b"[" + b" " * (size - 2) + b"]")
+    except GlasshouseError as error:
+        code = error.code.value
+    end_ns = time.perf_counter_ns()
+    held = ("", "") if actor is None else (actor.launch.run_id, sha256(actor.hpke.public).hex())
+    return Record(begin_ns=begin_ns, end_ns=end_ns, requests=gate.requests, code=code, held=held)
+
+
+# Many runtimes at once.
+
+
+def runtimes(levels: Sequence[int], exchanges: int, place: Path) -> dict[str, Any]:
+    """Measure whole exchanges at several numbers of concurrent runtimes, and count every release."""
+    warm_up = math.ceil(exchanges / 5)
+    budgets: dict[str, int] = {}
+    held: list[tuple[str, str]] = []
+    numbers = []
+
+    def actors(owner: Owner, count: int) -> list[Actor]:
+        return [Actor.enter(owner) for _ in range(count)]
+
+    # A socket's path must be short, the database on the storage that is meant.
+    with (
+        tempfile.TemporaryDirectory(dir=place, prefix="glasshouse-bench-") as data,
+        tempfile.TemporaryDirectory(prefix="glasshouse-") as sockets,
+    ):
+        broker = BrokerProcess(Path(sockets), data=Path(data))
+        try:
+            for number in levels:
+                owners = [Owner(broker, releases=warm_up + exchanges) for _ in range(number)]
+                budgets |= {owner.deployment: warm_up + exchanges for owner in owners}
+                parts = [actors(owner, warm_up + exchanges) for owner in owners]
+                crowd = _crowd(broker.runtime_url, parts, warm_up=warm_up, server_pid=broker.pid)
+                held += crowd.held
+                numbers.append(crowd.numbers())
+                _show(numbers[-1])
+            # More runtimes than the budget has releases for, all at once: exactly the budget may be held.
+            budget = levels[-1]
+            owner = Owner(broker, releases=budget)
+            budgets[owner.deployment] = budget
+            crowd = _crowd(
+                broker.runtime_url, [actors(owner, 2) for _ in range(budget)], warm_up=0, server_pid=broker.pid
+            )
+            held += crowd.held
+            refused = sum(record.code == Code.RELEASE_BUDGET for record in crowd.records)
+        finally:
+            # Killed, not stopped: what was answered must be there already.
+            broker.kill()
+        counts = compare(held, Kept.read(Path(data) / DATABASE_NAME), budgets)
+        with _beside("nothing") as (pid, url):
+            judged = JUDGED if JUDGED in levels else levels[-1]
+            empty = [[None] * (warm_up + exchanges)] * judged
+            bare = _crowd(url, empty, warm_up=warm_up, server_pid=pid).numbers()
+    mounts = [one for one in psutil.disk_partitions(all=True) if place.resolve().is_relative_to(one.mountpoint)]
+    filesystem = max(mounts, key=lambda one: len(one.mountpoint)).fstype
+    if filesystem in IN_MEMORY:
+        print("The database lies in memory: a commit costs nothing there, and would not outlive a restart.")
     return {
-        "lease_s": LEASE_S,
-        "machine": {
-            "cpus": os.cpu_count(),
-            "kernel": platform.release(),
-            "load_1m": [round(before, 2), round(os.getloadavg()[0], 2)],
-            "python": platform.python_version(),
+        "bare_requests": bare,
+        "contested_budget": {
+            "asked": 2 * budget,
+            "budget": budget,
+            "exact": (len(crowd.held), refused) == (budget, budget),
+            "refused": refused,
+            "released": len(crowd.held),
         },
-        "rounds": ROUNDS,
-        "scenarios": found,
+        "counts": dataclasses.asdict(counts),
+        "cryptography_us": round(cryptography_us(), 1),
+        "filesystem": filesystem,
+        "levels": numbers,
     }
 
 
-def _scenario(load: dict[str, Any], bar: float) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crowd:
+    """What several runtimes came to together.
+
+    Attributes:
+        warm_up, measured: the records of all, before the window opened and after.
+        open_ns, close_ns: the window.
+        server_s, clients_s: processor time since it opened, of the server and of all runtimes.
+        runtimes: how many.
+    """
+
+    warm_up: list[Record]
+    measured: list[Record]
+    open_ns: int
+    close_ns: int
+    server_s: float
+    clients_s: float
+    runtimes: int
+
+    @property
+    def records(self) -> list[Record]:
+        return self.warm_up + self.measured
+
+    @property
+    def held(self) -> list[tuple[str, str]]:
+        return [record.held for record in self.records if not record.code]
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the rate and the times of the exchanges that ended inside the window."""
+        inside = [one for one in self.measured if not one.code and one.end_ns <= self.close_ns]
+        if not inside:
+            codes = sorted({record.code for record in self.records})
+            raise SystemExit(f"no exchange ended in the window of the measurement: {', '.join(codes)}")
+        seconds = (self.close_ns - self.open_ns) / 1e9
+        times = quantiles([(record.end_ns - record.begin_ns) / 1e6 for record in inside])
+        return {
+            "runtimes": self.runtimes,
+            "per_s": round(len(inside) / seconds, 1),
+            **{f"{name}_ms": value for name, value in times.items()},
+            "server_cpu_ms": round(1000 * self.server_s / len(self.measured), 3),
+            "client_cpu_ms": round(1000 * self.clients_s / len(self.measured), 3),
+            "exchanges": len(inside),
+            "seconds": round(seconds, 3),
+            "tried_again": sum(record.requests > len(REQUESTS) for record in self.records),
+            "failed": sum(bool(record.code) for record in self.records),
+        }
+
+
+@dataclass(kw_only=True)
+class _Inherited:
+    """What the runtimes' processes are forked with: keys are not pickled."""
+
+    url: str
+    parts: Sequence[Sequence[Actor | None]]
+    warm_up: int
+    start: Any  # a barrier of all runtimes and of what measures the server
+
+
+_INHERITED: list[_Inherited] = []
+
+
+def _crowd(url: str, parts: Sequence[Sequence[Actor | None]], *, warm_up: int, server_pid: int) -> Crowd:
+    """Run one process for each part, all at the same time, until every one has done its own."""
+    fork = multiprocessing.get_context("fork")
+    inherited = _Inherited(url=url, parts=parts, warm_up=warm_up, start=fork.Barrier(len(parts) + 1))
+    with ProcessPoolExecutor(len(parts), fork, initializer=_INHERITED.append, initargs=(inherited,)) as pool:
+        playing = [pool.submit(_play, number) for number in range(len(parts))]
+        try:
+            inherited.start.wait(WAIT_S)
+        except threading.BrokenBarrierError:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise SystemExit("a runtime's process ended, or hung, before all were ready") from None
+        before = _cpu_s(server_pid)
+        played = [one.result(10 * WAIT_S) for one in playing]
+        server_s = _cpu_s(server_pid) - before
+    return Crowd(
+        warm_up=[record for one in played for record in one[0]],
+        measured=[record for one in played for record in one[1]],
+        open_ns=max(one[2] for one in played),
+        # What comes after the first is done is not the same load.
+        close_ns=min(one[1][-1].end_ns for one in played),
+        server_s=server_s,
+        clients_s=sum(one[3] for one in played),
+        runtimes=len(parts),
+    )
+
+
+def _play(number: int) -> tuple[list[Record], list[Record], int, float]:
+    """In a runtime's process: warm up, wait for the others, and do the rest."""
+    inherited, loop = _INHERITED[-1], Loop()
+    gate, part = CountingGate(inherited.url, loop), inherited.parts[number]
+    gc.freeze()
+    first = [_timed(actor, gate, loop) for actor in part[: inherited.warm_up]]
+    inherited.start.wait(WAIT_S)
+    open_ns, cpu_s = time.perf_counter_ns(), time.process_time()
+    rest = [_timed(actor, gate, loop) for actor in part[inherited.warm_up :]]
+    return first, rest, open_ns, time.process_time() - cpu_s
+
+
+def cryptography_us(rounds: int = 200) -> float:
+    """Return the median microseconds of what no gate can leave out, over messages of the sizes of real ones.
+
+    Two verifications of the token (once a request), one of the challenge request, two of the evidence, the
+    signature of the result, and the HPKE seal of the package key.
+    """
+    key, recipient = SigningKey.generate(), hpke.RecipientKey.generate().public
+    token, asked, evidence = bytes(1100), bytes(REQUESTS["/v1/challenge"]), bytes(REQUESTS["/v1/evidence"])
+    signed = [(message, key.sign(message)) for message in (token, token, asked, evidence, evidence)]
+
+    def once() -> None:
+        for message, signature in signed:
+            verify(key.public, signature, message)
+        key.sign(token)
+        hpke.seal(bytes(32), recipient=recipient, info=bytes(600))
+
+    return 1e6 * statistics.median(timeit.repeat(once, number=1, repeat=rounds))
+
+
+# An honest runtime beside strangers.
+
+
+def _scenario(load: dict[str, Any], bar: float, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="glasshouse-gate-") as folder, BrokerProcess(Path(folder)) as broker:
-        owner = Owner(broker, releases=1000)
-        quiet: list[float] = []
-        loaded: list[float] = []
+        owner = Owner(broker, releases=MAX_RELEASES)
+        quiet: list[Record] = []
+        loaded: list[Record] = []
         ratios: list[float] = []
-        again, busy_s = 0, 0.0
+        busy_s = 0.0
         with _reporting(owner) as gaps:
             _exchanges(owner, 1.0)  # warm up
-            for _ in range(ROUNDS):
-                before = _exchanges(owner, QUIET_S)[0]
-                with _load(broker.runtime_url, load):
+            for _ in range(rounds):
+                before = _exchanges(owner, QUIET_S)
+                told = json.dumps({**load, "seconds": LOAD_S + 5, "url": broker.runtime_url})
+                with _beside("strangers", told):
                     began = _cpu_s(broker.pid)
-                    times, tries = _exchanges(owner, LOAD_S)
+                    after = _exchanges(owner, LOAD_S)
                     busy_s += _cpu_s(broker.pid) - began
-                ratios.append(statistics.median(times) / statistics.median(before))
-                quiet += before
-                loaded += times
-                again += tries
+                ratios.append(_median_ms(after) / _median_ms(before))
+                quiet, loaded = quiet + before, loaded + after
                 time.sleep(0.5)  # until what the load left is gone
-    ratio = statistics.median(ratios)
-    longest_s = max(gaps)
     return {
         "bar": bar,
-        "broker_cpu_share": round(busy_s / (ROUNDS * LOAD_S), 3),
-        "exchanges": {"load": len(loaded), "quiet": len(quiet)},
-        "held": ratio <= bar and longest_s < LEASE_S,
+        "broker_cpu_share": round(busy_s / (rounds * LOAD_S), 3),
         "load": {**load, "addresses": len(load["addresses"])},
-        "load_ms": _quantiles(loaded),
-        "longest_without_head_s": round(longest_s, 3),
-        "quiet_ms": _quantiles(quiet),
-        "ratio": round(ratio, 3),
+        "load_ms": [round((record.end_ns - record.begin_ns) / 1e6, 3) for record in loaded],
+        "longest_without_head_s": round(max(gaps), 3),
+        "quiet_ms": [round((record.end_ns - record.begin_ns) / 1e6, 3) for record in quiet],
+        "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(one, 3) for one in ratios],
-        "tried_again": again,
+        "tried_again": sum(record.requests > len(REQUESTS) for record in loaded),
     }
 
 
-def _exchanges(owner: Owner, seconds: float) -> tuple[list[float], int]:
-    """Attest new runtimes, one after the other, for a while; return each one's time, and how often one came again."""
-    times, again = [], 0
+def _exchanges(owner: Owner, seconds: float) -> list[Record]:
+    """Attest new runtimes, one after the other, for a while."""
+    loop, records = Loop(), []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         actor = Actor.enter(owner)
-        began = time.perf_counter()
-        while True:
-            try:
-                challenge = actor.challenge()
-                evidence = actor.sign(actor.claims(challenge))
-                if actor.open(actor.send(evidence).content(), challenge, evidence) != owner.package_key:
-                    raise SystemExit("another key than the package's")
-                break
-            except GlasshouseError as error:
-                if error.code is not Code.BROKER_UNREACHABLE:
-                    raise
-                again += 1
-                time.sleep(RETRY_S)
-        times.append(1000 * (time.perf_counter() - began))
+        records.append(_timed(actor, CountingGate(actor.url, loop), loop))
+        if records[-1].code:
+            raise SystemExit(f"an honest runtime was refused: {records[-1].code}")
         time.sleep(PAUSE_S)
-    return times, again
+    return records
+
+
+def _median_ms(records: Sequence[Record]) -> float:
+    return statistics.median((record.end_ns - record.begin_ns) / 1e6 for record in records)
 
 
 @contextlib.contextmanager
 def _reporting(owner: Owner) -> Iterator[list[float]]:
     """Keep a run's lease alive as a runtime does; the list is of seconds from one countersigned head to the next."""
-    actor = Actor.enter(owner)
-    challenge = actor.challenge()
-    evidence = actor.sign(actor.claims(challenge))
-    actor.open(actor.send(evidence).content(), challenge, evidence)
+    actor, loop = Actor.enter(owner), Loop()
+    exchange(actor, Gate(actor.url, loop), loop)
     gaps, stop = [0.0], threading.Event()
     thread = threading.Thread(target=_report, args=(actor, gaps, stop))
     thread.start()
@@ -183,153 +440,49 @@ def _report(actor: Actor, gaps: list[float], stop: threading.Event) -> None:
     while not stop.wait(HEAD_EVERY_S):
         log.append(EventType.NOTICE, {"code": "alive", "value": None})
         message = HeadSubmission(head=log.head(), proof=tuple(log.consistency_from(confirmed))).encode()
-        if _sent(lambda message=message: actor.post("/v1/heads", message)):  # type: ignore[misc]
-            confirmed = log.size
-            gaps.append(time.monotonic() - last)
-            last = time.monotonic()
+        with contextlib.suppress(GlasshouseError):
+            if actor.post("/v1/heads", message).status == 200:
+                confirmed = log.size
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
     gaps.append(time.monotonic() - last - HEAD_EVERY_S)
 
 
-def _sent(post: Callable[[], Reply]) -> bool:
-    try:
-        return post().status == 200
-    except GlasshouseError:
-        return False
+# Both.
 
 
 @contextlib.contextmanager
-def _load(url: str, load: dict[str, Any]) -> Iterator[None]:
-    told = json.dumps({**load, "seconds": LOAD_S + 5, "url": url})
-    process = subprocess.Popen([sys.executable, __file__, "--strangers", told], stdout=subprocess.PIPE)
-    try:
-        if process.stdout is None or process.stdout.readline() != b"ready\n":
-            raise SystemExit("the strangers did not come")
-        yield
-        if process.poll() is not None:
-            raise SystemExit("the strangers went before the end")
-    finally:
-        process.kill()
-        process.communicate()
+def _beside(*arguments: str) -> Iterator[tuple[int, str]]:
+    """Start what stands beside the gate; yield its process and the line that it prints when it is ready."""
+    command = [sys.executable, "-m", "benchmarks.gate_load", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            line = process.stdout.readline().strip() if process.stdout else ""
+            if not line:
+                raise SystemExit(f"{arguments[0]} did not start")
+            yield process.pid, line
+            if process.poll() is not None:
+                raise SystemExit(f"{arguments[0]} ended before the measurement")
+        finally:
+            process.kill()
+
+
+def quantiles(times: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90, p99 and the longest: each a time that was measured (nearest rank)."""
+    ordered = sorted(times)
+    ranks = {name: math.ceil(share * len(ordered)) - 1 for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
+    return {name: round(ordered[rank], 3) for name, rank in {**ranks, "max": len(ordered) - 1}.items()}
 
 
 def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
-def _quantiles(times: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(times)
-    picked = {name: ordered[math.ceil(q * len(ordered)) - 1] for name, q in (("p90", 0.9), ("max", 1.0))}
-    return {name: round(value, 3) for name, value in {"p50": statistics.median(ordered), **picked}.items()}
-
-
-# The strangers: a process of their own, so that what they cost is not counted to the honest one.
-
-
-async def _strangers(load: dict[str, Any]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
-    host, _, port = load["url"].removeprefix("http://").rpartition(":")
-    where, addresses = (host, int(port)), itertools.cycle(load["addresses"])
-    tasks: list[asyncio.Task[None]] = []
-    if load.get("idle"):
-        held: set[asyncio.Transport] = set()
-        for _ in range(load["idle"]):
-            await _idle(held, where, next(addresses), slow=load.get("slow", False))
-        tasks.append(asyncio.create_task(_keep_idle(held, where, addresses, load)))
-    if load.get("hostile_per_s"):
-        tasks.append(asyncio.create_task(_keep_hostile(where, addresses, load["hostile_per_s"])))
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    await asyncio.sleep(load["seconds"])
-
-
-class _Held(asyncio.Protocol):
-    def __init__(self, held: set[asyncio.Transport]) -> None:
-        self._held = held
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._held.add(transport)  # type: ignore[arg-type]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._held.discard(self._transport)
-
-
-async def _idle(held: set[asyncio.Transport], where: tuple[str, int], source: str, *, slow: bool) -> None:
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):
-        transport, _ = await loop.create_connection(lambda: _Held(held), *where, local_addr=(source, 0))
-        if slow:
-            transport.write(_head("/v1/evidence", HOSTILE_BYTES) + b"{")
-
-
-async def _keep_idle(
-    held: set[asyncio.Transport], where: tuple[str, int], addresses: Iterator[str], load: dict[str, Any]
-) -> None:
-    while True:
-        began = time.monotonic()
-        for _ in range(load["new_per_s"] // 10):
-            await _idle(held, where, next(addresses), slow=load.get("slow", False))
-        while len(held) > 2 * load["idle"]:
-            held.pop().abort()
-        await asyncio.sleep(max(0, began + 0.1 - time.monotonic()))
-
-
-async def _keep_hostile(where: tuple[str, int], addresses: Iterator[str], per_s: int) -> None:
-    messages = itertools.cycle(hostile())
-    waiting: set[asyncio.Task[None]] = set()
-    while True:
-        began = time.monotonic()
-        if len(waiting) < 4 * per_s:
-            task = asyncio.create_task(_post(where, next(addresses), *next(messages)))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-        await asyncio.sleep(max(0, began + 1 / per_s - time.monotonic()))
-
-
-async def _post(where: tuple[str, int], source: str, path: str, body: bytes) -> None:
-    with contextlib.suppress(OSError):
-        reader, writer = await asyncio.open_connection(*where, local_addr=(source, 0))
-        try:
-            writer.write(_head(path, len(body)) + body)
-            await asyncio.wait_for(reader.read(), 20)
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            writer.close()
-
-
-def _head(path: str, length: int) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}", "", "")
-    return "\r\n".join(lines).encode()
-
-
-def hostile() -> list[tuple[str, bytes]]:
-    """Messages of 124 KB that cost a reader as much as such a message can, for all that is known of it."""
-    room = HOSTILE_BYTES - 2
-    bombs = [
-        b"[" + b"0," * (room // 2 - 1) + b"0]",
-        b"[" + b"{}," * (room // 3 - 1) + b"{}]",
-        b"[" + b"[[[0]]]," * (room // 8 - 1) + b"0]",
-        b"{" + b",".join(b'"%05d":0' % number for number in range(room // 10)) + b"}",
-        b"[" * room,
-        b'"' + b"\\u00e9" * (room // 6) + b'"',
-        b'"' + "é".encode() * (room // 2) + b'"',
-        b"9" * room,
-    ]
-    signature = base64.b64encode(bytes(64)).decode()
-    wrapped = []
-    for bomb in bombs[:4]:
-        inner = base64.b64encode(bomb[: room * 3 // 4 - 600]).decode()
-        value = {
-            "payload": inner,
-            "payloadType": "application/vnd.glasshouse.evidence+json",
-            "signatures": [{"keyid": name * 32, "sig": signature} for name in "ab"],
-        }
-        wrapped.append(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
-    return [("/v1/evidence", body) for body in (*bombs, *wrapped)]
+def _show(level: dict[str, Any]) -> None:
+    """Print a level as soon as it is measured."""
+    print(", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in level.items()), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -55,7 +55,7 @@ def test_a_package_is_measured_beside_the_bare_cipher(tmp_path: Path) -> None:
     assert list(files.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of a hardened process is read by root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="this machine shows a hardened process's memory to root alone")
 def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     kept, _ = script("lifecycle", "--runs", "1", "--train-seconds", "6", output=tmp_path / "lifecycle.json")
     numbers = kept["numbers"]
@@ -65,3 +65,73 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     processes = kept["training"]["processes"]
     assert {"command", "agent", "broker"} < processes.keys()
     assert numbers["pss_mib"] == pytest.approx(sum(each["pss_mib"] for each in processes.values()), abs=0.01)
+
+
+def test_the_gate_is_measured_under_concurrent_runtimes_and_every_release_is_counted(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    kept, out = script(
+        *("gate", "runtimes", "--runtimes", "1,2", "--exchanges", "10", "--folder", str(files)),
+        output=tmp_path / "gate.json",
+    )
+    assert [level["runtimes"] for level in kept["levels"]] == [1, 2]
+    for level in [*kept["levels"], kept["bare_requests"]]:
+        assert 0 < level["p50_ms"] <= level["p90_ms"] <= level["p99_ms"] <= level["max_ms"]
+        assert (level["failed"], level["per_s"] > 0) == (0, True)
+    # Three processes of twelve each, with the warm-up, and the two of the contested budget.
+    assert kept["counts"]["held"] == kept["counts"]["released"] == 38
+    assert kept["contested_budget"] == {"budget": 2, "asked": 4, "released": 2, "refused": 2, "exact": True}
+    assert kept["bars"]["lost_doubled_or_failed"]["met"] is True
+    assert kept["numbers"].keys() >= {"rate_to_bare_requests", "broker_cpu_to_cryptography"}
+    assert list(files.iterdir()) == []
+    assert "runtimes 2, per s" in out
+
+
+PLANTED = """\
+import sys
+from dataclasses import replace
+from benchmarks import gate
+read = gate.Kept.read
+def planted(path):
+    kept = read(path)
+    return replace(kept, releases={releases})
+gate.Kept.read = planted
+sys.exit(gate.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("releases", "findings"),
+    [
+        ("kept.releases[1:]", {"lost": 1, "miscounted": 1}),
+        ("[*kept.releases, kept.releases[0]]", {"doubled": 2, "unheld": 1, "miscounted": 1}),
+    ],
+    ids=["a planted loss", "a planted double"],
+)
+def test_a_release_that_is_lost_or_doubled_fails_the_run(
+    releases: str, findings: dict[str, int], tmp_path: Path
+) -> None:
+    output = tmp_path / "gate.json"
+    arguments = ["runtimes", "--runtimes", "2", "--exchanges", "5", "--folder", str(tmp_path), "-o", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED.format(releases=releases), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    kept = json.loads(output.read_text())
+    assert "lost doubled or failed" in done.stdout
+    assert kept["bars"]["lost_doubled_or_failed"]["met"] is False
+    assert {name: kept["counts"][name] for name in findings} == findings
+
+
+def test_an_honest_runtime_is_measured_beside_strangers(tmp_path: Path) -> None:
+    kept, _ = script("gate", "strangers", "--rounds", "1", "--only", "both", output=tmp_path / "strangers.json")
+    (scenario,) = kept["strangers"].values()
+    assert scenario["ratio"] == scenario["ratios"][0] > 0
+    assert len(scenario["quiet_ms"]) > 0
+    assert len(scenario["load_ms"]) > 0
+    assert kept["numbers"].keys() == kept["bars"].keys()

@@ -1,14 +1,12 @@
-"""The messages that `benchmarks/gate.py` throws at a broker: each is refused, for little work."""
+"""The messages that `make bench-gate` throws at a broker: each is refused, for little work."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.gate_load import hostile
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_message
@@ -17,17 +15,7 @@ from glasshouse.errors import Code
 MOST_CALLS = 5000
 
 
-def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[3] / "benchmarks" / "gate.py"
-    spec = importlib.util.spec_from_file_location("gate_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HOSTILE = [body for _, body in script().hostile()]
+HOSTILE = [body for _, body in hostile()]
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))

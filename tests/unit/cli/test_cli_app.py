@@ -55,7 +55,6 @@ def test_help_names_every_command_and_every_command_has_help(capsys: pytest.Capt
     [
         *("init", "seal", "inspect", "run", "attach", "stop", "status", "logs", "fetch", "verify", "artifact"),
         *("revoke", "tamper", "doctor", "identity show", "identity export", "identity restore", "broker serve"),
-        "bench broker",
     ],
 )
 def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from glasshouse.cli import app as cli
-from glasshouse.cli import bench, status
+from glasshouse.cli import status
 from glasshouse.cli.closing import say_ended
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, ExitCode
@@ -255,19 +255,6 @@ def test_a_link_among_the_outputs_is_named_to_its_owner(tmp_path: Path, monkeypa
     say_ended(output, ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
     assert "not sent back, only files are: outputs/best\\u001b[2J, outputs/last" in said.getvalue()
     assert "LOST" not in said.getvalue()
-
-
-def test_a_missed_bar_is_put_down_to_the_machine_and_bytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    bars = {
-        "open_to_cipher": {"at_least": 0.5, "found": 0.25, "met": False},
-        "reader_memory_bytes": {"at_most": 64_000_000, "found": 3_200_000, "met": True},
-    }
-    assert bench._print(Output(False), {"bars": bars, "size_bytes": 1_000_000_000}) == ExitCode.RUN_FAILED
-    out = capsys.readouterr().out
-    assert "This machine, or what else loads it now, did not reach: open to cipher." in out
-    assert "3.2 MB" in out
-    assert "at most 64.0 MB" in out
-    assert "1.0 GB" in out
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Is every release there once? The broker's database against what the runtimes hold.
 
-Pure: rows and records in, findings out. Law: any release that is lost, doubled, held without a record or beyond a
-budget is a finding; there is no tolerance.
+Law: any release that is lost, doubled, held without a record or beyond a budget is a finding; there is no tolerance.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from glasshouse.wire.canonical import decode
 
 __all__ = ["Counts", "Kept", "compare"]
 
-_MAX_RECORD_BYTES = 8 * 1024
+MAX_RECORD_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """What a broker's database says was released.
+    """The releases in a broker's database.
 
     Attributes:
         releases: (deployment, run, digest of the HPKE key) of every row.
@@ -44,10 +43,8 @@ class Kept:
         with closing(sqlite3.connect(path)) as connection:
             rows = connection.execute("SELECT deployment, run_id, hpke_sha256 FROM releases").fetchall()
             counters = connection.execute("SELECT id, releases FROM deployments").fetchall()
-            records = [
-                decode(row[0], max_bytes=_MAX_RECORD_BYTES)
-                for row in connection.execute("SELECT record FROM audit ORDER BY sequence")
-            ]
+            audited = connection.execute("SELECT record FROM audit ORDER BY sequence").fetchall()
+        records = [decode(row[0], max_bytes=MAX_RECORD_BYTES) for row in audited]
         facts = [record["facts"] for record in records if isinstance(record, dict) and record.get("event") == "release"]
         try:
             audit.verify_chain(records)
@@ -74,11 +71,11 @@ class Counts:
         held: releases that a runtime opened.
         released: releases in the database.
         lost: held by a runtime, and not in the database.
-        unheld: in the database, and opened by nobody.
+        unheld: in the database, and opened by no runtime.
         doubled: one run or one key more than once, held or in the database.
         miscounted: deployments whose counter, audit records and rows are not one number.
         over_budget: deployments that released more than their budget, or are in no budget at all.
-        chain_holds: whether the audit log is unbroken.
+        broken: 1 where the audit log's chain does not hold.
     """
 
     held: int
@@ -88,13 +85,12 @@ class Counts:
     doubled: int
     miscounted: int
     over_budget: int
-    chain_holds: bool
+    broken: int
 
     @property
     def wrong(self) -> int:
         """Return how many things are not as they must be."""
-        found = self.lost + self.unheld + self.doubled + self.miscounted + self.over_budget
-        return found + (0 if self.chain_holds else 1)
+        return self.lost + self.unheld + self.doubled + self.miscounted + self.over_budget + self.broken
 
 
 def compare(held: Sequence[tuple[str, str]], kept: Kept, budgets: Mapping[str, int]) -> Counts:
@@ -105,31 +101,26 @@ def compare(held: Sequence[tuple[str, str]], kept: Kept, budgets: Mapping[str, i
         kept: the broker's database.
         budgets: of every deployment.
     """
-    rows = Counter((run_id, digest) for _, run_id, digest in kept.releases)
-    holding = Counter(held)
+    rows, holding = Counter((run_id, digest) for _, run_id, digest in kept.releases), Counter(held)
     by_deployment = Counter(deployment for deployment, _, _ in kept.releases)
     audited = Counter(deployment for deployment, _ in kept.audited)
-    deployments = {*kept.counters, *by_deployment, *audited}
+    to_be_unique = (
+        [run_id for run_id, _ in held],
+        [digest for _, digest in held],
+        [run_id for _, run_id, _ in kept.releases],
+        [digest for _, _, digest in kept.releases],
+        [run_id for _, run_id in kept.audited],
+    )
     return Counts(
         held=len(held),
         released=len(kept.releases),
         lost=(holding - rows).total(),
         unheld=(rows - holding).total(),
-        doubled=sum(
-            _repeated(values)
-            for values in (
-                [run_id for run_id, _ in held],
-                [digest for _, digest in held],
-                [run_id for _, run_id, _ in kept.releases],
-                [digest for _, _, digest in kept.releases],
-                [run_id for _, run_id in kept.audited],
-            )
+        doubled=sum(len(values) - len(set(values)) for values in to_be_unique),
+        miscounted=sum(
+            not kept.counters.get(name, 0) == by_deployment[name] == audited[name]
+            for name in {*kept.counters, *by_deployment, *audited}
         ),
-        miscounted=sum(not kept.counters.get(name, 0) == by_deployment[name] == audited[name] for name in deployments),
-        over_budget=sum(by_deployment[name] > budgets.get(name, 0) for name in deployments),
-        chain_holds=kept.chain_holds,
+        over_budget=sum(by_deployment[name] > budgets.get(name, 0) for name in by_deployment),
+        broken=0 if kept.chain_holds else 1,
     )
-
-
-def _repeated(values: Sequence[str]) -> int:
-    return len(values) - len(set(values))
