@@ -33,7 +33,7 @@ _RELEASE = insert(releases)
 _RELEASE_AGAIN = (
     update(releases)
     .where(releases.c.deployment == bindparam("here"), releases.c.hpke_sha256 == bindparam("key"))
-    .values(answers=releases.c.answers + 1, contact_us=bindparam("contact_us"))
+    .values(answers=releases.c.answers + 1, contact_us=bindparam("now_us"), released_us=bindparam("now_us"))
 )
 _COUNT = (
     update(deployments)
@@ -120,7 +120,7 @@ class Releases:
         """
         claims = release.appraisal.claims
         if release.known:
-            here = {"here": record.deployment, "key": release.hpke_sha256, "contact_us": now_us}
+            here = {"here": record.deployment, "key": release.hpke_sha256, "now_us": now_us}
             connection.execute(_RELEASE_AGAIN, here)
         else:
             _count(connection, record)

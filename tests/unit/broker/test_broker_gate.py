@@ -222,6 +222,25 @@ def test_a_clock_that_steps_back_by_seconds_ends_no_launch_and_dates_nothing_bac
     assert issued_us <= released_us <= head.time_us, "what a verifier of the receipt asks"
 
 
+def test_a_clock_that_steps_back_dates_no_head_before_the_release_that_the_runtime_kept(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    """A runtime that lost its answer is released to again, later; its receipt tells of the later release."""
+    actor = Actor.enter(owner)
+    actor.send(actor.sign(actor.claims(actor.challenge()))).content()
+    broker.advance(30)
+    content = actor.send(actor.sign(actor.claims(actor.challenge()))).content()
+    released_us = jwt.parse(ReleaseMessage.parse(content).ear).claims["iat"] * 1_000_000
+    broker.advance(-30)
+    reporter = Reporter(actor)
+    head = CountersignedHead.parse(
+        reporter.send(reporter.submission()).content(),
+        broker_public=broker.broker_public,
+        evidence_public=actor.evidence.public,
+    )
+    assert head.time_us >= released_us
+
+
 def test_a_clock_that_steps_back_by_more_is_not_believed(broker: LocalBroker, owner: Owner) -> None:
     actor = Actor.enter(owner)
     broker.advance(-CLOCK_STEP_S - 2)
