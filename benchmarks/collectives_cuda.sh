@@ -35,7 +35,7 @@ if [ -e "$out" ]; then
   exit 2
 fi
 
-path=$here/src
+path=$here/src:$here
 if ! "$python" -c 'import cryptography, sys; sys.exit(int(cryptography.__version__.split(".")[0]) != 50)' 2>/dev/null; then
   if [ -z "$wheels" ]; then
     echo "this machine lacks cryptography 50: fill a folder of wheels as this script's head says, and name it: WHEELS=DIR" >&2
@@ -48,9 +48,9 @@ fi
 
 export PYTHONPATH=$path TRITON_CACHE_DIR=$scratch/triton
 if [ -n "$small" ]; then
-  TRITON_INTERPRET=1 "$python" -m glasshouse.bench.collectives.gpu "$out" --small
+  TRITON_INTERPRET=1 "$python" -m benchmarks.collectives.gpu "$out" --small
 else
   # A machine that is slower than it looked is stopped: nothing half measured is kept.
-  timeout --signal=INT --kill-after=30 570 "$python" -m glasshouse.bench.collectives.gpu "$out"
+  timeout --signal=INT --kill-after=30 570 "$python" -m benchmarks.collectives.gpu "$out"
 fi
 echo "$out, $SECONDS s in all"

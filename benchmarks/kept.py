@@ -19,7 +19,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Bar", "finish", "judge", "kept", "options"]
+__all__ = ["Bar", "finish", "judge", "kept", "machine", "options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def kept(numbers: Mapping[str, float], bars: Mapping[str, Bar], **raw: Any) -> d
     judged = {
         name: {"bar": str(bar), "found": numbers[name], "met": bar.met(numbers[name])} for name, bar in bars.items()
     }
-    return {"bars": judged, "machine": _machine(), "numbers": dict(numbers), **raw}
+    return {"bars": judged, "machine": machine(), "numbers": dict(numbers), **raw}
 
 
 def finish(result: dict[str, Any], output: Path | None) -> int:
@@ -105,7 +105,7 @@ def _new_file(text: str) -> Path:
     return path
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """Return what the numbers depend on; no name and no path of this machine."""
     model = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():

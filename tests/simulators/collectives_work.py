@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 
-from glasshouse.bench.collectives.values import Way
+from benchmarks.collectives.cells import Way
 from glasshouse.collectives.choose import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
 from glasshouse.collectives.frames import MAX_PAYLOAD_BYTES, Algorithm
 

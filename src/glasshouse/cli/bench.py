@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from glasshouse.cli import bench_collectives, bench_overhead, bench_phases
+from glasshouse.cli import bench_overhead, bench_phases
 
 __all__ = ["group"]
 
@@ -14,7 +14,4 @@ group.command("overhead", help="What protection costs while it trains: interval,
 )
 group.command("phases", help="Where a step's time goes, raw against protected, and what limits its speed.")(
     bench_phases.command
-)
-group.command("collectives", help="What sealed collectives cost beside plaintext ones, with a model of more ranks.")(
-    bench_collectives.command
 )

@@ -224,7 +224,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
         raise UsageError(
             Code.JOB_INVALID,
             "a job of several ranks cannot be paced: one process would rest and the others wait for it",
-            hint="measure it in one process, or its exchange with: glasshouse bench collectives",
+            hint="measure it in one process; make bench-collectives, in a checkout, measures the exchange of several",
         )
     channel, inputs, hooks = _timed(leg.channel, inputs) if params.paced else (leg.channel, inputs, None)
     task = Task(

@@ -28,7 +28,7 @@ from glasshouse.workloads.weights import DeviceOpener
 __all__ = ["measure_package"]
 
 _NAME = "model.safetensors"
-_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - storage that is memory: the disk is not what is measured
+_MEMORY_FOLDER = Path("/dev/shm")
 _TENSORS = 6
 _RUNS = 5
 

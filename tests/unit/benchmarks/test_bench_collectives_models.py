@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from glasshouse.bench.collectives.buckets import Buckets, buckets_of, sample
-from glasshouse.bench.collectives.models import MODELS, Kind
+from benchmarks.collectives.cells import TRAINED
+from benchmarks.collectives.models import Buckets, buckets_of, build, inputs, sample
 
 PARAMETERS = {
     "gpt2-14m": 13_842_432,
@@ -34,41 +34,41 @@ def world_of_one() -> Iterator[None]:
 
 @pytest.mark.parametrize(("name", "expected"), PARAMETERS.items())
 def test_a_model_has_as_many_parameters_as_the_published_one(name: str, expected: int) -> None:
-    buckets = buckets_of(MODELS[name], cap_mib=None, dtype=torch.float32)
+    buckets = buckets_of(name, cap_mib=None, dtype=torch.float32)
     assert buckets.whole_elements == sum(buckets.elements) == expected
     assert buckets.share == 1
 
 
 def test_the_buckets_are_those_that_ddp_makes_by_itself(world_of_one: None) -> None:
-    model, cap_mib = MODELS["resnet-2m"], 1
-    wrapped = DistributedDataParallel(model.build(), bucket_cap_mb=cap_mib)
-    inputs, targets = (part[:2] for part in model.inputs())
+    name, cap_mib = "resnet-2m", 1
+    wrapped = DistributedDataParallel(build(name), bucket_cap_mb=cap_mib)
+    images, targets = (part[:2] for part in inputs(name))
     for _ in range(2):
-        functional.cross_entropy(wrapped(inputs), targets).backward()
-    wrapped(inputs)  # the buckets are made anew before the second forward pass, and told after it
+        functional.cross_entropy(wrapped(images).logits, targets).backward()
+    wrapped(images)  # the buckets are made anew before the second forward pass, and told after it
     made = wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    expected = buckets_of(model, cap_mib=cap_mib, dtype=torch.float32)
+    expected = buckets_of(name, cap_mib=cap_mib, dtype=torch.float32)
     assert [int(size) for size in made.split(",")] == [4 * count for count in expected.elements]
     assert expected.whole_count == len(expected.elements)
 
 
 def test_without_a_cap_the_first_bucket_is_small_and_with_one_it_is_not() -> None:
-    by_itself = buckets_of(MODELS["gpt2-large"], cap_mib=None, dtype=torch.float32)
-    capped = buckets_of(MODELS["vit-b16"], cap_mib=25, dtype=torch.float32)
-    alone = buckets_of(MODELS["vit-b16"], cap_mib=None, dtype=torch.float32)
+    by_itself = buckets_of("gpt2-large", cap_mib=None, dtype=torch.float32)
+    capped = buckets_of("vit-b16", cap_mib=25, dtype=torch.float32)
+    alone = buckets_of("vit-b16", cap_mib=None, dtype=torch.float32)
     assert alone.elements[0] < capped.elements[0]
     assert len(by_itself.elements) > len(alone.elements)
 
 
 def test_narrower_gradients_fill_fewer_buckets() -> None:
-    wide = buckets_of(MODELS["gpt2"], cap_mib=25, dtype=torch.float32)
-    narrow = buckets_of(MODELS["gpt2"], cap_mib=25, dtype=torch.bfloat16)
+    wide = buckets_of("gpt2", cap_mib=25, dtype=torch.float32)
+    narrow = buckets_of("gpt2", cap_mib=25, dtype=torch.bfloat16)
     assert len(narrow.elements) < len(wide.elements)
     assert sum(narrow.elements) == sum(wide.elements)
 
 
 def test_a_sample_is_within_its_bound_and_knows_what_it_is_a_part_of() -> None:
-    whole = buckets_of(MODELS["gpt2-xl"], cap_mib=None, dtype=torch.float32)
+    whole = buckets_of("gpt2-xl", cap_mib=None, dtype=torch.float32)
     part = sample(whole, most_elements=32 << 20)
     assert 0 < sum(part.elements) <= 32 << 20
     assert part.whole_count == len(whole.elements)
@@ -81,10 +81,10 @@ def test_of_one_huge_bucket_the_sample_is_that_bucket() -> None:
     assert len(sample(huge, most_elements=1).elements) == 1
 
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.kind is Kind.TRAIN])
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_trained_model_computes_a_finite_loss_on_its_own_inputs(name: str) -> None:
     torch.manual_seed(0)
-    inputs, targets = MODELS[name].inputs()
-    outputs = MODELS[name].build()(inputs)
+    batch, targets = inputs(name)
+    outputs = build(name)(batch).logits
     loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
     assert torch.isfinite(loss)

@@ -1,6 +1,6 @@
 """Measures the ciphers of one GPU: kernels against the arithmetic and against plain copies, and a package opened there.
 
-    python -m glasshouse.bench.collectives.gpu OUT.json [--small]
+    python -m benchmarks.collectives.gpu OUT.json [--small]
 
 Laws: what is timed was first seen to be right, on fresh random bytes, against another implementation; times are those
 of the device, medians, every one kept; outputs are poisoned before each run; inputs are random and take turns, so that
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from glasshouse.bench.collectives.gpu_package import measure_package
+from benchmarks.collectives.gpu_package import measure_package
 from glasshouse.collectives.kernels.aead import PROGRAMS_PER_PROCESSOR, Cipher, Message
 from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.collectives.kernels.shape import Shape
@@ -280,7 +280,7 @@ def _clock_hz() -> float | None:
     torch.cuda._sleep(2_000_000_000)  # a second of work, while the driver is asked
     try:
         said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"],  # noqa: S607
+            ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, check=True, timeout=20,
         )  # fmt: skip
         return float(said.stdout.splitlines()[0]) * 1e6
@@ -306,7 +306,7 @@ def main(argv: Sequence[str]) -> int:
     small = "--small" in argv
     paths = [word for word in argv if not word.startswith("--")]
     if len(paths) != 1 or small != interpreted():
-        print("usage: gpu OUT.json [--small, with TRITON_INTERPRET=1]", file=sys.stderr)  # noqa: T201
+        print("usage: gpu OUT.json [--small, with TRITON_INTERPRET=1]", file=sys.stderr)
         return 2
     device = torch.device("cpu") if small else torch.device("cuda", torch.cuda.current_device())
     result = measure(device)
@@ -338,7 +338,7 @@ def _print(result: dict[str, Any]) -> None:
     lines.append(f"package: {package['gpu_gb_per_s']:.2f} GB/s opened on the device, {package['host_gb_per_s']:.2f} "
                  f"through host memory; upload alone {package['upload_gb_per_s']:.2f}")  # fmt: skip
     lines += [f"{name}: {bar['found']:.0f} GB/s, bar {bar['at_least']:.0f}" for name, bar in result["bars"].items()]
-    print("\n".join(lines))  # noqa: T201
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What sealed collectives cost beside plaintext ones: all-reduce, training iterations, large models' buckets."""

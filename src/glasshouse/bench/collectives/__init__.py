@@ -1,1 +1,0 @@
-"""What sealed collectives cost beside plaintext ones: all-reduce, training iterations and start-up."""
