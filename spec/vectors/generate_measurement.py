@@ -113,7 +113,7 @@ def sessions() -> Iterator[Case]:
 
 def estimates() -> Iterator[Case]:
     spread = [0.3, -1.1, 0.8, -0.2, 1.4, -0.9, -0.4, 0.6, 1.0, -1.5, 0.1, -0.1]
-    common: dict[str, Any] = {"background": "0", "margin": "0.01", "null": False, "widening": "1"}
+    common: dict[str, Any] = {"background": "0", "contention": [], "margin": "0.01", "null": False, "widening": "1"}
     for name, mean, scale, more in (
         ("equivalent", 0.001, 0.004, {}),
         ("equivalent-but-for-the-background", 0.001, 0.004, {"background": "0.012"}),
@@ -122,6 +122,8 @@ def estimates() -> Iterator[Case]:
         ("bias", -0.02, 0.01, {"background": "0.03"}),
         ("bias-of-a-null", 0.02, 0.01, {"null": True}),
         ("widened", 0.02, 0.01, {"widening": "1.25"}),
+        ("contended", 0.008, 0.01, {"contention": ["0.006", "0.001"] * 6}),
+        ("contended-raw", 0.001, 0.004, {"contention": ["-0.012", "0.001"] * 6}),
     ):
         values = [f"{mean + scale * one:.6f}" for one in spread]
         yield f"estimate-{name}", case("estimate", name.replace("-", " "), contrasts=values, **common | more)

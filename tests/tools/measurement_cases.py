@@ -45,9 +45,14 @@ def _session(given: dict[str, Any]) -> dict[str, Any]:
     raw, protected = (None if one is None else parse(one.encode()) for one in (given["raw"], given["protected"]))
     observed = {int(block): rule for block, rule in given["observed"].items()}
     found = session_of(raw, protected, length_ns=given["length_ns"], observed=observed)
-    sums = None if found.blocks is None else np.hstack([found.blocks.time_ns, found.blocks.steps]).tolist()
+    sums = (
+        None
+        if found.blocks is None
+        else np.hstack([found.blocks.time_ns, found.blocks.steps, found.blocks.beside_ns]).tolist()
+    )
     return {
         "blocks": sums,
+        "contention": None if found.blocks is None else number(found.blocks.contention),
         "contrast": None if found.blocks is None else number(found.blocks.contrast),
         "dropped": list(found.dropped),
         "excluded": dict(found.excluded),
@@ -58,7 +63,12 @@ def _session(given: dict[str, Any]) -> dict[str, Any]:
 
 def _estimate(given: dict[str, Any]) -> dict[str, Any]:
     contrasts = [float(one) for one in given["contrasts"]]
-    found = estimate(contrasts, background=float(given["background"]), widening=float(given["widening"]))
+    found = estimate(
+        contrasts,
+        background=float(given["background"]),
+        widening=float(given["widening"]),
+        contention=[float(one) for one in given["contention"]],
+    )
     claimed = claim(found, margin=float(given["margin"]), null=given["null"])
     interval = found.interval()
     return {
@@ -78,7 +88,8 @@ def _sensitivity(given: dict[str, Any]) -> dict[str, Any]:
     for rows in given["sessions"]:
         pairs = np.array(rows, dtype=np.int64).reshape(len(rows), 4, 2)
         time_ns, steps, cpu_ns, all_steps = (pairs[:, place] for place in range(4))
-        sessions.append(Blocks(time_ns=time_ns, steps=steps, cpu_ns=cpu_ns, all_steps=all_steps))
+        none = np.zeros_like(steps)
+        sessions.append(Blocks(time_ns=time_ns, steps=steps, beside_ns=none, cpu_ns=cpu_ns, all_steps=all_steps))
     found = sensitivity(sessions, seed=bytes.fromhex(given["seed"]))
 
     def ratio(one: Estimate | None) -> str | None:

@@ -17,7 +17,16 @@ CASES = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob
 if not CASES:
     raise FileNotFoundError(f"no vectors in {FOLDER}")
 
-NUMBERS = {"contrast", "high", "log_ratio", "low", "minimum_detectable", "processor", "randomisation_p"} | {
+NUMBERS = {
+    "contention",
+    "contrast",
+    "high",
+    "log_ratio",
+    "low",
+    "minimum_detectable",
+    "processor",
+    "randomisation_p",
+} | {
     "standard_error",
     "steady_p",
     "tost_p",

@@ -110,8 +110,9 @@ def job_costs(found: Estimate, lifecycle_s: Sequence[float]) -> list[JobCost]:
 
 
 def _tost(found: Estimate, margin: float) -> float:
-    """Return the larger p of the two one-sided tests (Schuirmann 1987), with the background on the upper side."""
-    distances = (margin - found.log_ratio - found.shift, margin + found.log_ratio)
+    """Return the larger p of the two one-sided tests (Schuirmann 1987), from the bounds that the interval has."""
+    low, high = found.bounds
+    distances = (margin - high - found.shift, margin + low)
     error, df = found.standard_error, found.sessions - 1
     if not error:
         return float(min(distances) <= 0)

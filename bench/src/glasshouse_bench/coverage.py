@@ -27,8 +27,8 @@ LENGTH_S = 10.0
 _BATCH = 2000
 
 
-def contrasts(world: World, *, sessions: int, length_s: float, seed: int) -> Iterator[tuple[float, float]]:
-    """Yield each session's contrast, and its trimmed mean of block contrasts.
+def contrasts(world: World, *, sessions: int, length_s: float, seed: int) -> Iterator[tuple[float, float, float]]:
+    """Yield each session's contrast, its contention, and its trimmed mean of block contrasts.
 
     Raises:
         ValueError: a session in which no block has both arms.
@@ -41,7 +41,7 @@ def contrasts(world: World, *, sessions: int, length_s: float, seed: int) -> Ite
             trimmed = trimmed_contrast(blocks)
             if trimmed is None:
                 raise ValueError("a session without a whole block")
-            yield blocks.contrast, trimmed
+            yield blocks.contrast, blocks.contention, trimmed
 
 
 def coverage(
@@ -56,25 +56,32 @@ def coverage(
 
     Returns:
         Of all log ratios in percent: `truth`, `mean` and its standard error, deviation of a session, mean `half_width`,
-        the part `covered` (the result) and, with its mean, of the trimmed mean of block contrasts, which is not.
+        the part `covered` (the result), the part without an allowance for `contention`, and both, with its mean, of the
+        trimmed mean of block contrasts, which is not the result.
     """
     drawn = np.array(list(contrasts(world, sessions=runs * sessions, length_s=length_s, seed=seed)))
-    held: list[tuple[bool, bool]] = []
+    held: list[list[bool]] = []
     widths = []
     for number in range(runs):
-        part = drawn[number * sessions : (number + 1) * sessions]
-        ends = [estimate(list(column), widening=widening).measured() for column in part.T]
-        held.append((_holds(ends[0], world.truth), _holds(ends[1], world.truth)))
+        contrast, contention, trimmed = drawn[number * sessions : (number + 1) * sessions].T
+        ends = [
+            estimate(contrast, widening=widening, contention=contention).measured(),
+            estimate(contrast, widening=widening).measured(),
+            estimate(trimmed, widening=widening).measured(),
+        ]
+        held.append([_holds(one, world.truth) for one in ends])
         widths.append(0.0 if ends[0] is None else (ends[0].high - ends[0].low) / 2)
-    covered, trimmed_covered = np.mean(held, axis=0)
+    covered, bare_covered, trimmed_covered = np.mean(held, axis=0)
     return {
         "truth": 100 * world.truth,
         "mean": 100 * float(drawn[:, 0].mean()),
         "mean_standard_error": 100 * float(drawn[:, 0].std(ddof=1)) / math.sqrt(len(drawn)),
         "session_deviation": 100 * float(drawn[:, 0].std(ddof=1)),
         "half_width": 100 * float(np.mean(widths)),
+        "contention": 100 * float(drawn[:, 1].mean()),
         "covered": float(covered),
-        "trimmed_mean": 100 * float(drawn[:, 1].mean()),
+        "covered_without_contention": float(bare_covered),
+        "trimmed_mean": 100 * float(drawn[:, 2].mean()),
         "trimmed_covered": float(trimmed_covered),
     }
 
@@ -102,12 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         found[name] = {"world": asdict(WORLDS[name]), **{key: round(value, 5) for key, value in one.items()}}
         low |= one["covered"] < BAR
-        below = f"  BELOW {BAR:.0%}" if one["covered"] < BAR else ""
-        sys.stdout.write(
-            f"{name:27} true {one['truth']:6.3f} %  found {one['mean']:6.3f} ± {one['mean_standard_error']:.3f} %  "
-            f"interval ± {one['half_width']:.2f} %  held {one['covered']:.1%}{below}  "
-            f"(trimmed: found {one['trimmed_mean']:6.3f} %, held {one['trimmed_covered']:.1%})\n"
-        )
+        sys.stdout.write(_line(name, one))
         sys.stdout.flush()
     design = {"length_s": LENGTH_S, "slot_ns": SLOT_NS, "step_ns": STEP_NS, "steps": STEPS}
     metadata = {"numpy": np.__version__, "python": platform.python_version(), "scipy": scipy.__version__}
@@ -122,6 +124,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.out is not None:
         options.out.write_text(json.dumps({**kept, "widening": options.widening, "worlds": found}, indent=1) + "\n")
     return int(low)
+
+
+def _line(name: str, one: dict[str, float]) -> str:
+    below = f"  BELOW {BAR:.0%}" if one["covered"] < BAR else ""
+    return (
+        f"{name:27} true {one['truth']:6.3f} %  found {one['mean']:6.3f} ± {one['mean_standard_error']:.3f} %  "
+        f"interval ± {one['half_width']:.2f} %  held {one['covered']:.1%}{below}  (without contention "
+        f"{one['covered_without_contention']:.1%}; trimmed {one['trimmed_mean']:.3f} %, {one['trimmed_covered']:.1%})\n"
+    )
 
 
 def _holds(interval: Interval | None, truth: float) -> bool:

@@ -43,6 +43,7 @@ class Estimate:
         standard_error: of the mean, widened; None for a single session, which has no interval.
         sessions: how many there are, K; the degrees of freedom are K − 1.
         background: what the agent's and the watchdog's processor time adds to a protected step, as a part of it.
+        contention: what steps that ran beside the other arm may have added to the mean at most; below 0, taken from it.
         steady_p: of first against last third (Welch); None for fewer than six sessions.
     """
 
@@ -51,6 +52,7 @@ class Estimate:
     standard_error: float | None
     sessions: int
     background: float
+    contention: float
     steady_p: float | None
 
     @property
@@ -64,11 +66,17 @@ class Estimate:
         return math.log1p(self.background)
 
     def measured(self, level: float = LEVEL) -> Interval | None:
-        """Return the two-sided interval of the contrast alone (Student 1908)."""
+        """Return the two-sided interval (Student 1908), as far down or up as contention may have moved the mean."""
         if self.standard_error is None:
             return None
         reach = t_quantile((1 + level) / 2, self.sessions - 1) * self.standard_error
-        return Interval(self.log_ratio - reach, self.log_ratio + reach)
+        low, high = self.bounds
+        return Interval(low - reach, high + reach)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest mean that contention leaves possible."""
+        return self.log_ratio - max(self.contention, 0.0), self.log_ratio - min(self.contention, 0.0)
 
     def interval(self, level: float = LEVEL) -> Interval | None:
         """Return the interval that is published: its upper end holds the background."""
@@ -81,13 +89,20 @@ class Estimate:
         return None if self.standard_error is None else _noncentrality(self.sessions - 1) * self.standard_error
 
 
-def estimate(contrasts: Sequence[float], *, background: float = 0.0, widening: float = 1.0) -> Estimate:
+def estimate(
+    contrasts: Sequence[float] | NDArray[np.float64],
+    *,
+    background: float = 0.0,
+    widening: float = 1.0,
+    contention: Sequence[float] | NDArray[np.float64] = (),
+) -> Estimate:
     """Return the estimate from the contrasts of the complete sessions, in order.
 
     Args:
         contrasts: ln(Σt_P/n_P) − ln(Σt_R/n_R) of each.
         background: processor seconds of agent and watchdog for each second in protected slots, ≥ 0.
         widening: factor on the standard error, fixed in the design, ≥ 1.
+        contention: of each session, in order (`Blocks.contention`); empty where none can be.
 
     Raises:
         ValueError: no session, a value that is no number, or one outside its limits.
@@ -97,6 +112,8 @@ def estimate(contrasts: Sequence[float], *, background: float = 0.0, widening: f
         raise ValueError("an estimate needs one finite contrast or more")
     if not (0 <= background < math.inf and 1 <= widening < math.inf):
         raise ValueError(f"background {background} or widening {widening} outside its limits")
+    if len(contention) not in (0, len(values)) or not np.isfinite(list(contention)).all():
+        raise ValueError("contention of other sessions, or no number")
     number = len(values)
     error = None if number < 2 else widening * math.sqrt(float(np.var(values, ddof=1)) / number)
     third = number // 3
@@ -106,6 +123,7 @@ def estimate(contrasts: Sequence[float], *, background: float = 0.0, widening: f
         standard_error=error,
         sessions=number,
         background=background,
+        contention=math.fsum(contention) / number,
         steady_p=steady_p,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -43,6 +43,7 @@ class Blocks:
     Args:
         time_ns: length of the counted steps.
         steps: their number.
+        beside_ns: how much of their length the other arm was running too.
         cpu_ns: processor time of all slots.
         all_steps: number of all steps in these slots.
     """
@@ -50,6 +51,7 @@ class Blocks:
     _: KW_ONLY
     time_ns: Integers
     steps: Integers
+    beside_ns: Integers
     cpu_ns: Integers
     all_steps: Integers
 
@@ -57,6 +59,12 @@ class Blocks:
     def contrast(self) -> float:
         """ln(Σt_P/n_P) − ln(Σt_R/n_R): what the session says of ln(T_protected/T_raw)."""
         return _contrast(self.time_ns, self.steps)
+
+    @property
+    def contention(self) -> float:
+        """By how much overruns beside the other arm may have raised the contrast at most; below 0, lowered it."""
+        raw, protected = (float(one) for one in self.beside_ns.sum(axis=0) / self.time_ns.sum(axis=0))
+        return math.log1p(-raw) - math.log1p(-protected)
 
     @property
     def cpu_contrast(self) -> float:
@@ -114,7 +122,7 @@ def session_of(
         return Session(outcome=Outcome.SHORT, excluded=excluded)
     blocks, dropped = blocks_of(raw.steps, protected.steps, uncounted=plan.uncounted, first=first, kept=kept)
     inside = _processor_time(records, first, kept)
-    blocks = Blocks(time_ns=blocks.time_ns, steps=blocks.steps, cpu_ns=inside, all_steps=blocks.all_steps)
+    blocks = replace(blocks, cpu_ns=inside)
     parity = unlike_losses(raw, protected)
     if not blocks.steps.sum(axis=0).all():
         outcome = Outcome.NO_STEPS
@@ -167,13 +175,18 @@ def blocks_of(
         overlapped = counted & (reached > own.begin)
         counted &= ~overlapped
         where = block[counted]
+        beside = (_ran(other, own.end) - _ran(other, own.begin))[counted]
         # Sums of integers below 2^53 are exact in the double precision of bincount's weights.
-        time_ns = np.bincount(where, (own.end - own.begin)[counted], minlength=len(kept)).astype(np.int64)
+        time_ns, beside_ns = (
+            np.bincount(where, weights, minlength=len(kept)).astype(np.int64)
+            for weights in ((own.end - own.begin)[counted], beside)
+        )
         steps = np.bincount(where, minlength=len(kept))
-        sums.append((time_ns, steps, np.bincount(block[inside], minlength=len(kept))))
+        sums.append((time_ns, steps, beside_ns, np.bincount(block[inside], minlength=len(kept))))
         dropped.append(int(np.count_nonzero(kept[block[overlapped]])))
-    time_ns, steps, all_steps = (np.stack(columns, axis=1)[kept] for columns in zip(*sums, strict=True))
-    blocks = Blocks(time_ns=time_ns, steps=steps, cpu_ns=np.zeros_like(time_ns), all_steps=all_steps)
+    time_ns, steps, beside_ns, all_steps = (np.stack(columns, axis=1)[kept] for columns in zip(*sums, strict=True))
+    unknown = np.zeros_like(time_ns)
+    blocks = Blocks(time_ns=time_ns, steps=steps, beside_ns=beside_ns, cpu_ns=unknown, all_steps=all_steps)
     return blocks, (dropped[0], dropped[1])
 
 
@@ -181,6 +194,16 @@ def unlike_losses(raw: Record, protected: Record) -> int | None:
     """Return the first common step at which the two arms report different losses, or None."""
     pairs = zip(raw.losses, protected.losses, strict=False)
     return next((step for step, (one, other) in enumerate(pairs) if one != other), None)
+
+
+def _ran(steps: Steps, instants: Integers) -> Integers:
+    """Return for how long a worker had been in steps at each instant."""
+    before = np.searchsorted(steps.begin, instants)
+    total = np.concatenate(([0], np.cumsum(steps.end - steps.begin)))[before]
+    last = np.concatenate(([np.iinfo(np.int64).min], steps.end))[before]
+    # The last step that began before the instant may be going on still.
+    ran: Integers = total - np.where(last > instants, last - instants, 0)
+    return ran
 
 
 def _contrast(amounts: Integers, numbers: Integers) -> float:

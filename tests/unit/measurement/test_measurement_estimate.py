@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -69,6 +70,21 @@ def test_the_background_is_added_to_the_upper_end_alone() -> None:
     assert whole is not None
     assert whole.low == bare.low
     assert math.exp(whole.high) == pytest.approx(math.exp(bare.high) * 1.0018)
+
+
+def test_what_overruns_may_have_added_is_taken_from_the_lower_end_and_what_they_took_is_given_to_the_upper() -> None:
+    values = around(0.01, 0.001)
+    bare = estimate(values).interval()
+    more, less = (estimate(values, contention=[amount, 0.001] * 10).interval() for amount in (0.005, -0.009))
+    assert bare is not None
+    assert more is not None
+    assert less is not None
+    assert (more.low, more.high) == pytest.approx((bare.low - 0.003, bare.high))
+    assert (less.low, less.high) == pytest.approx((bare.low, bare.high + 0.004))
+    assert claim(estimate(values, contention=[0.02] * 20), margin=0.05).word is Word.EQUIVALENT
+    assert claim(estimate(values, contention=[0.02] * 20), margin=0.005).word is Word.INCONCLUSIVE
+    with pytest.raises(ValueError, match="contention"):
+        estimate(values, contention=[0.0] * 19)
 
 
 def test_a_widened_interval_is_wider_by_its_factor_and_by_nothing_else() -> None:
@@ -148,7 +164,7 @@ def test_a_short_job_pays_for_the_lifecycle_and_a_long_one_for_the_steps() -> No
 def blocks(protected_ns: list[int], raw_ns: int = 100 * MS) -> Blocks:
     time_ns = np.array([[raw_ns, one] for one in protected_ns])
     tens = np.full_like(time_ns, 10)
-    return Blocks(time_ns=time_ns, steps=tens, cpu_ns=2 * time_ns, all_steps=tens + 2)
+    return Blocks(time_ns=time_ns, steps=tens, beside_ns=0 * tens, cpu_ns=2 * time_ns, all_steps=tens + 2)
 
 
 def test_trimming_deletes_bunched_cost_and_says_so_beside_the_result() -> None:
@@ -168,13 +184,13 @@ def test_the_randomisation_test_sees_a_difference_and_not_its_absence() -> None:
 
 def test_blocks_of_no_processor_time_have_no_contrast_of_it() -> None:
     found = blocks([100 * MS] * 4)
-    idle = Blocks(time_ns=found.time_ns, steps=found.steps, cpu_ns=0 * found.cpu_ns, all_steps=found.all_steps)
+    idle = dataclasses.replace(found, cpu_ns=0 * found.cpu_ns)
     assert sensitivity([found, idle], seed=SEED).processor is None
 
 
 def test_a_session_without_a_whole_block_has_no_trimmed_contrast() -> None:
     found = blocks([100 * MS] * 4)
-    none = Blocks(time_ns=found.time_ns, steps=found.steps * [0, 1], cpu_ns=found.cpu_ns, all_steps=found.all_steps)
+    none = dataclasses.replace(found, steps=found.steps * [0, 1])
     assert trimmed_contrast(none) is None
 
 

@@ -74,6 +74,11 @@ def test_an_overrun_counts_in_full_and_only_the_steps_that_it_overlapped_are_dro
     assert found.dropped == (0, 5)
     assert (whole.blocks.steps.sum(axis=0) - found.blocks.steps.sum(axis=0)).tolist() == [0, 5]
     assert (found.blocks.time_ns.sum(axis=0) - whole.blocks.time_ns.sum(axis=0)).tolist() == [105 * MS, -50 * MS]
+    # Six protected steps of 10 ms ran beside it, and the last of them ended before it did.
+    assert found.blocks.beside_ns.sum(axis=0).tolist() == [60 * MS, 0]
+    assert whole.blocks.contention == 0
+    part = 60 * MS / int(found.blocks.time_ns[:, 0].sum())
+    assert found.blocks.contention == pytest.approx(math.log(1 - part))
 
 
 def test_a_suspended_machine_excludes_the_blocks_it_slept_in_and_no_other() -> None:
