@@ -237,8 +237,10 @@ def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_go
     monkeypatch.setattr("glasshouse.jobs.leftover._PATIENCE_S", 0.0)
     world = OwnersWorld()
     folder = world.settle(tmp_path)
-    command = [sys.executable, "-I", "-X", f"pycache_prefix={folder.scratch}", "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen(command) as worker:
+    command = [sys.executable, "-I", "-X", f"pycache_prefix={folder.scratch}", "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()  # for a moment after its start the kernel shows no command line of it
         found = conclude(folder, owner_signing=world.owner.public, agent_exit=-9)
         assert survivors(folder.scratch, patience_s=0) == [worker.pid]
         worker.kill()
