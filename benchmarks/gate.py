@@ -86,8 +86,8 @@ def main() -> int:
     scenarios = [scenario for scenario in SCENARIOS if scenario[0].startswith(asked.only)]
     if not (levels[0] >= 1 and levels[-1] <= 64 and 1 <= asked.exchanges <= MAX_RELEASES // 2):
         parser.error(f"this takes 1 to 64 runtimes at once, and 1 to {MAX_RELEASES // 2} exchanges of each")
-    if asked.rounds < 1 or not scenarios or not asked.folder.is_dir():
-        parser.error("this takes at least one round, the name of a scenario, and a folder that exists")
+    if asked.rounds < 1 or not scenarios or not asked.folder.is_dir() or not sys.platform.startswith("linux"):
+        parser.error("this takes Linux, at least one round, the name of a scenario, and a folder that exists")
     halves = []
     if asked.mode in (None, "runtimes"):
         halves.append(runtimes(levels, asked.exchanges, asked.folder))
@@ -167,6 +167,10 @@ class Record:
     code: str
     held: tuple[str, str]
 
+    @property
+    def ms(self) -> float:
+        return round((self.end_ns - self.begin_ns) / 1e6, 3)
+
 
 def _timed(actor: Actor | None, gate: CountingGate, loop: Loop) -> Record:
     """Time an exchange or, without an actor, as many requests of the same sizes."""
@@ -230,7 +234,7 @@ def runtimes(levels: Sequence[int], exchanges: int, place: Path) -> dict[str, An
             empty = [[None] * (warm_up + exchanges)] * judged
             bare = _crowd(url, empty, warm_up=warm_up, server_pid=pid).numbers()
     mounts = [one for one in psutil.disk_partitions(all=True) if place.resolve().is_relative_to(one.mountpoint)]
-    filesystem = max(mounts, key=lambda one: len(one.mountpoint)).fstype
+    _, filesystem = max([(len(one.mountpoint), one.fstype) for one in mounts], default=(0, "unknown"))
     if filesystem in IN_MEMORY:
         print("The database lies in memory: a commit costs nothing there, and would not outlive a restart.")
     return {
@@ -283,17 +287,18 @@ class Crowd:
             codes = sorted({record.code for record in self.records})
             raise SystemExit(f"no exchange ended in the window of the measurement: {', '.join(codes)}")
         seconds = (self.close_ns - self.open_ns) / 1e9
-        times = quantiles([(record.end_ns - record.begin_ns) / 1e6 for record in inside])
+        times = [record.ms for record in inside]
         return {
             "runtimes": self.runtimes,
             "per_s": round(len(inside) / seconds, 1),
-            **{f"{name}_ms": value for name, value in times.items()},
+            **{f"{name}_ms": value for name, value in quantiles(times).items()},
             "server_cpu_ms": round(1000 * self.server_s / len(self.measured), 3),
             "client_cpu_ms": round(1000 * self.clients_s / len(self.measured), 3),
             "exchanges": len(inside),
             "seconds": round(seconds, 3),
             "tried_again": sum(record.requests > len(REQUESTS) for record in self.records),
             "failed": sum(bool(record.code) for record in self.records),
+            "times_ms": times,
         }
 
 
@@ -386,16 +391,16 @@ def _scenario(load: dict[str, Any], bar: float, rounds: int) -> dict[str, Any]:
                     began = _cpu_s(broker.pid)
                     after = _exchanges(owner, LOAD_S)
                     busy_s += _cpu_s(broker.pid) - began
-                ratios.append(_median_ms(after) / _median_ms(before))
+                ratios.append(statistics.median(one.ms for one in after) / statistics.median(one.ms for one in before))
                 quiet, loaded = quiet + before, loaded + after
                 time.sleep(0.5)  # until what the load left is gone
     return {
         "bar": bar,
         "broker_cpu_share": round(busy_s / (rounds * LOAD_S), 3),
         "load": {**load, "addresses": len(load["addresses"])},
-        "load_ms": [round((record.end_ns - record.begin_ns) / 1e6, 3) for record in loaded],
+        "load_ms": [record.ms for record in loaded],
         "longest_without_head_s": round(max(gaps), 3),
-        "quiet_ms": [round((record.end_ns - record.begin_ns) / 1e6, 3) for record in quiet],
+        "quiet_ms": [record.ms for record in quiet],
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(one, 3) for one in ratios],
         "tried_again": sum(record.requests > len(REQUESTS) for record in loaded),
@@ -413,10 +418,6 @@ def _exchanges(owner: Owner, seconds: float) -> list[Record]:
             raise SystemExit(f"an honest runtime was refused: {records[-1].code}")
         time.sleep(PAUSE_S)
     return records
-
-
-def _median_ms(records: Sequence[Record]) -> float:
-    return statistics.median((record.end_ns - record.begin_ns) / 1e6 for record in records)
 
 
 @contextlib.contextmanager
@@ -481,7 +482,8 @@ def _cpu_s(pid: int) -> float:
 
 def _show(level: dict[str, Any]) -> None:
     """Print a level as soon as it is measured."""
-    print(", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in level.items()), flush=True)
+    numbers = [f"{name.replace('_', ' ')} {value:g}" for name, value in level.items() if name != "times_ms"]
+    print(", ".join(numbers), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def test_the_gate_is_measured_under_concurrent_runtimes_and_every_release_is_cou
     for level in [*kept["levels"], kept["bare_requests"]]:
         assert 0 < level["p50_ms"] <= level["p90_ms"] <= level["p99_ms"] <= level["max_ms"]
         assert (level["failed"], level["per_s"] > 0) == (0, True)
+        assert len(level["times_ms"]) == level["exchanges"]
     # Three processes of twelve each, with the warm-up, and the two of the contested budget.
     assert kept["counts"]["held"] == kept["counts"]["released"] == 38
     assert kept["contested_budget"] == {"budget": 2, "asked": 4, "released": 2, "refused": 2, "exact": True}
