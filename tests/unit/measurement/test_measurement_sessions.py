@@ -77,7 +77,7 @@ def test_an_overrun_counts_in_full_and_only_the_steps_that_it_overlapped_are_dro
     # Six protected steps of 10 ms ran beside it, and the last of them ended before it did.
     assert found.blocks.beside_ns.sum(axis=0).tolist() == [60 * MS, 0]
     assert whole.blocks.contention == 0
-    part = 60 * MS / int(found.blocks.time_ns[:, 0].sum())
+    part = 30 * MS / int(found.blocks.time_ns[:, 0].sum())
     assert found.blocks.contention == pytest.approx(math.log(1 - part))
 
 
