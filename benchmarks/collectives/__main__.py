@@ -89,7 +89,8 @@ def _busy(count: int) -> Iterator[None]:
     """Keep cores busy with `count` processes that do nothing else."""
     with contextlib.ExitStack() as beside:
         for _ in range(count):
-            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            # In a session of its own, an interrupt from the terminal does not end it early.
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
             beside.callback(process.wait)
             beside.callback(process.kill)
         yield

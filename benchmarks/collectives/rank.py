@@ -220,6 +220,7 @@ def serve(pipe: Connection, rank: int, size: int, port: int, secret: bytes) -> N
     faulthandler.enable()  # a parent that has waited too long aborts us: where each thread stood is printed
     torch.set_num_threads(1)  # as torchrun does: the ranks share the cores
     keep_freed_memory()
+    gc.freeze()  # later collections do not walk what was imported
     try:
         store = dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)

@@ -8,7 +8,9 @@ from collections import defaultdict
 
 import pytest
 
+from benchmarks.collectives.cells import Cell, Kind, Way
 from benchmarks.collectives.groups import Counted, Plain
+from benchmarks.collectives.rank import Exchange
 from glasshouse.collectives import backend, engine, entry, group
 from glasshouse.collectives.frames import HEADER_BYTES, TAG_BYTES
 from glasshouse.collectives.keys import Lane
@@ -38,6 +40,29 @@ def test_counting_counts_every_call_and_byte_and_passes_on_what_came() -> None:
     assert {name: tally[name] for name in ("seal_calls", "open_calls", "seal_bytes", "open_bytes")} == {
         "seal_calls": 4, "open_calls": 4, "seal_bytes": 4_000, "open_bytes": 4_000,
     }  # fmt: skip
+
+
+class Idle:
+    """A group whose all-reduces return at once, and sum nothing."""
+
+    def allreduce(self, _tensors: object, _options: object = None) -> Idle:
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell(kind=Kind.ALL_REDUCE, ranks=2, bytes=4_096),
+        Cell(kind=Kind.REPLAY, ranks=2, model="resnet-50", cap_mib=250, dtype="bfloat16"),
+    ],
+    ids=lambda cell: cell.kind.value,
+)
+def test_a_wrong_sum_is_found_before_anything_is_timed(cell: Cell) -> None:
+    with pytest.raises(ValueError, match="ring gave a wrong sum: nothing of it is measured"):
+        Exchange(cell, rank=1).check(Way.RING, Idle())
 
 
 def test_what_torch_or_a_script_can_call_never_names_other_streams_or_the_bench() -> None:
