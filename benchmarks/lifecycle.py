@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import pty
-import select
 import shutil
 import signal
 import statistics
@@ -137,14 +136,14 @@ class Stage:
     def train(self, seconds: float) -> dict[str, Any]:
         """Train for a while with the live view in a terminal, and sample every process but the worker."""
         package = self._seal("long", seconds + SETTLE_S + 2.0)
-        with _terminal([*PROGRAM, "run", str(package), "--home", str(self._home.path)]) as (command, screen):
-            folder = self._running(screen)
-            _show(screen, SETTLE_S)
+        with _terminal([*PROGRAM, "run", str(package), "--home", str(self._home.path)]) as command:
+            folder = self._running()
+            time.sleep(SETTLE_S)
             watched = _watched(command, folder)
             began, before = time.monotonic(), {name: _cpu_s(process) for name, process in watched.items()}
             peaks = {name: _pss_mib(process) for name, process in watched.items()}
             while (left := began + seconds - time.monotonic()) > 0:
-                _show(screen, min(SAMPLE_S, left))
+                time.sleep(min(SAMPLE_S, left))
                 peaks = {name: max(peak, _pss_mib(watched[name])) for name, peak in peaks.items()}
             spent = {name: _cpu_s(process) - before[name] for name, process in watched.items()}
             elapsed_s = time.monotonic() - began
@@ -158,11 +157,11 @@ class Stage:
             },
         }
 
-    def _running(self, screen: int) -> RunFolder:
+    def _running(self) -> RunFolder:
         """Wait until the newest run trains."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
-            _show(screen, 0.2)
+            time.sleep(0.2)
             newest = max(RunFolder.all(self._home), key=lambda folder: folder.load().created_us)
             if newest.load().outcome is None and Seen.of(newest.events).state is State.RUNNING:
                 return newest
@@ -192,34 +191,25 @@ class Stage:
 
 
 @contextlib.contextmanager
-def _terminal(command: list[str]) -> Iterator[tuple[psutil.Process, int]]:
-    """Start a command in a terminal of its own; at the end show what is left of it, or stop it."""
+def _terminal(command: list[str]) -> Iterator[psutil.Process]:
+    """Start a command in a terminal of its own, whose screen is read and thrown away; at the end let it finish."""
     screen, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    reading = subprocess.Popen(["cat"], stdin=screen, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
     )
     os.close(slave)
+    os.close(screen)
     try:
-        yield psutil.Process(process.pid), screen
-        _show(screen, SETTLE_S + 10.0)
+        yield psutil.Process(process.pid)
+        process.wait(TIMEOUT_S)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            _show(screen, TIMEOUT_S)
-        os.close(screen)
         process.wait(TIMEOUT_S)
-
-
-def _show(screen: int, seconds: float) -> None:
-    """Read what a terminal shows for so long, so that what draws it never waits; at most until it is closed."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        try:
-            if select.select([screen], [], [], left)[0]:
-                os.read(screen, 1 << 16)
-        except OSError:
-            return
+        reading.kill()
+        reading.wait()
 
 
 def _watched(command: psutil.Process, folder: RunFolder) -> dict[str, psutil.Process]:
