@@ -6,6 +6,7 @@ are defined, because that order decides the buckets.
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -120,8 +121,7 @@ def sample(buckets: Buckets, *, most_elements: int) -> Buckets:
     total = sum(buckets.elements)
     if total <= most_elements:
         return buckets
-    keep = max(1, len(buckets.elements) * most_elements // total)
-    chosen = [buckets.elements[index * len(buckets.elements) // keep] for index in range(keep)]
+    chosen = list(buckets.elements[:: math.ceil(total / most_elements)])
     while len(chosen) > 1 and sum(chosen) > most_elements:
         chosen.remove(max(chosen))
     return Buckets(elements=tuple(chosen), whole_elements=buckets.whole_elements, whole_count=buckets.whole_count)

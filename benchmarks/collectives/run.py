@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -34,7 +34,6 @@ FORMAT = "glasshouse collectives measurement 1"
 LEAST_ROUNDS, MOST_ROUNDS = 5, 150
 SAMPLE_S, MOST_BATCH = 0.004, 32  # a shorter sample is mostly the skew of the barrier before it
 ANSWER_S = 600.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class RankError(RuntimeError):
@@ -224,12 +223,9 @@ def _memory(world: World, sizes: Sequence[int]) -> list[dict[str, Any]]:
 
 def _busy(pids: Iterable[int]) -> tuple[float, float, float]:
     """Return now, the busy time of all processors, and that of these processes and ours, in seconds."""
-    user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    ours = sum(os.times()[:2])
-    for pid in pids:
-        after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ours += (int(after[11]) + int(after[12])) / _TICKS_PER_S
-    return time.monotonic(), (user + nice + system + irq + soft + steal) / _TICKS_PER_S, ours
+    cpu, ours = psutil.cpu_times(), [psutil.Process(pid).cpu_times() for pid in (os.getpid(), *pids)]
+    busy = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq + cpu.steal
+    return time.monotonic(), busy, sum(one.user + one.system for one in ours)
 
 
 def _print_cell(found: dict[str, Any], number: int, of: int) -> None:

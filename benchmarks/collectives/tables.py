@@ -7,6 +7,7 @@ Between `<!-- measured: NAME -->` and `<!-- end -->` the page is this program's;
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -48,10 +49,10 @@ def tables(found: Sequence[Document]) -> dict[str, Table]:
     of = {kind: [cell for cell in cells.values() if cell["kind"] == kind] for kind in Kind}
     return {
         "bars": _bars(found),
-        "all-reduce": _exchanges(of[Kind.ALL_REDUCE]),
+        "all-reduce": _cells(of[Kind.ALL_REDUCE]),
         "phases": _phases(of[Kind.ALL_REDUCE]),
-        "training": _training(of[Kind.TRAIN]),
-        "replay": _replays(of[Kind.REPLAY]),
+        "training": _cells(of[Kind.TRAIN]),
+        "replay": _cells(of[Kind.REPLAY]),
     }
 
 
@@ -83,33 +84,19 @@ def _bars(found: Sequence[Document]) -> Table:
     return rows
 
 
-def _exchanges(cells: Sequence[Document]) -> Table:
+def _cells(cells: Sequence[Document]) -> Table:
+    """Return cells of one kind, without the columns that have nothing for it."""
     ways = ("sealed", "network", "direct", "ring", "serial", "plain")
-    rows: Table = [("all-reduce", "raw", *ways, "CPU, raw and sealed")]
-    return rows + [
-        (cell_words(cell), _time(cell["median_s"]["raw"]), *(_times(cell, way) for way in ways), _pair(cell, "cpu_s"))
-        for cell in cells
-    ]
-
-
-def _training(cells: Sequence[Document]) -> Table:
-    ways = ("sealed", "direct", "ring", "serial")
-    rows: Table = [("iteration", "raw", *ways, "computation", "exposed, raw and sealed", "all-reduces")]
+    pairs = {"exposed_s": "exposed, raw and sealed", "cpu_s": "CPU, raw and sealed"}
+    rows: Table = [("", "raw", *ways, "computation", *pairs.values(), "all-reduces", "replayed")]
     for cell in cells:
-        median = cell["median_s"]
-        words = (cell_words(cell), _time(median["raw"]), *(_times(cell, way) for way in ways))
-        rows.append((*words, _time(median["alone"]), _pair(cell, "exposed_s"), str(cell["whole_buckets"])))
-    return rows
-
-
-def _replays(cells: Sequence[Document]) -> Table:
-    ways = ("sealed", "direct", "ring", "serial")
-    rows: Table = [("exchange", "all-reduces", "replayed", *ways, "raw, scaled to the whole")]
-    for cell in cells:
-        words = (cell_words(cell), str(cell["whole_buckets"]), f"{100 * cell['share']:.0f} %")
-        whole = _time(cell["median_s"]["raw"] / cell["share"])
-        rows.append((*words, *(_times(cell, way) for way in ways), whole))
-    return rows
+        median, whole, replay = cell["median_s"], cell["whole_buckets"], cell["kind"] == Kind.REPLAY
+        # Of a replay that is a sample, raw is scaled to the whole model.
+        row = (cell_words(cell), _time(median["raw"] / cell["share"]), *(_times(cell, way) for way in ways))
+        row += (_time(median["alone"]) if "alone" in median else "", *(_pair(cell, name) for name in pairs))
+        rows.append((*row, str(whole or ""), f"{100 * cell['share']:.0f} %" if replay else ""))
+    used = [not number or any(column[1:]) for number, column in enumerate(zip(*rows, strict=True))]
+    return [tuple(itertools.compress(row, used)) for row in rows]
 
 
 def _phases(cells: Sequence[Document]) -> Table:
