@@ -1,6 +1,6 @@
-"""Seals the content of a package: reads and hashes one chunk while the one before is encrypted and written.
+"""Seals the content of a package: reads and hashes one chunk while those before are encrypted and written.
 
-Memory is three chunks, whatever the sizes. Hash and cipher release the interpreter's lock, so that
+Memory is five chunks, whatever the sizes. Hash and cipher release the interpreter's lock, so that
 the second thread nearly halves the time where there is a second core.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import UnsupportedOperation
+from queue import SimpleQueue
+from threading import Thread
 from typing import BinaryIO, TypeAlias
 
 from glasshouse.errors import Code, PackageError, UsageError
@@ -25,6 +26,8 @@ Size: TypeAlias = int
 Progress: TypeAlias = Callable[[int, int], None]
 
 _WORTH_A_THREAD_BYTES = 1 << 17
+# With two, each thread waits for the other to wake up at every chunk.
+_BUFFERS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,11 +106,11 @@ class Sealer:
         with _opened(source) as stream:
             before = _stamp(stream)
             for index in range(chunks):
-                piece = pipeline.buffer(min(self._chunk_bytes, source.bytes - index * self._chunk_bytes))
-                _fill(stream, piece, source)
-                digest(piece)
-                pipeline.put(cipher, index, last=index == chunks - 1, plain=piece)
-                yield len(piece)
+                buffer, size = pipeline.buffer(), min(self._chunk_bytes, source.bytes - index * self._chunk_bytes)
+                _fill(stream, buffer[:size], source)
+                digest(buffer[:size])
+                pipeline.put(_Chunk(cipher, index, index == chunks - 1, buffer, size))
+                yield size
             if stream.read(1) or _stamp(stream) != before:
                 raise _changed(source)
 
@@ -120,56 +123,77 @@ class Sealer:
         )
 
 
-class _Pipeline:
-    """Two buffers of plaintext: one is filled while the other is sealed and written in a second thread.
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The `bytes` first bytes of a buffer, to be sealed."""
 
-    Leaving it waits for that thread and wipes both.
+    cipher: ChunkCipher
+    index: int
+    last: bool
+    buffer: memoryview
+    bytes: Size
+
+
+class _Pipeline:
+    """Buffers of plaintext: one is filled while those before it are sealed and written in a second thread.
+
+    Leaving it waits for that thread and wipes them.
     """
 
     def __init__(self, out: BinaryIO, largest: int) -> None:
         self._out = out
-        self._plain = [memoryview(bytearray(largest)) for _ in range(2)]
+        self._plain = [memoryview(bytearray(largest)) for _ in range(_BUFFERS)]
         self._sealed = memoryview(bytearray(largest + TAG_BYTES))
-        self._turn = 0
-        self._pending: Future[None] | None = None
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        for plain in self._plain:
+            self._free.put(plain)
+        self._filled: SimpleQueue[_Chunk | None] = SimpleQueue()
+        self._error: BaseException | None = None
         # Handing over costs some tens of microseconds: neither small chunks nor a single core win them back.
         worth_it = largest >= _WORTH_A_THREAD_BYTES and _cores() > 1
-        self._thread = ThreadPoolExecutor(max_workers=1) if worth_it else None
+        self._thread = Thread(target=self._write) if worth_it else None
 
-    def buffer(self, length: int) -> memoryview:
-        """Return the buffer that nobody is reading."""
-        return self._plain[self._turn][:length]
+    def buffer(self) -> memoryview:
+        """Return a buffer that is free; raises what writing another one raised."""
+        plain = self._free.get()
+        if self._error is not None:
+            raise self._error
+        return plain
 
-    def put(self, cipher: ChunkCipher, index: int, *, last: bool, plain: memoryview) -> None:
-        """Seal and write `plain`, the buffer's content, once the chunk before it is written."""
-        self._wait()
+    def put(self, chunk: _Chunk) -> None:
+        """Have a chunk sealed and written behind those before it; its buffer is free after that."""
         if self._thread is None:
-            self._seal(cipher, index, last, plain)
-            return
-        self._pending = self._thread.submit(self._seal, cipher, index, last, plain)
-        self._turn = 1 - self._turn
+            self._seal(chunk)
+            self._free.put(chunk.buffer)
+        else:
+            self._filled.put(chunk)
 
     def __enter__(self) -> _Pipeline:
+        if self._thread is not None:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-            for plain in self._plain:
-                zero(plain)
+        if self._thread is not None:
+            self._filled.put(None)
+            self._thread.join()
+        for plain in self._plain:
+            zero(plain)
+        if kind is None and self._error is not None:
+            raise self._error
 
-    def _wait(self) -> None:
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
+    def _write(self) -> None:
+        while (chunk := self._filled.get()) is not None:
+            try:
+                if self._error is None:
+                    self._seal(chunk)
+            except BaseException as error:
+                self._error = error
+            self._free.put(chunk.buffer)
 
-    def _seal(self, cipher: ChunkCipher, index: int, last: bool, plain: memoryview) -> None:
-        part = self._sealed[: len(plain) + TAG_BYTES]
-        cipher.seal_into(index, last=last, plaintext=plain, out=part)
+    def _seal(self, chunk: _Chunk) -> None:
+        part = self._sealed[: chunk.bytes + TAG_BYTES]
+        chunk.cipher.seal_into(chunk.index, last=chunk.last, plaintext=chunk.buffer[: chunk.bytes], out=part)
         write_all(self._out, part)
 
 

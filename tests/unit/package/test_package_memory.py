@@ -75,7 +75,7 @@ def test_weights_reach_their_tensors_without_a_second_copy(tmp_path: Path) -> No
     assert extra_memory("tensors", tmp_path, save(weights)) < 8 << 20
 
 
-def test_sealing_takes_three_chunks_whatever_the_size() -> None:
+def test_sealing_takes_five_chunks_whatever_the_size() -> None:
     import io
     import tracemalloc
 
@@ -109,7 +109,7 @@ def test_sealing_takes_three_chunks_whatever_the_size() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert CHUNK < peak < 4 << 20
+    assert CHUNK < peak < 6 << 20
 
 
 def test_a_failed_read_wipes_a_large_destination_without_a_second_one() -> None:
