@@ -1,6 +1,6 @@
 """What sealed collectives cost beside gloo's plaintext ones: ``make bench-collectives``.
 
-All of it takes about a quarter of an hour; `--quick` tries it out. The exit status is 1 when a bar is missed or a rank
+All of it takes about twenty minutes; `--quick` tries it out. The exit status is 1 when a bar is missed or a rank
 failed, and 130 after an interrupt; what is complete by then is kept.
 """
 

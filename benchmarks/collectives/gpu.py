@@ -71,9 +71,7 @@ class Bench:
         if not self.small:
             torch.cuda.synchronize(self.device)
 
-    def seconds(
-        self, run: Callable[[int], None], *, poison: Callable[[int], None], runs: int | None = None
-    ) -> list[float]:
+    def seconds(self, run: Callable[[int], None], *, poison: Callable[[int], None]) -> list[float]:
         """Return the device's time for each call of `run(turn)`, after some that are not counted."""
         found = []
         for turn in range(-_WARM_UPS if not self.small else 0, self.runs):

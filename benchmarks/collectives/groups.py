@@ -6,11 +6,10 @@ their parts, with streams that do not encrypt or that count. Law: counting takes
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -136,6 +135,7 @@ class Groups:
     def __init__(self, store: dist.Store, rank: int, size: int, secret: bytes) -> None:
         self._store, self._rank, self._size, self._secret = store, rank, size, secret
         self._groups: dict[Way, dist.ProcessGroup] = {}
+        self._counted: dict[Way, tuple[SealedGroup, Mesh, dict[str, float]]] = {}
         self._made = 0
 
     def of(self, way: Way) -> dist.ProcessGroup:
@@ -146,39 +146,35 @@ class Groups:
             self._groups[way] = self._make(way, None)[0]
         return self._groups[way]
 
-    @contextlib.contextmanager
-    def counting(
-        self, way: Way
-    ) -> Iterator[tuple[dist.ProcessGroup, Callable[[Callable[[], None]], dict[str, float]]]]:
-        """Give a group of its own that counts, and a function that returns what one call of another one took here."""
-        tally = defaultdict[str, float](float)
-        group, engine, mesh = self._make(way, tally)
+    def counted(self, way: Way) -> dist.ProcessGroup:
+        """Return a group of its own that counts, made at its first use on every rank."""
+        if way not in self._counted:
+            tally = defaultdict[str, float](float)
+            self._counted[way] = (*self._make(way, tally), tally)
+        return self._counted[way][0]
 
-        def count(once: Callable[[], None]) -> dict[str, float]:
-            tally.clear()
-            received, number = _received(mesh), group._get_sequence_number_for_group()
-            # No rank begins before all have looked at their connections, or looks again before all are done.
-            dist.barrier()
-            used, begin = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-            once()
-            wall, now = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF)
-            dist.barrier()
-            system, user = now.ru_stime - used.ru_stime, now.ru_utime - used.ru_utime
-            names = ("seal_calls", "open_calls", "seal_bytes", "open_bytes", "seal_s", "open_s")
-            return {name: tally[name] for name in names} | {
-                "all_reduces": float(group._get_sequence_number_for_group() - number),
-                "received_bytes": float(_received(mesh) - received),
-                "system_s": system,
-                "other_s": max(0.0, user - tally["seal_s"] - tally["open_s"]),
-                "wait_s": max(0.0, wall - user - system),
-            }
+    def count(self, way: Way, once: Callable[[], None]) -> dict[str, float]:
+        """Return what one call took on this rank that uses `counted(way)` and ends when its results are there."""
+        group, mesh, tally = self._counted[way]
+        tally.clear()
+        received, number = _received(mesh), group._get_sequence_number_for_group()
+        # No rank begins before all have looked at their connections, or looks again before all are done.
+        dist.barrier()
+        used, begin = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        once()
+        wall, now = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF)
+        dist.barrier()
+        system, user = now.ru_stime - used.ru_stime, now.ru_utime - used.ru_utime
+        names = ("seal_calls", "open_calls", "seal_bytes", "open_bytes", "seal_s", "open_s")
+        return {name: tally[name] for name in names} | {
+            "all_reduces": float(group._get_sequence_number_for_group() - number),
+            "received_bytes": float(_received(mesh) - received),
+            "system_s": system,
+            "other_s": max(0.0, user - tally["seal_s"] - tally["open_s"]),
+            "wait_s": max(0.0, wall - user - system),
+        }
 
-        try:
-            yield group, count
-        finally:
-            engine.close()
-
-    def _make(self, way: Way, tally: dict[str, float] | None) -> tuple[SealedGroup, Engine, Mesh]:
+    def _make(self, way: Way, tally: dict[str, float] | None) -> tuple[SealedGroup, Mesh]:
         self._made += 1
         name = f"{way.value} {self._made}"
         membership = Membership(group=name, ranks=tuple(range(self._size)), rank=self._rank, incarnation=0)
@@ -192,7 +188,7 @@ class Groups:
         # DDP asks torch which ranks a group has; one that `new_group` made would be known.
         dist.distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self._size)}
         dist.distributed_c10d._world.pg_names[group] = name
-        return group, engine, mesh
+        return group, mesh
 
 
 def _received(mesh: Mesh) -> int:

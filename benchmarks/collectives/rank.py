@@ -141,14 +141,11 @@ class Rank:
 
     def __init__(self, groups: Groups, rank: int) -> None:
         self._groups, self._rank = groups, rank
-        self._cell: Cell | None = None
         self._subject: Exchange | Train | None = None
 
     def prepare(self, cell: Cell) -> dict[str, Any]:
         """Check every way of a cell; return how long each takes about, and what an iteration exchanges."""
-        self._subject = None
-        gc.collect()
-        self._subject = subject = self._make(cell)
+        subject = self._make(cell)
         once_s = {}
         for way in cell.ways:
             group = self._groups.of(way)
@@ -169,14 +166,13 @@ class Rank:
 
     def count(self, cell: Cell) -> dict[str, dict[str, float]]:
         """Return what one repetition of every sealed way took on this rank, counted."""
-        found = {}
+        subject, found = self._make(cell), {}
         for way in cell.ways:
             if way not in (Way.RAW, Way.ALONE):
-                self._subject = subject = self._make(cell)
-                with self._groups.counting(way) as (group, count):
-                    subject.check(way, group)
-                    subject.reset()
-                    found[way.value] = count(partial(subject.once, way, group))
+                group = self._groups.counted(way)
+                subject.check(way, group)
+                subject.reset()
+                found[way.value] = self._groups.count(way, partial(subject.once, way, group))
         return found
 
     def memory(self, ways: list[Way], size: int) -> dict[Way, int]:
@@ -194,7 +190,10 @@ class Rank:
         return found
 
     def _make(self, cell: Cell) -> Exchange | Train:
-        return (Train if cell.kind is Kind.TRAIN else Exchange)(cell, self._rank)
+        self._subject = None
+        gc.collect()  # before the next one is given memory
+        self._subject = (Train if cell.kind is Kind.TRAIN else Exchange)(cell, self._rank)
+        return self._subject
 
     def _timed(self, way: Way, batch: int) -> tuple[float, float, float, float]:
         if self._subject is None:

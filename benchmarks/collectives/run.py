@@ -87,7 +87,7 @@ class World:
     @property
     def pids(self) -> tuple[int, ...]:
         """The processes, by rank."""
-        return tuple(process.pid or 0 for process in self._ranks)
+        return tuple(process.pid for process in self._ranks if process.pid)
 
     def order(self, do: str, **arguments: Any) -> list[Any]:
         """Give an order to every rank and return their answers, by rank; raises `RankError`."""
@@ -105,8 +105,8 @@ class World:
             waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in found}
             ready = wait(list(waiting), timeout=max(0.0, end - time.monotonic()))
             if not ready:
-                for process in self._ranks:
-                    os.kill(process.pid or 0, signal.SIGABRT)
+                for pid in self.pids:
+                    os.kill(pid, signal.SIGABRT)
                 raise RankError(f"rank {min(waiting.values())} did not answer within {ANSWER_S:g} s")
             for pipe, rank in waiting.items():
                 if pipe in ready:

@@ -15,7 +15,7 @@ from benchmarks.collectives.cells import Way
 from glasshouse.collectives.choose import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
 from glasshouse.collectives.frames import MAX_PAYLOAD_BYTES, Algorithm
 
-__all__ = ["Work", "one_shot", "work"]
+__all__ = ["Work", "work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,16 @@ class Work:
     """One rank's part of one all-reduce.
 
     Args:
-        steps: dependent phases: each waits for what another rank sends in the one before it.
         messages: sent and taken; each has a cost of its own besides its bytes.
         crypto_bytes: that pass through the AEAD.
         wire_bytes: sent, without headers and tags; as many are received.
-        add_bytes: of contributions of others that are added.
         calls: of the AEAD.
     """
 
     _: KW_ONLY
-    steps: int
     messages: int
     crypto_bytes: float
     wire_bytes: float
-    add_bytes: float
     calls: int
 
 
@@ -63,37 +59,27 @@ def work(way: Way, *, bytes_: int, ranks: int) -> Work:
         chunks = _chunks(shard) if largest is None else max(1, math.ceil(shard / largest))
         calls = 0 if way is Way.RAW else 4 * others * chunks
         return Work(
-            steps=2 * others,
             messages=4 * others * chunks,
             crypto_bytes=0.0 if way is Way.RAW else 2 * sent_bytes,
             wire_bytes=sent_bytes,
-            add_bytes=sent_bytes / 2,
             calls=calls,
         )
-    if one_shot(way, bytes_=bytes_, ranks=ranks):
+    chosen = way in (Way.SEALED, Way.NETWORK, Way.PLAIN)
+    if chosen and all_reduce_algorithm(bytes_, ranks) is Algorithm.ONE_SHOT:  # everybody sends all to everybody
         chunks = _chunks(bytes_)
         return Work(
-            steps=1,
             messages=2 * others * chunks,
             crypto_bytes=0.0 if way is Way.PLAIN else float(ranks * bytes_),
             wire_bytes=float(others * bytes_),
-            add_bytes=float(others * bytes_),
             calls=0 if way is Way.PLAIN else ranks * chunks,
         )
     chunks = _chunks(shard)
     return Work(
-        steps=2,
         messages=4 * others * chunks,
         crypto_bytes=0.0 if way is Way.PLAIN else (3 * ranks - 2) * shard,
         wire_bytes=sent_bytes,
-        add_bytes=sent_bytes / 2,
         calls=0 if way is Way.PLAIN else (3 * ranks - 2) * chunks,
     )
-
-
-def one_shot(way: Way, *, bytes_: int, ranks: int) -> bool:
-    """Return whether everybody sends all to everybody, in one phase."""
-    return way in (Way.SEALED, Way.NETWORK, Way.PLAIN) and all_reduce_algorithm(bytes_, ranks) is Algorithm.ONE_SHOT
 
 
 def _chunks(span: float) -> int:
