@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     document |= {"beside": asked.beside, "quick": asked.quick}
     if asked.output is not None:
         asked.output.write_text(json.dumps(document) + "\n")
-    print(*(f"\n{name}\n{markdown(table)}" for name, table in tables([document]).items() if len(table) > 1))
+    print(*(f"\n{name}\n{markdown(table)}" for name, table in tables([document]).items() if len(table) > 1), sep="")
     if document["failed"] is not None:
         print(f"It ended early, with {len(document['not_measured'])} cells not measured: {document['failed']}")
         return 130 if document["failed"] == "stopped" else 1
