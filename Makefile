@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# As many test processes as the machine has cores, up to eight: a test may start several processes of its own.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# One test process more than the machine has cores, up to eight: a third of a test's time is waiting for others.
+PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
+PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -137,14 +137,16 @@ def test_a_broker_that_dies_in_the_middle_is_started_again_and_the_receipt_is_go
 
 
 def test_two_runs_share_one_broker_and_the_last_one_turns_it_off(shell: Shell) -> None:
-    first = shell.start("run", "short.toml", "--json")
-    run = shell.wait_until_running(shell.known())
-    serving = Embedded(Home(path=shell.home)).serving
-    second = shell.start("run", "short.toml", "--json")
-    shell.wait_until_running({run["run_id"]})
-    assert Embedded(Home(path=shell.home)).serving == serving
-    assert shell.end(first).code == shell.end(second).code == ExitCode.DONE
-    assert Embedded(Home(path=shell.home)).serving is None
+    commands, before, broker = [], shell.known(), Embedded(Home(path=shell.home))
+    for _ in range(2):
+        commands.append(shell.start("run", "long.toml", "--json"))
+        before.add(shell.wait_until_running(before)["run_id"])
+    serving = broker.serving
+    assert serving is not None
+    for command, then in zip(commands, (serving, None), strict=True):
+        command.send_signal(signal.SIGTERM)
+        assert shell.end(command).code == ExitCode.INTERRUPTED
+        assert broker.serving == then
 
 
 class Quiet:
