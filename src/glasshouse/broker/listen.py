@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 import stat
 from collections.abc import Generator
@@ -37,6 +38,8 @@ HEADER_TIMEOUT_S = 2.0
 CONNECTION_TIMEOUT_S = 15.0
 GRACE_S = 5
 BACKLOG = 1024  # beyond it, the kernel makes a newcomer wait for a second
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_NOT_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\r(?!\n|\Z)")
 _LISTENERS = 2  # of a broker: they share its descriptors
 _PATH_BYTES = 100  # macOS allows 104 with its end, Linux 108
 
@@ -62,7 +65,8 @@ class _BoundedProtocol(H11Protocol):
 
     room: Room
     _deadline: asyncio.TimerHandle | None = None
-    _lines = _pieces = _received = 0
+    _pieces = _received = 0
+    _head = b""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -81,18 +85,36 @@ class _BoundedProtocol(H11Protocol):
         if self._pieces > MAX_PIECES + self._received // PIECE_BYTES:
             self.cut()
             return
-        if self.cycle is None:
-            end = data.find(b"\r\n\r\n")
-            self._lines += data.count(b"\n", 0, end if end >= 0 else len(data))
-            if self._lines > MAX_HEADER_LINES:
-                # Each line costs as much as a hundred bytes of a body.
-                self.send_400_response("too many header lines")
-                return
-        super().data_received(data)
+        taken = data if self.cycle is not None else self._whole_head(data)
+        if taken is None:
+            return
+        if taken:
+            super().data_received(taken)
         if self.cycle is not None and not self.cycle.more_body:
             self.room.whole(self)
         else:
             self.room.received(self, len(data))
+
+    def _whole_head(self, data: bytes) -> bytes | None:
+        """Return all that has come when it holds a whole head, b"" until then, and None when the head was refused.
+
+        h11 measures a head that is incomplete alone, and a line that it refuses may cost it the square of its length.
+        """
+        head = self._head + data
+        blank = _BLANK_LINE.search(head, max(0, len(self._head) - 2))
+        end = len(head) if blank is None else blank.start()
+        refused = None
+        if end > MAX_HEADER_BYTES:
+            refused = f"more than {MAX_HEADER_BYTES} bytes of headers"
+        elif head.count(b"\n", 0, end) >= MAX_HEADER_LINES:
+            refused = "too many header lines"  # each costs as much as a hundred bytes of a body
+        elif blank is not None and _NOT_IN_A_HEAD.search(head, 0, end):
+            refused = "a control character among the headers"
+        if refused is not None:
+            self.send_400_response(refused)
+            return None
+        self._head = b"" if blank else head
+        return head if blank else b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.room.leave(self)

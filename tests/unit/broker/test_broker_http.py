@@ -6,6 +6,7 @@ import asyncio
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -166,13 +167,42 @@ def test_a_client_that_never_ends_its_body_is_cut_off(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "headers",
-    [b"X: " + b"a" * 40_000, b"a:\r\n" * 100, b"a:\r\n" * 100 + b"\r\n", b"no header\r\n\r\n"],
-    ids=["endless", "many", "many and an end", "not one"],
+    [
+        b"X: " + b"a" * 40_000,
+        b"X: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"a:\r\n" * 100,
+        b"a:\r\n" * 100 + b"\r\n",
+        b"no header\r\n\r\n",
+    ],
+    ids=["endless", "long and an end", "many", "many and an end", "not one"],
 )
 def test_headers_that_cost_too_much_are_refused(broker: LocalBroker, headers: bytes) -> None:
     answer = raw(broker, b"POST /v1/evidence HTTP/1.1\r\n" + headers)
     assert answer.startswith(b"HTTP/1.1 400")
     assert problem(answer).code is Code.MESSAGE_INVALID
+
+
+@pytest.mark.parametrize("character", [b"\x00", b"\x0b", b"\x0c", b"\r", b"\x1f"])
+def test_a_line_that_costs_the_parser_the_square_of_its_length_does_not_reach_it(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, character: bytes
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(listen._Requests, "receive_data", lambda _connection, data: parsed.append(data))
+    line = b"a:" + b" " * 10_000 + character + b"b\r\n\r\n"
+    answer = raw(broker, b"POST /v1/heads HTTP/1.1\r\n" + line)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"".join(parsed) == b""
+
+
+def test_a_head_may_come_in_pieces_that_part_its_line_ends(broker: LocalBroker) -> None:
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    whole = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2") + b"{}"
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in whole.replace(b"\r", b"\r|").replace(b"\n", b"\n|").split(b"|"):
+            client.sendall(piece)
+            time.sleep(0.01)  # so that each is read by itself
+        assert problem(client.recv(65536)).code is Code.MESSAGE_INVALID
 
 
 class Ears(asyncio.Transport):
