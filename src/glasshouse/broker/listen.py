@@ -106,7 +106,7 @@ class _BoundedProtocol(H11Protocol):
         refused = None
         if end > MAX_HEADER_BYTES:
             refused = f"more than {MAX_HEADER_BYTES} bytes of headers"
-        elif head.count(b"\n", 0, end) >= MAX_HEADER_LINES:
+        elif head.count(b"\n", 0, end) + (blank is not None) > MAX_HEADER_LINES:
             refused = "too many header lines"  # each costs as much as a hundred bytes of a body
         elif blank is not None and _NOT_IN_A_HEAD.search(head, 0, end):
             refused = "a control character among the headers"

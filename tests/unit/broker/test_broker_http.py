@@ -205,6 +205,23 @@ def test_a_head_may_come_in_pieces_that_part_its_line_ends(broker: LocalBroker) 
         assert problem(client.recv(65536)).code is Code.MESSAGE_INVALID
 
 
+@pytest.mark.parametrize(("lines", "refused"), [(64, False), (65, True)])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_head_has_as_many_lines_as_it_may_however_it_comes(
+    broker: LocalBroker, lines: int, refused: bool, pieces: int
+) -> None:
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    start = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2").removesuffix(b"\r\n")
+    start += b"a: b\r\n" * (lines - start.count(b"\n"))
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in [start, b"\r\n{}"] if pieces == 2 else [start + b"\r\n{}"]:
+            client.sendall(piece)
+            time.sleep(0.05)
+        answer = client.recv(65536)
+    assert (b"too many header lines" in answer) is refused
+
+
 class Ears(asyncio.Transport):
     """A transport that remembers whether it was cut."""
 
