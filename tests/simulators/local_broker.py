@@ -16,6 +16,8 @@ from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
 from glasshouse.broker.turns import Turns
+from glasshouse.errors import Code
+from glasshouse.tamper.stage import Actor
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
@@ -115,3 +117,17 @@ class LocalBroker:
             while not all(server.started for server in self._servers):
                 await asyncio.sleep(0.001)
             started.set()
+
+
+def exchange(actor: Actor) -> bytes:
+    """Go through the whole exchange and return the package key."""
+    challenge = actor.challenge()
+    evidence = actor.sign(actor.claims(challenge))
+    return actor.open(actor.send(evidence).content(), challenge, evidence)
+
+
+def refused(actor: Actor, evidence: bytes) -> Code:
+    """Send evidence that must be refused, and return why it was."""
+    reply = actor.send(evidence)
+    assert reply.status != 200
+    return reply.problem().code

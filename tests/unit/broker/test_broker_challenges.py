@@ -17,7 +17,7 @@ from glasshouse.handshake.tokens import CLOCK_STEP_S
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import jwt
 from glasshouse.wire.states import State
-from simulators.local_broker import LocalBroker
+from simulators.local_broker import LocalBroker, exchange, refused
 from simulators.reporting import Reporter
 
 LIMITS = GateLimits(outstanding=3, outstanding_per_launch=2, per_launch=6)
@@ -32,19 +32,6 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
 @pytest.fixture
 def owner(broker: LocalBroker) -> Owner:
     return Owner(broker)
-
-
-def exchange(actor: Actor) -> bytes:
-    """Go through the whole exchange and return the package key."""
-    challenge = actor.challenge()
-    evidence = actor.sign(actor.claims(challenge))
-    return actor.open(actor.send(evidence).content(), challenge, evidence)
-
-
-def refused(actor: Actor, evidence: bytes) -> Code:
-    reply = actor.send(evidence)
-    assert reply.status != 200
-    return reply.problem().code
 
 
 def test_an_expired_challenge_is_consumed_too(broker: LocalBroker, owner: Owner) -> None:

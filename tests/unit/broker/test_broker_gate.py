@@ -28,7 +28,7 @@ from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
-from simulators.local_broker import LocalBroker
+from simulators.local_broker import LocalBroker, exchange, refused
 from simulators.reporting import Reporter
 
 LIMITS = GateLimits(outstanding=3, outstanding_per_launch=2, per_launch=6)
@@ -43,19 +43,6 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
 @pytest.fixture
 def owner(broker: LocalBroker) -> Owner:
     return Owner(broker)
-
-
-def exchange(actor: Actor) -> bytes:
-    """Go through the whole exchange and return the package key."""
-    challenge = actor.challenge()
-    evidence = actor.sign(actor.claims(challenge))
-    return actor.open(actor.send(evidence).content(), challenge, evidence)
-
-
-def refused(actor: Actor, evidence: bytes) -> Code:
-    reply = actor.send(evidence)
-    assert reply.status != 200
-    return reply.problem().code
 
 
 def test_good_evidence_gets_the_package_key_and_moves_the_counter(owner: Owner) -> None:

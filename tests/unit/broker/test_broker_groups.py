@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from glasshouse.broker.releases import Release, Releases
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.messages import Challenge, Pending, ReleaseMessage, ReleaseRequest
+from glasshouse.handshake.messages import ReleaseMessage, ReleaseRequest
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import jwt
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
+from simulators.gate_machines import Machine, group, group_id, pending
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter
 
@@ -40,50 +41,6 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
 @pytest.fixture
 def owner(broker: LocalBroker) -> Owner:
     return Owner(broker, releases=3)
-
-
-@dataclass
-class Machine:
-    """One machine of a group, and the last challenge that it answered."""
-
-    actor: Actor
-    challenge: Challenge
-    evidence: bytes
-
-    @classmethod
-    def enter(cls, actor: Actor) -> Machine:
-        challenge = actor.challenge()
-        # By the broker's clock, which some stories move on.
-        times = {"issued_us": challenge.issued_us, "started_us": challenge.issued_us}
-        return cls(actor, challenge, actor.sign(replace(actor.claims(challenge), **times)))
-
-    def again(self) -> Machine:
-        """The same runtime, with the same keys, answers a new challenge."""
-        return Machine.enter(self.actor)
-
-    def attest(self) -> Reply:
-        return self.actor.send(self.evidence)
-
-    def ask(self) -> Reply:
-        return self.actor.ask(self.challenge, self.evidence)
-
-    def key(self, reply: Reply) -> bytes:
-        return self.actor.open(reply.content(), self.challenge, self.evidence)
-
-
-def group(owner: Owner, machines: int) -> list[Machine]:
-    return [Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(machines)]
-
-
-def group_id(machine: Machine) -> bytes:
-    place = machine.actor.launch.claims().group
-    assert place is not None
-    return place.id
-
-
-def pending(reply: Reply) -> Pending:
-    assert reply.status == 202
-    return Pending.parse(reply.body)
 
 
 def refused(reply: Reply) -> tuple[Code, str]:
