@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -36,7 +37,8 @@ def kill_keepers(agent: AgentProcess) -> list[int]:
     before = survivors(agent.world.folder / f"empty-{len(agent.world.agents) - 1}", patience_s=0) or []
     keepers = [pid for pid, command in agent.children().items() if b"glasshouse.runtime\0" in command]
     for pid in [*keepers, agent.process.pid]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # gone with the keeper killed before it
+            os.kill(pid, signal.SIGKILL)
     agent.process.wait()
     return before
 
