@@ -75,6 +75,7 @@ _ISSUE = insert(challenges)
 _CHALLENGES = select(func.count()).select_from(challenges)
 _OF_LAUNCH = challenges.c.jti == bindparam("jti")
 _OUTSTANDING = _CHALLENGES.where(challenges.c.used_us.is_(None), challenges.c.expires_us > bindparam("now_us"))
+_OF_LAUNCH_BEFORE = select(challenges.c.body).where(_OF_LAUNCH)
 _ROOM = select(
     _OUTSTANDING.where(challenges.c.deployment == bindparam("deployment")).scalar_subquery(),
     _OUTSTANDING.where(_OF_LAUNCH).scalar_subquery(),
@@ -155,6 +156,9 @@ class Gate:
 
     def _issued(self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int) -> bytes:
         """Make and store a challenge for a token whose standing was checked, and for which there is room."""
+        # Later than all of this launch before it, whatever the clock shows: later evidence takes the place of earlier.
+        before = connection.execute(_OF_LAUNCH_BEFORE, {"jti": token.jti}).scalars()
+        now_us = max([now_us, *(Challenge.parse(body).issued_us + 1 for body in before)])
         end_us = token.expires_s * 1_000_000
         challenge = broker_side.make_challenge(
             secrets.token_bytes(32),
@@ -266,7 +270,7 @@ class Gate:
             # What is not a refusal is a defect of ours: the runtime is told so, and nothing of it.
             refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
             if refusal is error:  # a runtime that meets a defect of ours comes again, and so does its group
-                self._groups.refused(connection, launch, refusal.code, now_us)
+                self._groups.refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
             self._audit_refusal(connection, refusal, asked, signed.sha256, now_us)
             return Answer.refusal(refusal)
 

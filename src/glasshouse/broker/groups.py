@@ -60,6 +60,11 @@ _ASKED = (
     .select_from(_SOURCE)
     .where(challenges.c.nonce == bindparam("nonce"))
 )
+_ACCEPTED_FOR = (
+    select(challenges.c.body)
+    .join(members, members.c.nonce == challenges.c.nonce)
+    .where(members.c.jti == bindparam("launch"))
+)
 _ACCEPT = (
     update(members)
     .where(members.c.jti == bindparam("launch"))
@@ -131,6 +136,8 @@ class Groups:
         if record.state is GroupState.RELEASED:
             return self._again(connection, standing, launch, challenge, appraisal, now_us)
         check_14_group(record)
+        if _overtaken(connection, launch, challenge):
+            return _pending(record, accepted=len(connection.execute(_MACHINES, {"group": group.id}).all()))
         hpke_sha256 = self._check_13(connection, standing, launch, appraisal)
         try:
             # All of it or nothing: after a defect the machine was not accepted, and may come again.
@@ -177,10 +184,16 @@ class Groups:
             **group_facts(group),
         )
 
-    def refused(self, connection: Connection, launch: LaunchRecord, code: Code, now_us: int) -> None:
-        """A machine's evidence was refused: if its group still waits, it waits no longer."""
-        if launch.group is not None:
-            refuse(connection, launch.group.id, machine=launch.group.machine, code=code, now_us=now_us)
+    def refused(
+        self, connection: Connection, launch: LaunchRecord, challenge: Challenge, code: Code, now_us: int
+    ) -> None:
+        """Refuse the group of a machine whose evidence was refused, if it still waits.
+
+        Evidence that came late says nothing of the machine: it may have been held back on the way.
+        """
+        if launch.group is None or code is Code.NONCE_EXPIRED or _overtaken(connection, launch, challenge):
+            return
+        refuse(connection, launch.group.id, machine=launch.group.machine, code=code, now_us=now_us)
 
     def ask(self, body: bytes) -> Decision:
         """Read a release request; what is returned answers it: pending, or the release that was stored.
@@ -200,9 +213,10 @@ class Groups:
         def settle(connection: Connection) -> _Asked:
             now_us = self._clock_us()
             store.lock_deployment(connection, asked.launch.deployment)
+            group = _of(asked.launch)
             if asked.refusal is not None:
-                self.refused(connection, asked.launch, asked.refusal.code, now_us)
-            self._current(connection, _of(asked.launch).id, now_us)
+                refuse(connection, group.id, machine=group.machine, code=asked.refusal.code, now_us=now_us)
+            self._current(connection, group.id, now_us)
             return look(connection)
 
         # Without the write lock as long as there is nothing to decide: most who ask only wait.
@@ -382,6 +396,12 @@ def refuse(connection: Connection, group_id: bytes, *, machine: int, code: Code,
     connection.execute(_FORGET, {"group": group_id})
     audit.append(connection, "group-refusal", now_us, code=code.value, group=group_id.hex(), machine=machine)
     return True
+
+
+def _overtaken(connection: Connection, launch: LaunchRecord, challenge: Challenge) -> bool:
+    """Return whether this machine was accepted with evidence for a later challenge of its launch."""
+    body = connection.execute(_ACCEPTED_FOR, {"launch": launch.jti}).scalar_one_or_none()
+    return body is not None and challenge.issued_us <= Challenge.parse(body).issued_us
 
 
 def _answered(asked: _Asked) -> Answer:

@@ -147,15 +147,6 @@ def test_the_last_machine_comes_too_late(broker: LocalBroker, owner: Owner) -> N
     assert owner.releases() == 0
 
 
-def test_evidence_for_an_expired_challenge_ends_the_group(broker: LocalBroker, owner: Owner) -> None:
-    first, second = group(owner, 2)
-    broker.advance(LIFETIME_S - 5)
-    pending((first := first.again()).attest())
-    broker.advance(10)
-    assert second.attest().problem().code is Code.NONCE_EXPIRED
-    assert refused(first.ask()) == (Code.RANK_REFUSED, "machine 1: nonce-expired")
-
-
 def test_a_lost_answer_costs_a_waiting_machine_nothing(owner: Owner) -> None:
     first, second = group(owner, 2)
     pending(first.attest())

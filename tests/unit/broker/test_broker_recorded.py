@@ -1,0 +1,117 @@
+"""Evidence that was recorded on the way and never arrived, posted later by whoever recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.broker.gate import GateLimits
+from glasshouse.errors import Code
+from glasshouse.handshake.messages import ReleaseMessage
+from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.wire import jwt
+from glasshouse.wire.hpke import RecipientKey
+from simulators.gate_machines import Machine, group_id, pending
+from simulators.local_broker import LocalBroker
+
+LIMITS = GateLimits()
+LIFETIME_S = LIMITS.challenge_lifetime_us / 1_000_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path, limits=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(broker: LocalBroker) -> Owner:
+    return Owner(broker, releases=3)
+
+
+def accepted_later(broker: LocalBroker, owner: Owner, **earlier: object) -> tuple[Machine, Machine, Actor]:
+    """A machine whose first evidence was held back and whose second was accepted, 30 s later, and one that comes."""
+    first, last = (Actor.enter(owner, launch) for launch in owner.group(2))
+    held = Machine.enter(replace(first, **earlier))  # type: ignore[arg-type]
+    broker.advance(30)
+    waiting = Machine.enter(first)
+    pending(waiting.attest())
+    return held, waiting, last
+
+
+def wrongly_measured(machine: Machine) -> bytes:
+    claims, now_us = machine.actor.claims(machine.challenge), machine.challenge.issued_us
+    return machine.actor.sign(replace(claims, measurement=bytes(32), issued_us=now_us, started_us=now_us))
+
+
+def test_it_does_not_take_the_place_of_what_a_machine_was_accepted_with_since(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    held, waiting, last = accepted_later(broker, owner)
+    before = pending(waiting.ask())
+    assert pending(held.attest()) == before, "one machine, and its deadline stays"
+    assert pending(waiting.ask()) == before
+    assert held.ask().problem().code is Code.NONCE_UNKNOWN
+    machine = Machine.enter(last)
+    assert machine.key(machine.attest()) == waiting.key(waiting.ask()) == owner.package_key
+    assert owner.releases() == 2
+
+
+def test_it_refuses_no_group_once_its_challenge_has_expired(broker: LocalBroker, owner: Owner) -> None:
+    held, waiting, last = accepted_later(broker, owner)
+    broker.advance(LIFETIME_S - 29)
+    machine = Machine.enter(last)
+    assert held.attest().problem().code is Code.NONCE_EXPIRED
+    assert machine.key(machine.attest()) == waiting.key(waiting.ask()) == owner.package_key
+
+
+def test_a_machine_that_came_too_late_with_its_evidence_may_come_again(broker: LocalBroker, owner: Owner) -> None:
+    """Before it was accepted with any: late is not wrong."""
+    late, first = (Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(2))
+    broker.advance(LIFETIME_S + 1)
+    pending((first := first.again()).attest())
+    assert late.attest().problem().code is Code.NONCE_EXPIRED
+    again = late.again()
+    assert again.key(again.attest()) == first.key(first.ask()) == owner.package_key
+
+
+def test_what_would_be_refused_refuses_nothing_when_it_is_older(broker: LocalBroker, owner: Owner) -> None:
+    """A first start of this machine with other keys, of which nothing arrived."""
+    held, waiting, last = accepted_later(broker, owner, hpke=RecipientKey.generate())
+    pending(held.attest())
+    spoofed = Machine.enter(held.actor)
+    wrong = wrongly_measured(spoofed)
+    pending((waiting := waiting.again()).attest())
+    assert held.actor.send(wrong).problem().code is Code.MEASUREMENT_UNKNOWN
+    machine = Machine.enter(last)
+    assert machine.key(machine.attest()) == waiting.key(waiting.ask()) == owner.package_key
+
+
+def test_what_is_newer_and_wrong_refuses_the_group(broker: LocalBroker, owner: Owner) -> None:
+    _, waiting, last = accepted_later(broker, owner)
+    newer = waiting.again()
+    assert newer.actor.send(wrongly_measured(newer)).problem().code is Code.MEASUREMENT_UNKNOWN
+    problem = Machine.enter(last).attest().problem()
+    assert (problem.code, problem.actual) == (Code.RANK_REFUSED, "machine 0: measurement-unknown")
+    assert owner.client().group(group_id(waiting))["state"] == "refused"
+
+
+def test_which_is_later_does_not_hang_on_a_clock_that_was_set_back(broker: LocalBroker, owner: Owner) -> None:
+    """A challenge is dated after all of its launch before it: else the newest evidence would pass for old."""
+    launches = owner.group(2)
+    broker.advance(40)
+    machines = [Machine.enter(Actor.enter(owner, launches[0]))]
+    for step_s in (-20, -15, 0):
+        pending(machines[-1].attest())
+        broker.advance(step_s)
+        machines.append(machines[-1].again())
+    dates = [machine.challenge.issued_us for machine in machines]
+    assert dates == sorted(set(dates))
+    waiting, last = machines[-1], Machine.enter(Actor.enter(owner, launches[1]))
+    pending(waiting.attest())
+    assert last.key(last.attest()) == waiting.key(waiting.ask()) == owner.package_key
+    issued_s = jwt.parse(ReleaseMessage.parse(waiting.ask().content()).ear).claims["iat"]
+    assert issued_s >= dates[-1] // 1_000_000
