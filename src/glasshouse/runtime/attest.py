@@ -1,9 +1,9 @@
 """Challenge, evidence, release: asked for again, with the same keys, while answers are lost on the way.
 
-Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, and a challenge
-that was used already, for as long as the deadline allows, each time with a new challenge. A machine of a group asks
-again and again for what it was accepted with, for a while longer than the group's deadline can be away. Nothing is
-opened here.
+Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, with the same bytes,
+and a challenge that was used already or is over, with a new one, for as long as the deadline allows. A machine of a
+group asks again and again for what it was accepted with, for a while longer than the group's deadline can be away.
+Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ __all__ = ["Attested", "attest", "now_us"]
 
 DEADLINE_S = 60.0
 
-# A reader on the way may have sent a copy of the evidence before it arrived: the release went there, for no use.
-_USED_UP = frozenset({Code.NONCE_REPLAYED, Code.NONCE_UNKNOWN})
+# The evidence arrived and its answer was lost; or a reader on the way sent a copy before: the release went there, for
+# no use. Or it was too late.
+_USED_UP = frozenset({Code.NONCE_EXPIRED, Code.NONCE_REPLAYED, Code.NONCE_UNKNOWN})
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 _ASK_EVERY_S = 1.0
@@ -75,7 +76,7 @@ def attest(
         manifest: of the package in hand.
         evidence_key: signs the evidence, with the launch key.
         claims: makes the claims for a challenge, at a time.
-        sent: called with each evidence message before it leaves.
+        sent: called with each evidence message before it leaves for the first time.
         deadline_s: for how long silence is put up with.
 
     Raises:
@@ -84,18 +85,25 @@ def attest(
             `release-invalid` when its answer cannot be believed, or when it never comes to an end of waiting.
     """
     give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
-    asking = b""
+    asking, exchange = b"", None
     while True:
         try:
-            # The same request again while none is answered: it is the same challenge again, and a launch may hold few.
-            asking = asking or challenge_request(launch)
-            challenge = read_challenge(gate.post("/v1/challenge", asking), launch, now_us=now_us())
-            asking = b""
-            return _once(loop, gate, launch, challenge, manifest, evidence_key, claims, sent)
+            if exchange is None:
+                # Again the same request while none is answered, and below the same evidence: it is the same challenge
+                # then, and a launch may have few that are open.
+                asking = asking or challenge_request(launch)
+                challenge = read_challenge(gate.post("/v1/challenge", asking), launch, now_us=now_us())
+                asking = b""
+                told = claims(challenge, now_us())
+                exchange = challenge, evidence_message(told, (), evidence_key=evidence_key, launch_key=launch.key())
+                sent(exchange[1])
+            return _once(loop, gate, launch, *exchange, manifest, evidence_key)
         except (PeerError, RefusedError) as error:
             again = error.code is Code.BROKER_UNREACHABLE or error.code in _USED_UP
             if not again or loop.now_s() + wait_s > give_up_s:
                 raise
+            if error.code in _USED_UP:
+                exchange = None
         loop.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
 
@@ -105,13 +113,10 @@ def _once(
     gate: Gate,
     launch: LaunchFile,
     challenge: Challenge,
+    evidence: bytes,
     manifest: Manifest,
     evidence_key: SigningKey,
-    claims: Callable[[Challenge, int], Claims],
-    sent: Callable[[bytes], None],
 ) -> Attested:
-    evidence = evidence_message(claims(challenge, now_us()), (), evidence_key=evidence_key, launch_key=launch.key())
-    sent(evidence)
     release = check_release(
         _answer(loop, gate, launch, challenge, evidence, evidence_key),
         launch,

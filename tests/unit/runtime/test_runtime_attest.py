@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,50 +91,88 @@ def test_a_refusal_is_final() -> None:
     assert len(gate.asked) == 2
 
 
-def attested(
-    monkeypatch: pytest.MonkeyPatch, evidence: Sequence[object], *challenges: bytes | GlasshouseError
-) -> tuple[object, Gate, Clock]:
-    """Run `attest` where challenge requests and pieces of evidence are answered as told."""
-    world, clock, left = World(), Clock(), list(evidence)
+@dataclass
+class Exchange:
+    """What `attest` sent, and what became of it."""
 
-    def once(*_arguments: object) -> object:
-        answer = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(answer, GlasshouseError):
-            raise answer
-        return answer
+    world: World
+    challenges: Gate
+    evidence: Gate
+    clock: Clock = field(default_factory=Clock)
+    made: list[bytes] = field(default_factory=list)
 
-    monkeypatch.setattr(attest, "_once", once)
-    monkeypatch.setattr(attest, "now_us", lambda: NOW_US)
-    gate, launch = Gate([*challenges, world.challenge.encode()]), world.launch_file()
-    unused: dict[str, object] = dict.fromkeys(("manifest", "evidence_key", "claims", "sent"))
-    found = attest.attest(loop=clock, gate=gate, launch=launch, **unused)  # type: ignore[arg-type]
-    return found, gate, clock
+    def post(self, path: str, body: bytes) -> bytes:
+        return {"/v1/challenge": self.challenges, "/v1/evidence": self.evidence}[path].post(path, body)
+
+
+@pytest.fixture
+def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exchange]:
+    """Run `attest` where evidence, and challenge requests before they are answered, are met as told."""
+
+    def run(evidence: Sequence[bytes | GlasshouseError], challenges: Sequence[GlasshouseError] = ()) -> Exchange:
+        world = World()
+        met = Exchange(world, Gate([*challenges, world.challenge.encode()]), Gate(evidence))
+        monkeypatch.setattr(attest, "now_us", lambda: NOW_US)
+        monkeypatch.setattr(attest, "evidence_message", lambda *_, **__: b"evidence %d" % len(met.made))
+        monkeypatch.setattr(attest, "check_release", lambda answer, *_, **__: answer)
+        found = attest.attest(
+            loop=met.clock,  # type: ignore[arg-type]
+            gate=met,  # type: ignore[arg-type]
+            launch=world.launch_file(),
+            manifest=SimpleNamespace(sha256=bytes(32), floor=None),  # type: ignore[arg-type]
+            evidence_key=world.evidence_key,
+            claims=lambda _challenge, _now_us: None,  # type: ignore[arg-type,return-value]
+            sent=met.made.append,
+        )
+        assert found == attest.Attested(evidence=met.made[-1], release=RELEASE)  # type: ignore[arg-type]
+        return met
+
+    return run
 
 
 USED = RefusedError(Code.NONCE_REPLAYED, "used")
+SWEPT = RefusedError(Code.NONCE_UNKNOWN, "unknown")
+OVER = RefusedError(Code.NONCE_EXPIRED, "over")
 
 
-def test_evidence_that_a_reader_sent_first_is_made_anew_for_another_challenge(monkeypatch: pytest.MonkeyPatch) -> None:
-    swept = RefusedError(Code.NONCE_UNKNOWN, "unknown")
-    found, gate, clock = attested(monkeypatch, [USED, swept, USED, RELEASE])
-    assert found == RELEASE
-    assert len(clock.naps) == 3
-    assert len(set(gate.asked)) == 4, "a challenge of its own each time"
+def test_evidence_for_a_challenge_that_is_used_or_over_is_made_anew_for_another(
+    exchange: Callable[..., Exchange],
+) -> None:
+    """A reader on the way may have sent a copy first, or held it back."""
+    met = exchange([USED, SWEPT, OVER, RELEASE])
+    assert [body for _, body in met.evidence.asked] == met.made
+    assert len(set(met.challenges.asked)) == len(met.made) == 4, "a challenge of its own each time"
+
+
+def test_evidence_whose_answer_was_lost_is_sent_again_for_the_same_challenge(
+    exchange: Callable[..., Exchange],
+) -> None:
+    """A launch may have few challenges open, and each that nothing arrived for stays so for two minutes."""
+    met = exchange([AWAY] * 6 + [RELEASE])
+    assert met.evidence.asked == [("/v1/evidence", b"evidence 0")] * 7
+    assert len(met.challenges.asked) == len(met.made) == 1
+
+
+def test_evidence_that_arrived_although_its_answer_was_lost_is_made_anew(exchange: Callable[..., Exchange]) -> None:
+    met = exchange([AWAY, AWAY, USED, AWAY, RELEASE])
+    assert [body[-1:] for _, body in met.evidence.asked] == [b"0", b"0", b"0", b"1", b"1"]
+    assert len(met.challenges.asked) == 2
 
 
 def test_a_challenge_whose_answer_was_lost_is_asked_for_again_in_the_same_words(
-    monkeypatch: pytest.MonkeyPatch,
+    exchange: Callable[..., Exchange],
 ) -> None:
     """It is one challenge then, however many answers get lost: a launch may hold few of them."""
-    found, gate, _ = attested(monkeypatch, [AWAY, RELEASE], AWAY, AWAY, AWAY)
-    assert found == RELEASE
-    assert [gate.asked.count(one) for one in dict.fromkeys(gate.asked)] == [4, 1]
+    met = exchange([USED, RELEASE], [AWAY, AWAY, AWAY])
+    assert [met.challenges.asked.count(one) for one in dict.fromkeys(met.challenges.asked)] == [4, 1]
 
 
-@pytest.mark.parametrize("refusal", [USED, RefusedError(Code.MEASUREMENT_UNKNOWN, "no")])
-def test_a_refusal_of_the_exchange_is_final_at_last(monkeypatch: pytest.MonkeyPatch, refusal: RefusedError) -> None:
-    with pytest.raises(RefusedError) as caught:
-        attested(monkeypatch, [refusal])
+@pytest.mark.parametrize("refusal", [USED, AWAY, RefusedError(Code.MEASUREMENT_UNKNOWN, "no")])
+def test_a_refusal_of_the_exchange_is_final_at_last(
+    exchange: Callable[..., Exchange], refusal: GlasshouseError
+) -> None:
+    with pytest.raises(type(refusal)) as caught:
+        exchange([refusal])
     assert caught.value.code is refusal.code
 
 
