@@ -1,50 +1,155 @@
-"""Two real processes that share nothing but a seed and the machine's clock keep out of each other's slots."""
+"""Two real workers that share nothing but a seed and the machine's clock keep out of each other's slots."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import secrets
+import signal
 import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
-from glasshouse_bench.records import parse
+import pytest
+
+from glasshouse.broker.process import BrokerProcess
+from glasshouse.errors import ExitCode
+from glasshouse.task.handle import RECORD
+from glasshouse.workloads.params import canonical
+from glasshouse_bench.records import Record, parse
 from glasshouse_bench.sessions import session_of
+from tools.paced import RawArm
+from tools.runtime_world import ended, script_world, workload_world
 
-WORKER = """
-import sys
-from glasshouse.workloads.slots import Pacer, Plan
-
-print("ready", flush=True)
-end_ns = int(sys.stdin.readline())
-plan = Plan(
-    seed=bytes(32), arm=sys.argv[1], slot_ns=50_000_000, steps=3, uncounted=1, warmup_steps=4, end_ns=end_ns
-)
-pacer = Pacer(plan)
-going_on = pacer.boundary()
-while going_on:
-    sum(number * number for number in range(20_000))
-    going_on = pacer.boundary(0.5)
-sys.stdout.buffer.write(pacer.record(tokens_per_step=256))
+MLP = {"synthetic_rows": 256, "width": 16, "depth": 1, "deterministic": True, "device": "cpu"}
+# Asks whether it should stop; the other one has to be interrupted.
+ASKS = """
+import time
+from glasshouse.task import current
+task, done = current(), 0
+task.progress(0)
+while not task.should_stop():
+    time.sleep(0.002)
+    done += 1
+    task.progress(done, loss=1 / done)
+task.progress(done, done)
+"""
+DOES_NOT_ASK = """
+import itertools, threading, time
+from glasshouse.task import current
+task = current()
+threading.Thread(target=lambda: [task.progress(number) for number in range(50)]).start() if {threads} else None
+for done in itertools.count():
+    time.sleep(0.002)
+    task.progress(done)
 """
 
 
-def test_two_processes_take_turns_by_the_machines_clock() -> None:
-    workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for arm in "RP"
-    ]
-    for worker in workers:
-        assert worker.stdout
-        assert worker.stdout.readline() == b"ready\n"
-    end_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + 3 * 10**9
-    for worker in workers:
-        assert worker.stdin
-        worker.stdin.write(b"%d\n" % end_ns)
-        worker.stdin.flush()
+def schedule(arm: str, *, end_ns: int, seed: str = "00" * 32, **changed: Any) -> dict[str, Any]:
+    plain = {"slot_ns": 40_000_000, "steps": 3, "uncounted": 1, "warmup_steps": 4}
+    return plain | {"arm": arm, "end_ns": str(end_ns), "seed": seed} | changed
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Any:
+    with ExitStack() as stack:
+        yield stack
+
+
+def raw_arm(
+    stack: ExitStack, folder: Path, kind: str, params: dict[str, Any], files: dict[str, bytes] | None = None
+) -> RawArm:
+    folder.mkdir()
+    arm = RawArm(kind, canonical(kind, params), files or {}, folder, None)
+    stack.callback(arm.close)
+    return arm
+
+
+def record_of(arm: RawArm) -> Record:
+    assert arm.wait() == 0, arm.said()
+    return parse((arm.folder / "out" / RECORD).read_bytes())
+
+
+def test_a_raw_and_a_protected_run_take_turns_and_end_with_their_schedule(
+    tmp_path: Path, broker: BrokerProcess, stack: ExitStack
+) -> None:
+    seed, end_ns = secrets.token_hex(32), now_ns() + 12 * 10**9
+    slots = {arm: schedule(arm, end_ns=end_ns, seed=seed) for arm in "RP"}
+    raw = raw_arm(stack, tmp_path / "raw", "mlp", {**MLP, "slots": slots["R"]})
+    world = stack.enter_context(workload_world(tmp_path, "mlp", {**MLP, "slots": slots["P"]}, {}, broker=broker))
+    agent = world.start()
+    verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
+    outputs = agent.outputs()
     # Reading a record refuses each step that began outside its own worker's slots.
-    raw, protected = (parse(worker.communicate()[0]) for worker in workers)
-    assert [worker.returncode for worker in workers] == [0, 0]
-    assert (raw.reason, protected.reason) == ("end", "end")
-    assert (raw.until_ns, raw.tokens_per_step) == (end_ns, 256)
-    assert set(raw.slots.tolist()).isdisjoint(protected.slots.tolist())
-    assert min(len(raw.losses), len(protected.losses)) > 4
-    assert session_of(raw, protected, length_ns=10**9).unlike_losses is None
+    records = record_of(raw), parse(outputs[RECORD])
+    assert [one.reason for one in records] == ["end", "end"]
+    assert set(records[0].slots.tolist()).isdisjoint(records[1].slots.tolist())
+    assert all(one.hooks_ns.any() for one in records), "messages were passed on in some slot"
+    found = session_of(*records, length_ns=10**9)
+    assert found.unlike_losses is None
+    # An ordinary run: its receipt names the record, and nothing else tells it apart.
+    work = verdict.chain.receipt.work
+    assert work is not None
+    assert (work.stop_reason, work.done) == ("time", len(records[1].losses))
+    assert len(verdict.chain.receipt.outputs) == len(outputs) == 3
+    assert raw.one("finished")["work"]["stop_reason"] == "time"
+
+
+def test_a_script_is_ended_with_its_schedule_whether_it_asks_or_not(
+    tmp_path: Path, broker: BrokerProcess, stack: ExitStack
+) -> None:
+    params = {"script": "train.py", "slots": schedule("R", end_ns=now_ns() + 4 * 10**9)}
+    files = {"train.py": DOES_NOT_ASK.format(threads=False).encode()}
+    deaf = raw_arm(stack, tmp_path / "deaf", "script", params, files)
+    end_ns = now_ns() + 5 * 10**9
+    world = stack.enter_context(script_world(tmp_path, ASKS, broker=broker, slots=schedule("P", end_ns=end_ns)))
+    agent = world.start()
+    receipt = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).chain.receipt
+    protected, raw = parse(agent.outputs()[RECORD]), record_of(deaf)
+    assert (protected.reason, raw.reason) == ("end", "end")
+    assert receipt.work is not None
+    assert receipt.work.stop_reason == "time"
+    # The count of the end, reported once more, was no step.
+    assert receipt.work.done == len(protected.losses) > 4
+    assert deaf.one("finished")["work"]["stop_reason"] == "time"
+
+
+def test_a_worker_alone_takes_every_slot_until_its_own_target(tmp_path: Path, stack: ExitStack) -> None:
+    slots = schedule("A", end_ns=now_ns() + 3600 * 10**9, slot_ns=10**6, steps=64)
+    arm = raw_arm(stack, tmp_path / "raw", "mlp", {**MLP, "epochs": 40, "slots": slots})
+    record = record_of(arm)
+    assert (record.reason, len(record.losses)) == ("stopped", 40)
+    # No slot is another's, so nothing is waited for: between two slots lies the text of one loss.
+    assert (record.steps.begin[1:] - record.steps.end[:-1]).max() < 5_000_000
+    assert arm.one("finished")["work"]["stop_reason"] == "steps"
+
+
+def test_what_another_thread_reports_is_no_step(tmp_path: Path, stack: ExitStack) -> None:
+    # The thread that reports first is the one that trains: here, the other one.
+    params = {"script": "train.py", "slots": schedule("A", end_ns=now_ns() + 3 * 10**9)}
+    files = {"train.py": DOES_NOT_ASK.format(threads=True).encode()}
+    arm = raw_arm(stack, tmp_path / "raw", "script", params, files)
+    time.sleep(2)
+    arm.process.send_signal(signal.SIGTERM)
+    record = record_of(arm)
+    assert record.reason == "stopped"
+    assert len(record.losses) <= 49
+
+
+def test_the_record_of_a_job_that_fails_comes_back_too(tmp_path: Path, stack: ExitStack) -> None:
+    script = b"""
+from glasshouse.task import current
+for done in range(20):
+    current().progress(done, loss=float("nan") if done == 12 else 1.0)
+raise ValueError("the end")
+"""
+    slots = schedule("A", end_ns=now_ns() + 3600 * 10**9)
+    arm = raw_arm(stack, tmp_path / "raw", "script", {"script": "train.py", "slots": slots}, {"train.py": script})
+    assert arm.wait() == 1
+    [output] = [event for event in arm.events() if event["type"] == "output"]
+    assert output["name"] == RECORD
+    record = parse((arm.folder / "out" / RECORD).read_bytes())
+    assert (record.reason, len(record.losses), record.losses[11]) == ("stopped", 19, "nonfinite")

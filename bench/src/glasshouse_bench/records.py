@@ -50,6 +50,7 @@ class Record:
         plan: the schedule it followed.
         steps: its steps.
         slots: the numbers of its slots.
+        hooks_ns: how long the worker waited for inputs and messages in each slot.
         cpu: processor time at the begin and the end of each slot, in nanoseconds, of shape (slots, 2).
         clocks: the stamps in order, two a slot: CLOCK_MONOTONIC, what CLOCK_BOOTTIME is ahead of it, both in
             nanoseconds, and CLOCK_REALTIME in microseconds, of shape (2·slots, 3).
@@ -62,6 +63,7 @@ class Record:
     plan: Plan
     steps: Steps
     slots: Integers
+    hooks_ns: Integers
     cpu: Integers
     clocks: Integers
     losses: tuple[str | None, ...]
@@ -116,6 +118,7 @@ class _Table:
         self._plan = plan
         self._steps: list[tuple[int, int, int, int]] = []
         self._slots: list[int] = []
+        self._hooks: list[int] = []
         self._cpu: list[tuple[int, int]] = []
         self._clocks: list[tuple[int, int, int]] = []
         self._losses: list[str | None] = []
@@ -127,6 +130,7 @@ class _Table:
         origin = number * self._plan.slot_ns
         if line.integer("first") != len(self._steps):
             raise _impossible(number, "does not count the steps before it")
+        hooks_ns = line.integer("hooks_ns")
         stamps = [self._stamp(line.child(name), origin) for name in ("begin", "end")]
         steps = [_pair(value) for value in line.items("steps", max_items=self._plan.in_slot)]
         losses = [_loss(value) for value in line.items("losses", max_items=self._plan.in_slot)]
@@ -145,10 +149,11 @@ class _Table:
                 raise _impossible(number, f"has a step {index} that the schedule does not lead to")
             self._steps.append((number, index, origin + first, origin + last))
             expected = last
-        if end < origin + expected:
-            raise _impossible(number, "ends before its last step")
+        if end < max(origin + expected, begin + hooks_ns):
+            raise _impossible(number, "ends before its last step, or is shorter than what is in it")
         self._ended = end
         self._slots.append(number)
+        self._hooks.append(hooks_ns)
         self._cpu.append((stamps[0][3], stamps[1][3]))
         self._clocks += [stamp[:3] for stamp in stamps]
         self._losses += losses
@@ -160,7 +165,8 @@ class _Table:
         return Record(
             plan=self._plan,
             steps=Steps(slot=steps[:, 0], index=steps[:, 1], begin=steps[:, 2], end=steps[:, 3]),
-            slots=_array([(one,) for one in self._slots], 1)[:, 0],
+            slots=np.array(self._slots, dtype=np.int64),
+            hooks_ns=np.array(self._hooks, dtype=np.int64),
             cpu=_array(self._cpu, 2),
             clocks=_array(self._clocks, 3),
             losses=tuple(self._losses),

@@ -22,7 +22,10 @@ from glasshouse.wire.canonical import Json
 if TYPE_CHECKING:
     from glasshouse.task.tensors import Opener
 
-__all__ = ["Task"]
+__all__ = ["RECORD", "Task"]
+
+RECORD = "glasshouse-steps.jsonl"
+"""The output with a measured worker's record of its own steps."""
 
 _REPORT_EVERY_S = 1.0
 _MAX_COUNT = 2**53 - 1
@@ -76,7 +79,11 @@ class Task:
         # For a loop that times the phases of its steps; off unless somebody measures.
         self.stamps = Stamps()
         self._pacer: Callable[[int, Any], None] | None = None
+        self._record: Callable[[], bytes] | None = None
         self._parked_s = 0.0
+        # Of a measured job: whether its schedule has ended, and how many tokens each step has, where all have as many.
+        self.over = False
+        self.tokens_per_step: int | None = None
 
     @property
     def params(self) -> dict[str, Json]:
@@ -218,9 +225,13 @@ class Task:
             }
         )
 
-    def pace_by(self, pacer: Callable[[int, Any], None]) -> None:
-        """Have `pacer` called with the count and the loss at the beginning of every `progress`: a step boundary."""
-        self._pacer = pacer
+    def pace_by(self, pacer: Callable[[int, Any], None], record: Callable[[], bytes] | None = None) -> None:
+        """Have `pacer` called with the count and the loss at the beginning of every `progress`: a step boundary.
+
+        Args:
+            record: makes the output `RECORD` when the job ends.
+        """
+        self._pacer, self._record = pacer, record
 
     def stood_still(self, seconds: float) -> None:
         """Take time out of this task's clock in which its job was parked: once a second is once in a running second."""
@@ -231,6 +242,11 @@ class Task:
     def running_s(self) -> float:
         """Return a clock, in seconds, that stands still while the job is parked."""
         return time.perf_counter() - self._parked_s
+
+    @property
+    def stop_reason(self) -> str:
+        """Why a job that is to end before its own target does: `time`, if its schedule is over, or else `stopped`."""
+        return "time" if self.over else "stopped"
 
     def should_stop(self) -> bool:
         """Return whether the owner asked the job to end; save what is worth saving, then return."""
@@ -291,6 +307,9 @@ class Task:
         """
         if self._last is not None and self._last[0] != self._said:
             self._report(time.monotonic())
+        if self._record is not None:
+            record, self._record = self._record, None
+            self.save_bytes(RECORD, record())
         if self._in_place or self._shared:
             return
         self._report_uncollected()

@@ -348,7 +348,7 @@ def read(
             found[field.name] = _read(field.kind, values[field.name], _path(path, field.name))
         elif field.default is REQUIRED:
             raise _missing(field, path, unknown)
-        elif isinstance(field.kind, Table):
+        elif isinstance(field.kind, Table) and field.default is not None:
             found[field.name] = field.kind.read(field.default, _path(path, field.name))
         else:
             found[field.name] = field.default

@@ -61,6 +61,9 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
         f"lora: {adapter.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); "
         f"{len(examples)} examples, {examples.skipped} skipped; {devices.describe(device)}"
     )
+    if params.slots is not None:
+        lengths = {len(examples.example(index)[0]) for index in range(len(examples))}
+        task.tokens_per_step = params.batch_size * lengths.pop() if len(lengths) == 1 else None
     work = _Training(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device), device)
     result = work.train()
     weights = adapter.weights_bytes(model)
@@ -105,7 +108,7 @@ class _Training:
         done, reason = 0, "steps"
         while params.steps is None or done < params.steps:
             if task.should_stop():
-                reason = "stopped"
+                reason = task.stop_reason
                 break
             if params.seconds is not None and task.running_s() - started >= params.seconds:
                 reason = "time"

@@ -86,7 +86,7 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
     done, reason = 0, "steps"
     while params.epochs is None or done < params.epochs:
         if task.should_stop():
-            reason = "stopped"
+            reason = task.stop_reason
             break
         if time.perf_counter() >= deadline:
             reason = "time"

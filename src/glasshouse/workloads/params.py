@@ -2,6 +2,7 @@
 
 Laws: ``parse(kind, canonical(kind, p)) == parse(kind, p)``; `canonical` is idempotent.
 
+Every workload takes `slots`: its steps are measured by a schedule (spec/measurement.md).
 Every workload takes `paced`: the job is measured, so it stands at its first step until it is told to go on and
 ends when it is told to (ADR 0009). Such a job has no target of its own.
 """
@@ -27,6 +28,7 @@ from glasshouse.workloads.fields import (
     Needs,
     Number,
     Rule,
+    Table,
     Text,
     Texts,
     Without,
@@ -85,6 +87,21 @@ ENVIRONMENT = Mapped(
     value=Text(form=r"[^\x00]*", words="a text of at most 4096 characters", min_chars=0, max_chars=4096),
 )
 """Environment variables of a script."""
+_SLOTS = Table(
+    (
+        Field("arm", Choice(("A", "P", "R")), "Whose slots these are; A for a worker that has the machine for itself."),
+        Field("seed", Text(form="[0-9a-f]{64}", words="64 hexadecimal digits"), "From which the order follows."),
+        Field("slot_ns", Integer(low=10**6, high=60 * 10**9), "Length of a slot in nanoseconds."),
+        Field("steps", Integer(low=1, high=64), "Counted steps in a slot."),
+        Field("uncounted", Integer(low=1, high=4), "Steps before them."),
+        Field("warmup_steps", Integer(low=0, high=2**18 - 1), "Steps until the worker is warm."),
+        Field(
+            "end_ns",
+            Text(form="0|[1-9][0-9]{0,18}", words="nanoseconds as a text of at most 19 digits", max_chars=19),
+            "When it is over, by CLOCK_MONOTONIC of the machine that it runs on.",
+        ),
+    )
+)
 
 
 def _common(*, device: bool = True) -> tuple[Field, ...]:
@@ -99,6 +116,13 @@ def _common(*, device: bool = True) -> tuple[Field, ...]:
         ),
         Field("max_outputs", Integer(low=1, high=MAX_COUNT), "How many outputs may come back.", MAX_COUNT),
         Field("max_output_bytes", Integer(low=1, high=MAX_BYTES), "How large they may be together.", DEFAULT_BYTES),
+        Field(
+            "slots",
+            _SLOTS,
+            "The schedule of a job that is measured (spec/measurement.md): the job ends with it, or by a target named "
+            "here; its record is one more output.",
+            None,
+        ),
         Field("paced", Flag(), "The job is measured: it ends when it is told to, and has no target of its own.", False),
     )
     choice = Field("device", Choice(("auto", "cpu", "cuda")), "`auto` takes a GPU where there is one.", "auto")
@@ -145,6 +169,7 @@ class MlpParams:
     threads: int | None
     max_outputs: int
     max_output_bytes: int
+    slots: Mapping[str, Json] | None
     paced: bool
 
     @classmethod
@@ -232,6 +257,7 @@ class LoraParams:
     threads: int | None
     max_outputs: int
     max_output_bytes: int
+    slots: Mapping[str, Json] | None
     paced: bool
 
     @classmethod
@@ -296,6 +322,7 @@ class ScriptParams:
     threads: int | None
     max_outputs: int
     max_output_bytes: int
+    slots: Mapping[str, Json] | None
     paced: bool
     allow_pickle: bool
     max_restarts: int
@@ -372,8 +399,8 @@ def _travelling(value: Any) -> Json:
 
 
 def _with_target(found: dict[str, Any], count: str, *, otherwise: int) -> dict[str, Any]:
-    """Give a job without a target one; a paced one has none, and none is put in its place."""
-    if not found["paced"] and found[count] is None and found["seconds"] is None:
+    """Give a job without a target one; a measured one has none, and none is put in its place."""
+    if not found["paced"] and found["slots"] is None and found[count] is None and found["seconds"] is None:
         found[count] = otherwise
     return found
 

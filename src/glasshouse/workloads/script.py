@@ -110,7 +110,7 @@ def _result(task: Task, interrupt: _Interrupt) -> Result:
         unit=unit,
         done=done,
         elapsed_us=elapsed_us,
-        stop_reason="stopped" if interrupt.asked else "finished",
+        stop_reason=task.stop_reason if interrupt.asked else "finished",
         loss_first=first,
         loss_final=final,
     )

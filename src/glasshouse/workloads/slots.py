@@ -20,9 +20,22 @@ from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.fields import Fields
 
-__all__ = ["ARMS", "BLOCK", "MAX_SLOT_NS", "MAX_STEPS", "NONFINITE", "Clocks", "Pacer", "Plan", "Stamp", "order_of"]
+__all__ = [
+    "ALONE",
+    "ARMS",
+    "BLOCK",
+    "MAX_SLOT_NS",
+    "MAX_STEPS",
+    "NONFINITE",
+    "Clocks",
+    "Pacer",
+    "Plan",
+    "Stamp",
+    "order_of",
+]
 
 ARMS = ("P", "R")  # protected and raw; in a null measurement both are raw
+ALONE = "A"  # each slot is its own: a calibration, or a run with a target of its own
 BLOCK = 4
 MAX_SLOT_NS = 60 * 10**9
 MAX_STEPS = 1 << 18
@@ -47,7 +60,7 @@ class Plan:
 
     Args:
         seed: 32 bytes, the same in both arms.
-        arm: `R` or `P`.
+        arm: `R`, `P`, or `A` for a worker that has the machine for itself.
         slot_ns: length of a slot, L; slot k begins at k·L of CLOCK_MONOTONIC.
         steps: counted steps in a slot, N.
         uncounted: steps before them in each slot, which run cold.
@@ -69,7 +82,7 @@ class Plan:
     def __post_init__(self) -> None:
         limits = {
             "seed": len(self.seed) == 32,
-            "arm": self.arm in ARMS,
+            "arm": self.arm in (ALONE, *ARMS),
             "slot_ns": 1_000_000 <= self.slot_ns <= MAX_SLOT_NS,
             "steps": 1 <= self.steps <= 64,
             "uncounted": 1 <= self.uncounted <= 4,
@@ -88,7 +101,7 @@ class Plan:
     def own_slot(self, now_ns: int) -> int:
         """Return this arm's slot in which `now_ns` lies, or else its next one."""
         slot = now_ns // self.slot_ns
-        while order_of(self.seed, slot // BLOCK)[slot % BLOCK] != self.arm:
+        while self.arm != ALONE and order_of(self.seed, slot // BLOCK)[slot % BLOCK] != self.arm:
             slot += 1
         return slot
 
@@ -114,7 +127,7 @@ class Plan:
         """
         fields = Fields(value, "slots")
         plan = cls(
-            arm=fields.choice("arm", ARMS),
+            arm=fields.choice("arm", (ALONE, *ARMS)),
             end_ns=int(fields.text("end_ns", max_chars=19, pattern=_INSTANT)),
             seed=fields.digest("seed"),
             slot_ns=fields.integer("slot_ns"),
@@ -173,7 +186,11 @@ class _Slot:
     number: int
     first: int  # steps done before it
     begin: Stamp
+    hooks_ns: int  # so far at its begin; at its end, in it
     end: Stamp | None = None
+
+    def close(self, end: Stamp, hooks_ns: int) -> None:
+        self.end, self.hooks_ns = end, hooks_ns - self.hooks_ns
 
 
 class Pacer:
@@ -183,6 +200,7 @@ class Pacer:
         plan: the sealed schedule.
         clocks, sleep: the machine's, or a test's.
         synchronise: returns when the device has done all it was told; called before each stamp.
+        hooks_ns: how long the thread that trains has waited for inputs and messages so far.
     """
 
     def __init__(
@@ -192,9 +210,10 @@ class Pacer:
         clocks: Clocks | None = None,
         sleep: Callable[[float], None] = time.sleep,
         synchronise: Callable[[], None] = lambda: None,
+        hooks_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._plan, self._clocks, self._sleep = plan, clocks or MachineClocks(), sleep
-        self._synchronise = synchronise
+        self._synchronise, self._hooks_ns = synchronise, hooks_ns
         self._begins, self._ends = array("q"), array("q")
         self._losses: list[str | None] = []
         self._slots: list[_Slot] = []
@@ -230,7 +249,7 @@ class Pacer:
         going_on = inside and done - slot.first < self._plan.in_slot and done < MAX_STEPS
         if not going_on:
             # Before the loss is turned to text, so that the processor time of a slot is that of its steps.
-            slot.end = self._clocks.stamp()
+            slot.close(self._clocks.stamp(), self._hooks_ns())
         self._begin = now
         self._losses.append(None if loss is None else decimal(loss) or NONFINITE)
         return True if going_on else self._wait((slot.number + 1) * self._plan.slot_ns)
@@ -263,6 +282,7 @@ class Pacer:
             "begin": slot.begin.to_json(origin),
             "end": slot.end.to_json(origin),
             "first": slot.first,
+            "hooks_ns": slot.hooks_ns,
             "kind": "slot",
             "losses": [self._losses[step] for step in steps],
             "slot": slot.number,
@@ -285,14 +305,14 @@ class Pacer:
             begin = self._clocks.stamp()
             self._now = begin.at_ns
             if begin.at_ns < min(starts + self._plan.slot_ns, self._plan.end_ns):
-                self._slots.append(_Slot(slot, len(self._ends), begin))
+                self._slots.append(_Slot(slot, len(self._ends), begin, self._hooks_ns()))
                 self._begin = begin.at_ns
                 return True
 
     def _over(self, reason: str, until_ns: int) -> bool:
         self._reason, self._until_ns = reason, until_ns
         if self._slots and self._slots[-1].end is None:
-            self._slots[-1].end = self._clocks.stamp()
+            self._slots[-1].close(self._clocks.stamp(), self._hooks_ns())
         return False
 
     def _read(self) -> int:

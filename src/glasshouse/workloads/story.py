@@ -220,13 +220,14 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
         return None
     inputs, table = granted
     params: Params = parse(kind, table)
-    if ranks is not None and params.paced:
+    is_measured = params.paced or params.slots is not None
+    if ranks is not None and is_measured:
         raise UsageError(
             Code.JOB_INVALID,
-            "a job of several ranks cannot be paced: one process would rest and the others wait for it",
+            "a job of several ranks cannot be measured: one process would rest and the others wait for it",
             hint="measure it in one process; make bench-collectives, in a checkout, measures the exchange of several",
         )
-    channel, inputs, hooks = _timed(leg.channel, inputs) if params.paced else (leg.channel, inputs, None)
+    channel, inputs, hooks = _timed(leg.channel, inputs) if is_measured else (leg.channel, inputs, None)
     task = Task(
         params=table,
         inputs=inputs,
@@ -240,6 +241,8 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     port = leg.begin(stop.ask, paced=params.paced)
     if port is not None and hooks is not None:
         _pace(task, port, leg.channel, stop, hooks)
+    if params.slots is not None and hooks is not None:
+        _measure(task, params.slots, leg.channel, stop, hooks)
     leg.channel.send({"type": "running"})
     try:
         result = workload.run(task, params, stop.register)
@@ -270,6 +273,18 @@ def _pace(task: Task, port: Port, channel: Channel, stop: Stop, hooks: Hooks) ->
 
     pacer = Pacer(task, port, stop=end, stopping=lambda: channel.stopping, hooks_ns=lambda: hooks.ns)
     task.pace_by(pacer)
+
+
+def _measure(task: Task, slots: Mapping[str, Json], channel: Channel, stop: Stop, hooks: Hooks) -> None:
+    """Let the job take its slots, from its first step on, and end with its schedule."""
+    from glasshouse.workloads.measured import Measured
+
+    def end() -> None:
+        channel.stopping = True
+        stop.ask()
+
+    measured = Measured(slots, task, end=end, hooks_ns=lambda: hooks.ns)
+    task.pace_by(measured.boundary, measured.record)
 
 
 def _save_what_there_is(task: Task) -> None:

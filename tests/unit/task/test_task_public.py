@@ -32,6 +32,7 @@ PUBLIC = {
     "size",
     "stamps",
     "stood_still",
+    "stop_reason",
     "tensors",
     "workspace",
 }

@@ -169,7 +169,7 @@ def test_only_a_script_of_ones_own_runs_in_several_ranks(tmp_path: Path) -> None
 def test_a_job_of_several_ranks_cannot_be_paced(tmp_path: Path) -> None:
     ended = raw(tmp_path, "pass", paced=True)
     assert ended.one("failed")["code"] == "job-invalid"
-    assert "cannot be paced" in ended.log
+    assert "cannot be measured" in ended.log
 
 
 def test_a_grant_without_a_group_secret_starts_no_rank(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""A worker whose steps are measured: it takes its slots, and its record is one of its outputs (spec/measurement.md).
+
+Law: nothing outside this process is asked when a step may begin, or learns that one did.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from glasshouse.task.handle import Task
+from glasshouse.wire.canonical import Json
+from glasshouse.workloads.slots import Pacer, Plan
+
+__all__ = ["Measured"]
+
+
+class Measured:
+    """Takes the step boundaries of one task (`Task.pace_by`) in the thread that reports first.
+
+    Args:
+        slots: the schedule from the job's parameters.
+        task: whose steps they are.
+        end: ends the job as its owner would; called once, where the schedule is over. May raise into the caller.
+        hooks_ns: how long this thread has waited for channel and inputs so far.
+
+    Raises:
+        UsageError: `usage`, for a schedule outside its limits.
+    """
+
+    def __init__(
+        self, slots: Mapping[str, Json], task: Task, *, end: Callable[[], None], hooks_ns: Callable[[], int]
+    ) -> None:
+        self._pacer = Pacer(Plan.parse(dict(slots)), synchronise=wait_for_device, hooks_ns=hooks_ns)
+        self._task, self._end = task, end
+        self._thread: int | None = None
+        self._done: int | None = None
+
+    def boundary(self, done: int, loss: Any) -> None:
+        """Take a call of `Task.progress`; returns when the next step may begin, or the job is to end."""
+        thread = threading.get_ident()
+        # The count of the end is reported once more by a loop that is over, and what other threads report is no step.
+        if self._task.over or (self._thread or thread) != thread or done == self._done:
+            return
+        self._thread, self._done = thread, done
+        if not self._pacer.boundary(loss):
+            self._task.over = True
+            self._end()
+
+    def record(self) -> bytes:
+        """Return the whole record; the steps end here, if they have not."""
+        self._pacer.stop()
+        return self._pacer.record(tokens_per_step=self._task.tokens_per_step)
+
+
+def wait_for_device() -> None:
+    """Return when the GPU, if this process uses one, has done all that it was told."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
