@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fastapi.routing import APIRoute
+from starlette import requests
+from starlette.routing import Route
 
 from glasshouse.broker import http, intake, listen, room
 from glasshouse.broker.client import request
@@ -85,8 +86,8 @@ def problem(answer: bytes) -> Problem:
 
 def test_each_listener_has_exactly_its_routes(broker: LocalBroker) -> None:
     for (app, _), expected in zip(broker._listeners, (RUNTIME_ROUTES, OWNER_ROUTES), strict=True):
-        assert all(isinstance(route, APIRoute) for route in app.routes)
-        found = [(m, route.path) for route in app.routes if isinstance(route, APIRoute) for m in route.methods]
+        assert all(isinstance(route, Route) for route in app.routes)
+        found = [(m, route.path) for route in app.routes if isinstance(route, Route) for m in route.methods or ()]
         assert sorted(found) == expected
 
 
@@ -276,6 +277,24 @@ def test_only_json_is_taken(broker: LocalBroker) -> None:
 
 def test_query_parameters_are_refused_where_none_are_meant(broker: LocalBroker) -> None:
     assert problem(raw(broker, head("/v1/evidence?a=b"))).code is Code.USAGE
+
+
+@pytest.mark.parametrize("path", [path for _, path in RUNTIME_ROUTES])
+def test_neither_query_nor_cookies_of_a_stranger_are_parsed(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Each of 7,000 parameters in a line of 14 KB has its cost, before anything is known of who asks."""
+
+    def parse(*_arguments: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(requests, "QueryParams", parse)
+    monkeypatch.setattr(requests, "cookie_parser", parse)
+    answer = raw(broker, head(f"{path}?{'a&' * 7000}a", f"Cookie: {'a=b;' * 100}", "Content-Length: 0"))
+    assert answer.startswith(b"HTTP/1.1 422")
+    assert problem(answer).code is Code.USAGE
+    answer = raw(broker, head(path, f"Cookie: {'a=b;' * 100}", "Content-Length: 0"))
+    assert answer.startswith(b"HTTP/1.1 400")
 
 
 def test_every_answer_closes_its_connection(broker: LocalBroker) -> None:
