@@ -58,7 +58,7 @@ class GateLimits:
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
 # column is, for that would set the column.
 _BY_NONCE = (
-    select(challenges.c.nonce, challenges.c.body, challenges.c.replays, *store.LAUNCH_COLUMNS)
+    select(challenges.c.nonce, challenges.c.body, challenges.c.used_us, challenges.c.replays, *store.LAUNCH_COLUMNS)
     .select_from(store.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
     .where(challenges.c.nonce == bindparam("nonce"))
 )
@@ -209,7 +209,9 @@ class Gate:
             connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
             return answer
 
-        return Decision(decide=partial(self._database.write, decide))
+        # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
+        fresh = asked["used_us"] is None and self._clock_us() < Challenge.parse(asked["body"]).expires_us
+        return Decision(decide=partial(self._database.write, decide), fresh=fresh)
 
     def _sweep(self, connection: Connection, now_us: int) -> None:
         """Forget what is over; not with every request, for it is never looked at and only takes room."""

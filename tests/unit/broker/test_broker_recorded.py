@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.gate import GateLimits
+from glasshouse.broker.gate import Gate, GateLimits
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.tamper.stage import Actor, Owner
@@ -115,3 +115,15 @@ def test_which_is_later_does_not_hang_on_a_clock_that_was_set_back(broker: Local
     assert last.key(last.attest()) == waiting.key(waiting.ask()) == owner.package_key
     issued_s = jwt.parse(ReleaseMessage.parse(waiting.ask().content()).ear).claims["iat"]
     assert issued_s >= dates[-1] // 1_000_000
+
+
+def test_it_gives_its_sender_none_of_the_room_that_is_kept_for_runs(broker: LocalBroker, owner: Owner) -> None:
+    """Neither the first time that it is played again, nor where it never arrived and its challenge is over."""
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, LIMITS)
+    first, late = (Machine.enter(Actor.enter(owner)) for _ in range(2))
+    assert gate.evidence(first.evidence).fresh
+    first.attest().content()
+    assert not gate.evidence(first.evidence).fresh
+    broker.advance(LIFETIME_S + 1)
+    assert not gate.evidence(late.evidence).fresh
+    assert late.attest().problem().code is Code.NONCE_EXPIRED
