@@ -1,17 +1,20 @@
 """Which connections are open, and which of them give way to others.
 
 Laws: a socket that is open is worth nothing; a request that has arrived is. So a connection whose request is not
-whole gives way, the oldest first, to a new one: of the same address when that has too many, of any when there is no
-room at all, and so do those that keep too many bytes of unfinished requests. One whose request is whole is never cut
-off for others. Nothing is turned away while anything idles.
+whole gives way, the oldest first, to a new one: of the same address when that has too many, of the address that has
+most of them when there is no room at all. Of unfinished requests that keep too many bytes, the longest gives way of the
+address that keeps most. One whose request is whole is never cut off for others, and none for what a single other
+address does. Nothing is turned away while anything idles.
 """
 
 from __future__ import annotations
 
+import itertools
 import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 __all__ = ["ACCEPTED_AT_ONCE", "Connection", "Room", "Troubles", "room_for"]
@@ -40,6 +43,21 @@ def room_for(listeners: int) -> int:
     return min(MOST_CONNECTIONS, max(8, (soft - _OTHER_DESCRIPTORS) // listeners))
 
 
+@dataclass(slots=True)
+class _Address:
+    """What one address has here.
+
+    Attributes:
+        connections: how many.
+        idle: those whose request is not whole, the oldest first, and how many bytes of it have come.
+        bytes: of them all.
+    """
+
+    connections: int = 0
+    idle: dict[Connection, int] = field(default_factory=dict)
+    bytes: int = 0
+
+
 class Room:
     """The connections of one listener; used from the loop's thread only.
 
@@ -51,56 +69,69 @@ class Room:
     def __init__(self, most: int, of_address: int = MOST_OF_ADDRESS) -> None:
         self._most = most
         self._of_address = of_address
-        # All in the order of arrival; those in `_idle` have no whole request yet.
-        self._open: dict[Connection, str] = {}
-        self._idle: dict[Connection, int] = {}  # and how many bytes of it have come
+        self._numbers = itertools.count()
+        self._open: dict[Connection, tuple[str, int]] = {}  # and its place in the order of arrival
+        self._addresses: dict[str, _Address] = {}
         self._bytes = 0
-        self._by_address: dict[str, dict[Connection, None]] = {}
 
     def enter(self, connection: Connection, address: str) -> bool:
         """Take a connection in; return whether there was room for it, or something idle that gave way."""
-        mine = self._by_address.setdefault(address, {})
-        full = (bool(address) and len(mine) >= self._of_address, len(self._open) >= self._most)
-        if (full[0] and not self._make_room(mine)) or (full[1] and not full[0] and not self._make_room(self._open)):
-            self._forget_empty(address)
+        mine = self._addresses.get(address)
+        if address and mine is not None and mine.connections >= self._of_address:
+            if not self._drop_oldest(mine):
+                return False
+        elif len(self._open) >= self._most and not self._drop_oldest(self._with_most_idle()):
             return False
-        self._open[connection] = address
-        self._idle[connection] = 0
-        self._by_address.setdefault(address, {})[connection] = None
+        mine = self._addresses.setdefault(address, _Address())
+        mine.connections += 1
+        mine.idle[connection] = 0
+        self._open[connection] = address, next(self._numbers)
         return True
 
     def received(self, connection: Connection, count: int) -> None:
-        """Note that bytes of a request have come; of too many, those that came first are dropped."""
-        if connection in self._idle:
-            self._idle[connection] += count
+        """Note that bytes of a request have come; of too many, the longest request of who sent most is dropped."""
+        address, _ = self._open.get(connection, ("", 0))
+        mine = self._addresses.get(address)
+        if mine is not None and connection in mine.idle:
+            mine.idle[connection] += count
+            mine.bytes += count
             self._bytes += count
-        while self._bytes > MOST_BYTES and self._make_room(self._open):
-            pass
+        while self._bytes > MOST_BYTES:
+            most = max(self._addresses.values(), key=lambda one: one.bytes)
+            self._drop(max(most.idle, key=most.idle.__getitem__))
 
     def whole(self, connection: Connection) -> None:
         """Note that a connection's request has arrived: it gives way no more."""
-        self._bytes -= self._idle.pop(connection, 0)
+        if connection in self._open:
+            mine = self._addresses[self._open[connection][0]]
+            count = mine.idle.pop(connection, 0)
+            mine.bytes -= count
+            self._bytes -= count
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection."""
         self.whole(connection)
-        address = self._open.pop(connection, None)
+        address, _ = self._open.pop(connection, (None, 0))
         if address is not None:
-            self._by_address[address].pop(connection, None)
-            self._forget_empty(address)
+            self._addresses[address].connections -= 1
+            if not self._addresses[address].connections:
+                del self._addresses[address]
 
-    def _make_room(self, among: dict[Connection, Any]) -> bool:
-        # Of all, the first that idles is the oldest; of one address there are few to look through.
-        oldest = next(iter(self._idle) if among is self._open else (one for one in among if one in self._idle), None)
+    def _with_most_idle(self) -> _Address:
+        """Return the address with most connections that idle; of several, that of the one that idles longest."""
+        idling = [one for one in self._addresses.values() if one.idle]
+        return max(idling, key=lambda one: (len(one.idle), -self._open[next(iter(one.idle))][1]), default=_Address())
+
+    def _drop_oldest(self, of: _Address) -> bool:
+        oldest = next(iter(of.idle), None)
         if oldest is None:
             return False
-        self.leave(oldest)
-        oldest.cut()
+        self._drop(oldest)
         return True
 
-    def _forget_empty(self, address: str) -> None:
-        if not self._by_address.get(address, True):
-            del self._by_address[address]
+    def _drop(self, connection: Connection) -> None:
+        self.leave(connection)
+        connection.cut()
 
 
 class Troubles:

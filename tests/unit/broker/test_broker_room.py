@@ -1,4 +1,4 @@
-"""Who gives way when there is no room: whoever idles longest, and nobody whose request has arrived."""
+"""Who gives way when there is no room: who takes most of it, and nobody whose request has arrived."""
 
 from __future__ import annotations
 
@@ -98,8 +98,35 @@ def test_unfinished_requests_give_way_when_they_take_too_much_memory(monkeypatch
         room.received(one, 400)
     assert ended(found) == [1], "the first of three; what is whole is not counted"
     room.received(found[3], 10_000)
-    assert ended(found) == [1, 2, 3], "and one that takes all of it for itself"
-    assert room._bytes == 0
+    assert ended(found) == [1, 3], "and one that takes all of it for itself"
+    assert room._bytes == 400
+
+
+def test_who_takes_most_of_the_memory_gives_way_and_no_other_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "MOST_BYTES", 1000)
+    room = Room(100)
+    [honest] = lines(room, 1)
+    room.received(honest, 300)
+    greedy = lines(room, 60, address="192.0.2.2")
+    beside = lines(room, 1, address="192.0.2.2")
+    room.received(beside[0], 10)
+    for one in greedy:
+        room.received(one, 260)
+    assert not honest.ended, "although it came first and waits longest"
+    assert ended(beside) == [], "a short request from behind the same address is not cut either"
+    assert len(ended(greedy)) == 58
+    room.received(honest, 200)
+    room.whole(honest)
+    assert not honest.ended
+
+
+def test_one_address_cuts_no_others_request_in_a_room_that_it_fills() -> None:
+    """Where few open files are allowed, an address may have as many connections as there is room for."""
+    room = Room(8, of_address=8)
+    others = [*lines(room, 1, address="192.0.2.2"), *lines(room, 1, address="192.0.2.3")]
+    found = lines(room, 20)
+    assert ended(others) == []
+    assert ended(found) == list(range(14))
 
 
 def test_what_left_is_forgotten() -> None:
@@ -108,7 +135,7 @@ def test_what_left_is_forgotten() -> None:
         for one in lines(room, 2):
             room.leave(one)
             room.leave(one)
-    assert room._by_address == room._idle == room._open == {}
+    assert room._addresses == room._open == {}
 
 
 def test_a_broker_stays_below_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
