@@ -97,15 +97,17 @@ def _filter(kernel: Kernel) -> None:
 
 def _serve(worker: int, agent: int, answer: int, own_namespace: bool) -> None:
     """Reap until the worker has ended or the agent is gone; leave nothing of the worker's."""
+    # One child a round: a worker whose orphans end without a pause must not keep the agent's end from being seen.
     while not _has_ended(agent):
-        while (found := _ended_child()) is not None:
-            if found == worker:
-                # Not reaped yet: while its number is its own, so is its group's.
-                status = _end_everything(worker, own_namespace)
-                os.write(answer, status.to_bytes(STATUS_BYTES, "big"))
-                return
+        found = _ended_child()
+        if found == worker:
+            # Not reaped yet: while its number is its own, so is its group's.
+            status = _end_everything(worker, own_namespace)
+            os.write(answer, status.to_bytes(STATUS_BYTES, "big"))
+            return
+        if found is not None:
             os.waitpid(found, 0)
-        heard = _signal.sigtimedwait(_HEARD, _LOOK_S)
+        heard = _signal.sigtimedwait(_HEARD, _LOOK_S if found is None else 0)
         if heard is not None and heard.si_signo in _FORWARDED:
             os.kill(worker, heard.si_signo)
     _end_everything(worker, own_namespace)

@@ -12,8 +12,8 @@ which the agent is told the init's pid and given the view of the package. In ord
 3. a child in them goes on as the init (`init`); this process is gone before it does, so that the agent is its parent;
    the init's child becomes the worker;
 4. the package once more, through a read-only mount; where that cannot be, copied into sealed memory;
-5. private root in memory; where that cannot be, a named directory; for several ranks, the loopback of the network
-   namespace, and nothing else of it;
+5. private root in memory; where that cannot be, a named directory; a look beneath all that is shown; for several
+   ranks, the loopback of the network namespace, and nothing else of it;
 6. no capability, no_new_privs, limits, Landlock, system call filter last;
 7. trials of all that is forbidden; one `sandbox` frame says what happened;
 8. exec of the worker with an environment of its own.
@@ -34,7 +34,7 @@ import resource
 import select
 import sys
 
-from glasshouse.runtime import core_dumps, init, landlock, outside, private_root, read_only, seccomp, trials
+from glasshouse.runtime import core_dumps, init, landlock, outside, private_root, read_only, seccomp, shown, trials
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 
@@ -43,6 +43,7 @@ __all__ = ["attempt", "main", "run"]
 LINK_FD = 3
 PACKAGE_FD = 6
 _CONTROL = 1
+_IN_PART = "shown-searched-in-part"
 _KILLED_FIRST = "1000"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
@@ -101,9 +102,10 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     _be_killed_first(notes)
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
+    found = _search(kernel, spec, base, notes)
     _connect_ranks(spec, notes)
     abi = _confine(kernel, spec, base, notes)
-    observed = _observe(kernel, spec, base, abi, notes, package)
+    observed = _observe(kernel, spec, base, abi, notes, package, found)
     in_memory, no_swap = private_root.is_memory(kernel, base)
     workspace = "directory" if not in_memory else "tmpfs-noswap" if no_swap else "tmpfs"
     os.write(link, report(observed, workspace, base, notes))
@@ -215,6 +217,21 @@ def _house(kernel: Kernel, spec: dict[str, object], notes: list[str], taken: int
     return named
 
 
+def _search(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str]) -> list[tuple[str, str]]:
+    """Look for what must not be shown while this process may still look everywhere; cover what it may not look into."""
+    found, whole = shown.search(_texts(spec, "read"))
+    for folder in [path for kind, path in found if kind == "closed"]:
+        try:
+            if base != private_root.BASE:
+                raise KernelError("mount", errno.EPERM)
+            private_root.cover(kernel, folder)
+        except OSError:
+            whole = False
+    if not whole:
+        notes.append(_IN_PART)
+    return [(kind, path) for kind, path in found if kind != "closed"]
+
+
 def _connect_ranks(spec: dict[str, object], notes: list[str]) -> None:
     """Give ranks their loopback, where everything that keeps it from leading outside is there; else say so.
 
@@ -286,31 +303,38 @@ def _be_killed_first(notes: list[str]) -> None:
 
 
 def _observe(
-    kernel: Kernel, spec: dict[str, object], base: str, abi: int | None, notes: list[str], package: int | None
+    kernel: Kernel,
+    spec: dict[str, object],
+    base: str,
+    abi: int | None,
+    notes: list[str],
+    package: int | None,
+    found: list[tuple[str, str]],
 ) -> dict[str, bool | None]:
     """Try everything that is forbidden; failed trials become notes."""
     names = list(_environment(spec, base))
     targets = spec["targets"]
     if not isinstance(targets, dict):
         raise TypeError("targets")
-    read = _texts(spec, "read")
-    ways_out, complete = outside.ways_out(read, private_root=base == private_root.BASE)
-    notes += [] if complete else ["shown-searched-in-part"]
+    seen = _texts(spec, "read") + _texts(spec, "devices")
+    ways_out = outside.ways_out(found, private_root=base == private_root.BASE)
     tried = {
         "debug-env-clean": trials.environment(names),
         "egress-closed": trials.egress(kernel, targets, loopback="loopback" in notes) + ways_out,
         "landlock": trials.files(base, [str(targets["file"])]),
-        "metadata-closed": outside.metadata(kernel, package=package, paths=read + _texts(spec, "devices")),
+        "metadata-closed": outside.metadata(kernel, package=package, paths=seen),
         "preload-clean": trials.libraries(kernel, names),
         "seccomp-filter": trials.system_calls(kernel),
     }
-    shown = trials.kernel_files(private_root.HIDDEN)
+    of_kernel = trials.kernel_files(private_root.HIDDEN)
     if base == private_root.BASE:
-        tried["landlock"] += shown
+        tried["landlock"] += of_kernel
     else:
-        notes += [f"open-{name}" for name in shown]  # without mounts nothing can hide them
-    observed: dict[str, bool | None] = {name: not found for name, found in tried.items()}
-    notes += [f"open-{name}" for found in tried.values() for name in found]
+        notes += [f"open-{name}" for name in of_kernel]  # without mounts nothing can hide them
+    observed: dict[str, bool | None] = {name: not succeeded for name, succeeded in tried.items()}
+    notes += [f"open-{name}" for succeeded in tried.values() for name in succeeded]
+    if _IN_PART in notes and observed["egress-closed"]:
+        observed["egress-closed"] = None  # there may be a way out where nothing looked
     if not abi:
         observed["landlock"] = None if abi == 0 else False
     if kernel.status("self").get("Seccomp") != "2":

@@ -12,11 +12,12 @@ import errno
 import os
 import stat
 
-from glasshouse.runtime import read_only, shown
+from glasshouse.runtime import read_only
 from glasshouse.runtime.kernel import Kernel, KernelError
 
 __all__ = ["metadata", "ways_out"]
 
+_MAX_TOLD = 20  # less than a pipe holds: it is not read while this process tries
 _XATTR = "user.glasshouse-trial"
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_IOC_FSGETXATTR, _FS_IOC_FSSETXATTR = 0x801C581F, 0x401C5820
@@ -43,28 +44,45 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
     return sorted(found)
 
 
-def ways_out(paths: list[str], *, private_root: bool) -> tuple[list[str], bool]:
-    """Look for sockets of the machine and for an owner's state beneath what is shown, and for other processes' roots.
+def ways_out(found: list[tuple[str, str]], *, private_root: bool) -> list[str]:
+    """Try what was found beneath all that is shown (`shown.search`), and look for other processes' roots.
 
     Args:
-        paths: what the worker is shown.
+        found: kinds and paths.
         private_root: whether names lead only to what is shown.
 
     Returns:
-        what was found that it can reach, in small words; and whether there was no more to look at. Where it was found
-        goes to the log, which only the owner reads.
+        what the worker can reach, in small words. Where it was found goes to the log, which only the owner reads.
     """
-    found, complete = shown.search([path for path in paths if not os.path.islink(path)])  # noqa: PTH114
-    reached = [(kind, path) for kind, path in found if kind != "socket" or _is_there(path)]
+    reached = [(kind, path) for kind, path in found if _is_reached(kind, path)]
     if private_root:
         names = [name for name in os.listdir("/proc") if name.isdigit() and _stranger(name)]  # noqa: PTH208
         reached += [("process", f"/proc/{name}/root") for name in names]
-    for kind, path in reached:
-        os.write(2, f"launcher: the worker would see a {kind}: {path}\n".encode())
-    return sorted({f"shown-{kind}" for kind, _ in reached}), complete
+    for kind, path in reached[:_MAX_TOLD]:
+        os.write(2, b"launcher: the worker would see a " + os.fsencode(f"{kind}: {path}\n"))
+    return sorted({f"shown-{kind}" for kind, _ in reached})
 
 
-def _is_there(path: str) -> bool:
+def _is_reached(kind: str, path: str) -> bool:
+    if kind == "socket":
+        return _is_called(path)
+    if kind == "pipe":
+        # Reading takes something away, which the other end sees.
+        return _opens(path, os.O_RDONLY) or _opens(path, os.O_WRONLY)
+    return _opens(path, os.O_RDONLY) or os.access(path, os.X_OK)  # the names in a home are known without a look
+
+
+def _opens(path: str, how: int) -> bool:
+    """Return whether a file can be opened, as far as its own mode and the rules of this sandbox go."""
+    try:
+        os.close(os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        # ENXIO: nothing reads that pipe now, as later something may.
+        return error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ELOOP)
+    return True
+
+
+def _is_called(path: str) -> bool:
     """Return whether a socket can be called; one at which nothing listens now may have a listener later."""
     for kind in (_socket.SOCK_STREAM, _socket.SOCK_DGRAM, _socket.SOCK_SEQPACKET):
         caller = _socket.socket(_socket.AF_UNIX, kind)

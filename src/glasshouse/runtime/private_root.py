@@ -32,7 +32,7 @@ from glasshouse.runtime.kernel import (
     KernelError,
 )
 
-__all__ = ["BASE", "HIDDEN", "PROBE", "SHARED", "TEMPORARY", "WORK", "build", "is_memory"]
+__all__ = ["BASE", "HIDDEN", "PROBE", "SHARED", "TEMPORARY", "WORK", "build", "cover", "is_memory"]
 
 BASE = "/run/glasshouse"
 WORK, TEMPORARY, SHARED, PROBE = "work", "tmp", "shm", "probe"
@@ -71,7 +71,8 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
         workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
 
     Raises:
-        OSError: it cannot be done here; the process is where it was.
+        OSError: it cannot be done here; this process has the root and the working folder that it had.
+        RuntimeError: a mount could not be taken back, or the old root not be let go of: this process can only end.
     """
     kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
     paths, sources = _outermost(read) + devices, dict[str, int]()
@@ -91,7 +92,7 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
         for descriptor in sources.values():
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    kernel.umount(".")  # the old root, which pivot_root left on top of the new one
+    _umount(kernel, ".")  # the old root, which pivot_root left on top of the new one
     os.chdir("/")
 
 
@@ -106,7 +107,7 @@ def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], works
         _proc(kernel, site)
         _furnish(site)
         kernel.mount("none", site, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-        here = os.open("/", os.O_PATH | os.O_DIRECTORY)
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             os.chdir(site)
             kernel.pivot_root(".", ".")
@@ -116,8 +117,21 @@ def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], works
         finally:
             os.close(here)
     except OSError:
-        kernel.umount(site)
+        _umount(kernel, site)
         raise
+
+
+def cover(kernel: Kernel, folder: str) -> None:
+    """Mount an empty folder over one that can be passed through but not looked into; raises `OSError`."""
+    kernel.mount("tmpfs", folder, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=555,size=4k")
+
+
+def _umount(kernel: Kernel, target: str) -> None:
+    try:
+        kernel.umount(target)
+    except OSError as error:
+        # Not an OSError: who takes that for a machine without mounts would go on between two roots.
+        raise RuntimeError(f"the private root is left half made: {error}") from error
 
 
 def is_memory(kernel: Kernel, directory: str) -> tuple[bool, bool]:

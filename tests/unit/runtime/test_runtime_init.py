@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import sandbox, sentinel
+from glasshouse.runtime import init, sandbox, sentinel
 from glasshouse.runtime.init import fork_worker
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.sandbox import Worker
@@ -227,6 +227,37 @@ time.sleep(60)
         return left
 
     assert in_child(act) == 1
+
+
+def test_orphans_that_end_without_a_pause_do_not_keep_the_init_from_seeing_its_agent_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def act() -> bool:
+        agent, worker, rounds = _sleeping(), _sleeping(), iter(range(1_000_000))
+        pidfd = os.pidfd_open(agent)
+
+        def one_more_has_ended() -> int:
+            if next(rounds) == 3:
+                os.kill(agent, signal.SIGKILL)
+                os.waitpid(agent, 0)
+            orphan = os.fork()
+            if orphan == 0:
+                os._exit(0)
+            return orphan
+
+        monkeypatch.setattr(init, "_ended_child", one_more_has_ended)
+        init._serve(worker, pidfd, -1, own_namespace=False)
+        return is_gone(worker)
+
+    assert in_child(act)
+
+
+def _sleeping() -> int:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    return pid
 
 
 def test_an_init_whose_agent_is_gone_or_is_another_makes_no_worker() -> None:

@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
-from glasshouse.runtime import sandbox
-from glasshouse.runtime.kernel import CAP_SYS_ADMIN, PR_CAPBSET_DROP, REAL
+from glasshouse.runtime import private_root, sandbox
+from glasshouse.runtime.kernel import (
+    CAP_SYS_ADMIN,
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    PR_CAPBSET_DROP,
+    REAL,
+    Kernel,
+    KernelError,
+)
 from tools.forked import in_child
 from tools.machine import (
     WithoutLandlock,
@@ -26,7 +34,7 @@ from tools.machine import (
     needs_namespaces,
     needs_root,
 )
-from tools.sandboxed import TRIED, Ran, children_of, first_message, is_gone, run, specification, start
+from tools.sandboxed import TRIED, Ran, children_of, first_message, forking, is_gone, run, specification, start
 
 pytestmark = needs_filters
 
@@ -75,6 +83,52 @@ def test_where_mounts_are_refused_the_workspace_has_a_name() -> None:
     ran = run("pass", kernel=WithoutMounts())
     assert ran.report.workspace is WorkspaceKind.DIRECTORY
     assert {"no-private-root", "named-workspace"} <= set(ran.report.notes)
+
+
+class Half(Kernel):
+    """A machine that breaks off within the making of the private root."""
+
+    def __init__(self, *missing: str) -> None:
+        super().__init__()
+        self.missing = missing
+
+    def pivot_root(self, new: str, old: str) -> None:
+        if "pivot" in self.missing:
+            raise KernelError("pivot_root", 1)
+        super().pivot_root(new, old)
+
+    def umount(self, target: str) -> None:
+        if "umount" in self.missing:
+            raise KernelError(f"umount {target}", 1)
+        super().umount(target)
+
+
+@needs_namespaces
+def test_where_the_root_cannot_be_changed_the_process_is_where_it_was(tmp_path: Path) -> None:
+    def act() -> bool:
+        os.chdir(tmp_path)
+        before = Path("/").stat(), Path("/tmp").stat().st_dev
+        REAL.unshare(CLONE_NEWNS | (0 if REAL.capable(CAP_SYS_ADMIN) else CLONE_NEWUSER))
+        with pytest.raises(KernelError):
+            private_root.build(Half("pivot"), read=["/usr"], devices=[], workspace_bytes=1 << 20)
+        return (Path("/").stat(), Path("/tmp").stat().st_dev, Path.cwd()) == (*before, tmp_path)
+
+    assert in_child(act)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("missing", [("umount",), ("pivot", "umount")], ids="-".join)
+def test_a_private_root_that_is_left_half_made_ends_the_run(missing: tuple[str, ...]) -> None:
+    def act() -> tuple[object, str]:
+        worker = sandbox.start(specification("pass"), spawn=forking(Half(*missing)))
+        try:
+            return first_message(worker), os.read(worker.stderr, 4096).decode()
+        finally:
+            worker.end()
+
+    message, errors = in_child(act)
+    assert message == {"code": "platform-unsupported", "type": "failed"}
+    assert "half made" in errors
 
 
 @needs_root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +19,15 @@ from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime import sandbox, shown
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.surroundings import default_read_paths
-from tools.machine import WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces
+from tools.forked import in_child
+from tools.machine import (
+    WithoutMounts,
+    WithoutNamespaces,
+    needs_filters,
+    needs_landlock,
+    needs_namespaces,
+    needs_root,
+)
 from tools.sandboxed import run, specification, start
 
 pytestmark = needs_filters
@@ -203,13 +212,139 @@ def test_where_no_socket_can_be_called_by_name_one_that_is_seen_is_no_way_out(
     assert ran.report.observed["egress-closed"] is CheckResult.PASSED
 
 
-def test_the_search_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"folder-{number}").mkdir()
-        (tmp_path / f"folder-{number}" / "file").touch()
-    assert shown.search([str(tmp_path)], limit=40) == ([], True)
-    assert shown.search([str(tmp_path)], limit=39) == ([], False)
-    with listening(tmp_path / "s"):
-        assert shown.search(["/usr", str(tmp_path)], limit=30) == ([("socket", f"{tmp_path}/s")], False)
-        assert shown.search([f"{tmp_path}/folder-1", str(tmp_path)], limit=99) == ([("socket", f"{tmp_path}/s")], True)
-        assert shown.search([f"{tmp_path}/s"], limit=1) == ([("socket", f"{tmp_path}/s")], True)
+def test_everything_is_looked_at_however_much_lies_beside_it_and_however_deep(tmp_path: Path) -> None:
+    deep = tmp_path / "site" / "a" / "b" / "c"
+    for folder in (tmp_path / "fonts", deep):
+        folder.mkdir(parents=True)
+    for number in range(4_000):
+        (tmp_path / "fonts" / f"{number}.ttf").touch()
+    (deep / "owner.key").touch()
+    os.mkfifo(deep / "pipe")
+    (tmp_path / "link").symlink_to(deep)
+    with listening(deep / "s"):
+        found = [("pipe", f"{deep}/pipe"), ("socket", f"{deep}/s"), ("state", f"{deep}/owner.key")]
+        for paths in ([str(tmp_path)], [str(deep), str(tmp_path)], [f"{tmp_path}/link"]):
+            seen, whole = shown.search(paths)
+            assert (sorted(seen), whole) == (found, True)
+        assert shown.search([f"{deep}/s", f"{deep}/gone"]) == ([("socket", f"{deep}/s")], True)
+
+
+def test_a_search_that_does_not_come_to_its_end_says_so(tmp_path: Path) -> None:
+    assert shown.search([str(tmp_path)], give_up_s=0) == ([], False)
+
+
+def test_a_path_too_deep_for_a_name_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    def act() -> tuple[list[tuple[str, str]], bool]:
+        os.chdir(tmp_path)
+        for _ in range(20):
+            os.mkdir("n" * 250)  # noqa: PTH102 - by a name that no call takes as a whole
+            os.chdir("n" * 250)
+        return shown.search([str(tmp_path)])
+
+    try:
+        assert in_child(act) == ([], False)
+    finally:
+        shutil.rmtree(tmp_path)
+
+
+@needs_root
+def test_a_folder_that_can_be_passed_through_but_not_read_is_named(tmp_path: Path) -> None:
+    _let_in(tmp_path)
+    for name, mode in (("passed", 0o711), ("shut", 0o700)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "owner.key").touch()
+        (tmp_path / name).chmod(mode)
+    found = in_child(lambda: shown.search([str(tmp_path)]), user=65534)
+    assert found == ([("closed", f"{tmp_path}/passed")], True)
+
+
+@needs_root
+@needs_namespaces
+def test_what_cannot_be_looked_into_is_covered_and_where_nothing_can_be_mounted_the_check_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "passed").mkdir()
+    (tmp_path / "passed" / "known.txt").write_text("the owner's")
+    look = shown.search
+
+    def search(paths: list[str]) -> tuple[list[tuple[str, str]], bool]:
+        found, whole = look(paths)
+        return [*found, ("closed", f"{tmp_path}/passed")], whole
+
+    monkeypatch.setattr(shown, "search", search)  # as for a user who may not read that folder
+    code = f"""
+try:
+    print(open('{tmp_path}/passed/known.txt').read())
+except OSError as error:
+    print(type(error).__name__)
+"""
+    paths = (*default_read_paths(), str(tmp_path))
+    ran = run(code, kernel=type(REAL)(), read_paths=paths)
+    assert ran.report.observed["egress-closed"] is CheckResult.PASSED
+    assert ran.output == "FileNotFoundError\n"
+    ran = run(code, kernel=WithoutMounts(), read_paths=paths)
+    assert ran.report.observed["egress-closed"] is CheckResult.UNAVAILABLE
+    assert "shown-searched-in-part" in ran.report.notes
+
+
+def test_where_the_search_has_no_end_egress_is_not_called_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "search", lambda _paths: ([], False))
+    ran = run("pass", kernel=type(REAL)())
+    assert ran.report.observed["egress-closed"] is CheckResult.UNAVAILABLE
+    assert "shown-searched-in-part" in ran.report.notes
+
+
+@needs_namespaces
+def test_a_socket_bound_by_a_relative_name_and_a_key_deep_in_a_large_tree_are_found_from_inside(tmp_path: Path) -> None:
+    deep = tmp_path / "lib" / "environment" / "x"
+    for folder in (tmp_path / "fonts", deep):
+        folder.mkdir(parents=True)
+    for number in range(4_000):
+        (tmp_path / "fonts" / f"{number}.ttf").touch()
+    (deep / "owner.key").write_text("the owner's")
+    before = Path.cwd()
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.chdir(deep)
+        try:
+            listener.bind("app.sock")
+        finally:
+            os.chdir(before)
+        listener.listen()
+        ran = run("pass", read_paths=(*default_read_paths(), str(tmp_path)))
+    assert ran.report.observed["egress-closed"] is CheckResult.FAILED
+    assert {"open-shown-socket", "open-shown-state"} <= set(ran.report.notes)
+    assert f"a socket: {deep}/app.sock" in ran.errors
+
+
+@needs_namespaces
+@needs_landlock
+def test_a_pipe_with_a_name_beneath_what_is_shown_is_a_way_out(tmp_path: Path) -> None:
+    # What is shown in /tmp lies in a folder that the worker may write to; the mount stops files, not pipes.
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        ran = run("pass", read_paths=(*default_read_paths(), str(tmp_path)))
+    finally:
+        os.close(reader)
+    assert ran.report.observed["egress-closed"] is CheckResult.FAILED
+    assert "open-shown-pipe" in ran.report.notes
+
+
+@needs_root
+@needs_namespaces
+def test_state_that_the_workers_user_cannot_open_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / ".glasshouse").mkdir(parents=True)
+    (other / ".glasshouse" / "owner.key").touch()
+    os.chown(other, 65534, 65534)
+    other.chmod(0o700)
+    ran = run("pass", read_paths=(*default_read_paths(), str(tmp_path)))
+    assert ran.report.observed["egress-closed"] is CheckResult.PASSED
+
+
+def _let_in(folder: Path) -> None:
+    """Let every user pass through to a folder of this test's."""
+    folder.chmod(0o755)
+    for parent in folder.parents:
+        if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o7777 == 0o700:
+            parent.chmod(0o711)
