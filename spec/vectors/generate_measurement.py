@@ -39,6 +39,7 @@ def schedules() -> Iterator[Case]:
     for name, given, first in (
         ("first-blocks", plan("P"), 0),
         ("raw", plan("R"), 0),
+        ("alone", plan("A"), 0),
         ("late", plan("R", slot_ns=73_000_001), 10**9),
     ):
         given_plan = given.to_json()
@@ -63,6 +64,7 @@ def altered(change: Callable[[list[dict[str, Any]]], object]) -> str:
 def records() -> Iterator[Case]:
     for name, text in (
         ("good", record("R")),
+        ("alone", record("A")),
         ("overrun", record("P", itertools.chain([10] * 20, [170], itertools.repeat(10)))),
         ("of-a-worker-that-died", altered(lambda lines: lines.pop())),
         ("stopped", record("R", itertools.repeat(10, 30))),

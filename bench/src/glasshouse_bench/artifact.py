@@ -1,0 +1,328 @@
+"""The folder of a measurement: the note of each attempt, and how a harness writes and goes on with a part.
+
+Laws (spec/measurement.md, sections 9 and 10): an attempt counts from its first note on; a session is attempted once;
+nothing but files that a note names lies in a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Self
+
+from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.jobs.files import is_there, open_regular, private_folder, write_private
+from glasshouse.wire.canonical import MAX_INTEGER, decode
+from glasshouse.wire.kdf import sha256
+from glasshouse_bench.design import MAX_DESIGN_BYTES, MAX_SESSIONS, Design, Mode
+from glasshouse_bench.documents import (
+    COUNT,
+    DIGEST,
+    INSTANT,
+    NAME,
+    PLAIN,
+    Document,
+    choice,
+    integer,
+    listed,
+    nullable,
+    record,
+)
+
+__all__ = ["Arm", "Clock", "Ended", "Lifecycle", "Part", "Sample", "Session", "Spent", "read_file"]
+
+DESIGN, NOTE, ANALYSIS = "design.json", "session.json", "analysis.json"
+SESSIONS, RECEIPTS = "sessions", "receipts"
+RECORDS = ("raw.steps", "protected.steps")
+MAX_NOTE_BYTES = 1 << 20
+_SIGNED = integer(-MAX_INTEGER)
+
+
+class Ended(StrEnum):
+    """How one arm's process ended."""
+
+    NOT_STARTED = "not-started"
+    COMPLETED = "completed"
+    FAILED = "failed"  # by itself
+    KILLED = "killed"  # by the harness, because the other arm had failed or time was over
+    INTERRUPTED = "interrupted"  # with the harness
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock(Document):
+    """One moment by three clocks."""
+
+    monotonic_ns: Annotated[int, INSTANT]
+    boot_ns: Annotated[int, _SIGNED]  # CLOCK_BOOTTIME − CLOCK_MONOTONIC
+    real_us: Annotated[int, COUNT]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm(Document):
+    """One arm's process in a session.
+
+    Args:
+        ended: how.
+        code: of `glasshouse.errors.Code`, where there is one.
+        exit: status of the process, negative for a signal; None where it is not known.
+        launched_ns: when the process was started; None where it was not.
+        padding_bytes: that were drawn for its environment and arguments; None where it was not started.
+        speculation: the kernel's lines on this process's own mitigations; None where it was not looked at.
+        deployment, run: names that the broker's log has of it; None for a raw arm.
+        record_sha256: of the step record beside the note; None where the arm left none.
+    """
+
+    ended: Annotated[Ended, choice(Ended)] = Ended.NOT_STARTED
+    code: Annotated[Code | None, nullable(choice(Code))] = None
+    exit: Annotated[int | None, nullable(integer(-255, 255))] = None
+    launched_ns: Annotated[int | None, nullable(INSTANT)] = None
+    padding_bytes: Annotated[int | None, nullable(COUNT)] = None
+    speculation: Annotated[tuple[str, ...] | None, nullable(listed(PLAIN, most=16))] = None
+    deployment: Annotated[str | None, nullable(NAME)] = None
+    run: Annotated[str | None, nullable(NAME)] = None
+    record_sha256: Annotated[bytes | None, nullable(DIGEST)] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample(Document):
+    """The machine from the sample before, or the session's begin, to `at_ns`; None for what could not be looked at.
+
+    Args:
+        at_ns: since the session began.
+        steal_ppm: part of the processors' time that the hypervisor took, in millionths.
+        throttled: by how much the machine's counters of throttling (heat, power, of processor and GPU) went up.
+        frequency_khz: the lowest of the processors', or the GPU's clock.
+    """
+
+    at_ns: Annotated[int, COUNT]
+    steal_ppm: Annotated[int | None, nullable(integer(0, 1_000_000))] = None
+    throttled: Annotated[int | None, nullable(COUNT)] = None
+    frequency_khz: Annotated[int | None, nullable(COUNT)] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent(Document):
+    """Processor time, over the time in protected slots in which it was looked at."""
+
+    spent_ns: Annotated[int, COUNT]
+    over_ns: Annotated[int, integer(1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lifecycle(Document):
+    """What a protected run takes once: the receipt's steps, and what else makes it start later than the raw one.
+
+    Args:
+        harden, attest, release, open, seal_outputs, zeroize: microseconds, as the receipt has them.
+        start: from launch to the first step, protected less raw, without the first four of these; may be below 0.
+    """
+
+    harden: Annotated[int, COUNT]
+    attest: Annotated[int, COUNT]
+    release: Annotated[int, COUNT]
+    open: Annotated[int, COUNT]
+    start: Annotated[int, _SIGNED]
+    seal_outputs: Annotated[int, COUNT]
+    zeroize: Annotated[int, COUNT]
+
+    @property
+    def seconds(self) -> float:
+        """F of this session."""
+        receipts = self.harden + self.attest + self.release + self.open + self.seal_outputs + self.zeroize
+        return (receipts + self.start) / 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session(Document):
+    """The note of one attempt.
+
+    Args:
+        session: its number, from 0.
+        began: when.
+        raw, protected: the two arms; in a null measurement `protected` is the second raw one.
+        lifecycle: None where no protected run ended well.
+        background: processor time of agent and watchdog; None where there are none, or they were not looked at.
+        samples: of the machine, in order, about one a second.
+        receipt_sha256: of the bundle in `receipts/`; None where there is none.
+    """
+
+    version: Annotated[int, integer(1, 1)] = 1
+    session: Annotated[int, integer(0, MAX_SESSIONS - 1)]
+    began: Annotated[Clock, record(Clock)]
+    raw: Annotated[Arm, record(Arm)] = Arm()
+    protected: Annotated[Arm, record(Arm)] = Arm()
+    lifecycle: Annotated[Lifecycle | None, nullable(record(Lifecycle))] = None
+    background: Annotated[Spent | None, nullable(record(Spent))] = None
+    samples: Annotated[tuple[Sample, ...], listed(record(Sample), most=4096)] = ()
+    receipt_sha256: Annotated[bytes | None, nullable(DIGEST)] = None
+
+    def _check(self) -> None:
+        instants = [one.at_ns for one in self.samples]
+        if any(later <= before for before, later in pairwise(instants)):
+            raise FormatError(Code.SCHEMA, "a session's samples are out of order")
+        if self.receipt_sha256 is not None and self.protected.run is None:
+            raise FormatError(Code.SCHEMA, "a session has a receipt of no run")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a measurement, as a harness writes it: ``folder/MODE/``.
+
+    Args:
+        folder: the part's own.
+        design: sealed before its first session.
+    """
+
+    folder: Path
+    design: Design
+
+    @classmethod
+    def begin(cls, measurement: Path, design: Design) -> Self:
+        """Write a design, or go on with the part that has this design already.
+
+        Raises:
+            UsageError: `usage`, another design lies there; `disk-full`.
+            FormatError: what lies there is no part.
+        """
+        part = cls(private_folder(measurement / design.mode.value), design)
+        for name in (SESSIONS, RECEIPTS):
+            private_folder(part.folder / name)
+        path = part.folder / DESIGN
+        if not is_there(path):
+            write_private(path, design.encode(), replace=False)
+        elif cls.open(measurement, design.mode).design != design:
+            raise UsageError(
+                Code.USAGE,
+                f"{part.folder} is measured by another design",
+                hint="go on with that one (--resume), or choose another folder",
+            )
+        part._tidy()
+        return part
+
+    @classmethod
+    def open(cls, measurement: Path, mode: Mode) -> Self:
+        """Return the part that lies in a measurement's folder.
+
+        Raises:
+            FormatError: `artifact-invalid`, there is none; `schema-invalid`, or `not-canonical`.
+        """
+        folder = measurement / mode.value
+        data = read_file(folder / DESIGN, max_bytes=MAX_DESIGN_BYTES)
+        design = Design.parse(decode(data, max_bytes=MAX_DESIGN_BYTES))
+        if design.mode is not mode:
+            raise FormatError(Code.ARTIFACT_INVALID, f"the design in {mode.value}/ is of another mode")
+        return cls(folder, design)
+
+    @property
+    def attempted(self) -> int:
+        """How many sessions were attempted: those from 0 to the one before this number."""
+        numbers = range(self.design.sessions)
+        return next((number for number in numbers if not is_there(self._session(number))), self.design.sessions)
+
+    def next(self) -> int | None:
+        """Return the session that is to be attempted next; None where all were."""
+        number = self.attempted
+        return None if number == self.design.sessions else number
+
+    def attempt(self, note: Session) -> None:
+        """Write down that a session is attempted: from here on it counts, however it ends.
+
+        Raises:
+            UsageError: `usage`, it was attempted before, or is not the design's; `disk-full`.
+        """
+        if note.session != self.next():
+            raise UsageError(Code.USAGE, f"session {note.session} is not the next one of this design")
+        private_folder(self._session(note.session))
+        write_private(self._session(note.session) / NOTE, note.encode(), replace=False)
+
+    def keep(
+        self, note: Session, *, raw: bytes | None = None, protected: bytes | None = None, receipt: bytes | None = None
+    ) -> Session:
+        """Write how an attempted session ended, and return the note with the digests of what it left.
+
+        Args:
+            note: without digests.
+            raw, protected: the step records' bytes.
+            receipt: the bundle of the protected run.
+
+        Raises:
+            UsageError: `usage`, it was not attempted; `disk-full`.
+        """
+        folder = self._session(note.session)
+        if not is_there(folder / NOTE):
+            raise UsageError(Code.USAGE, f"session {note.session} was not attempted")
+        digests = [None if data is None else sha256(data) for data in (raw, protected, receipt)]
+        whole = replace(
+            note,
+            raw=replace(note.raw, record_sha256=digests[0]),
+            protected=replace(note.protected, record_sha256=digests[1]),
+            receipt_sha256=digests[2],
+        )
+        # The note comes last: files that it does not name yet are those of an attempt that was broken off.
+        paths = [*(folder / name for name in RECORDS), self.receipt(note.session)]
+        for path, data in zip(paths, (raw, protected, receipt), strict=True):
+            if data is not None:
+                write_private(path, data)
+        write_private(folder / NOTE, whole.encode())
+        return whole
+
+    def notes(self) -> Iterator[Session]:
+        """Yield the notes of all attempts, from session 0 on.
+
+        Raises:
+            FormatError: a note that is not of its place, or cannot be read.
+        """
+        for number in range(self.attempted):
+            yield self.note(number)[0]
+
+    def note(self, session: int) -> tuple[Session, bytes]:
+        """Return one attempt's note, and its bytes."""
+        data = read_file(self._session(session) / NOTE, max_bytes=MAX_NOTE_BYTES)
+        note = Session.parse(decode(data, max_bytes=MAX_NOTE_BYTES))
+        if note.session != session:
+            raise FormatError(Code.ARTIFACT_INVALID, f"the note of session {session} is of another one")
+        return note, data
+
+    def receipt(self, session: int) -> Path:
+        return self.folder / RECEIPTS / f"{session:04d}.json"
+
+    def _session(self, session: int) -> Path:
+        return self.folder / SESSIONS / f"{session:04d}"
+
+    def _tidy(self) -> None:
+        """Remove what an attempt that was broken off left beside its note."""
+        last = self.attempted - 1
+        if last < 0:
+            return
+        folder = self._session(last)
+        for path in (*folder.glob(".*.part"), *self.receipt(last).parent.glob(".*.part")):
+            path.unlink()
+        if not is_there(folder / NOTE):
+            folder.rmdir()
+            return
+        note, _ = self.note(last)
+        digests = (note.raw.record_sha256, note.protected.record_sha256, note.receipt_sha256)
+        paths = [*(folder / name for name in RECORDS), self.receipt(last)]
+        for path, digest in zip(paths, digests, strict=True):
+            if digest is None:
+                path.unlink(missing_ok=True)
+
+
+def read_file(path: Path, *, max_bytes: int) -> bytes:
+    """Return the bytes of a measurement's file: a regular one, and no link.
+
+    Raises:
+        FormatError: `artifact-invalid`, it is not there or something else; `too-large`.
+    """
+    name = "/".join(path.parts[-3:])
+    try:
+        with open_regular(path) as source:
+            data = source.read(max_bytes + 1)
+    except OSError:
+        raise FormatError(Code.ARTIFACT_INVALID, f"the measurement lacks {name}, or it is no regular file") from None
+    if len(data) > max_bytes:
+        raise FormatError(Code.TOO_LARGE, f"{name} is longer than {max_bytes} bytes")
+    return data

@@ -1,0 +1,153 @@
+"""Documents of closed schemas, each member written once: its name, its type, and its limits.
+
+Law: ``D.parse(d.to_json()) == d`` for every value that can be made, and what could not be read cannot be made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from typing import Any, Self, get_type_hints
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import MAX_INTEGER, Json, encode
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.kdf import sha256
+
+__all__ = [
+    "COUNT",
+    "DIGEST",
+    "FLAG",
+    "INSTANT",
+    "NAME",
+    "PLAIN",
+    "Document",
+    "Kind",
+    "choice",
+    "integer",
+    "listed",
+    "nullable",
+    "plain",
+    "record",
+]
+
+_INSTANT = re.compile(r"0|[1-9][0-9]{0,18}")
+# No slash, no colon, no backslash: nothing that could be a path or an address.
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ()@.,_+-]{0,95}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a member is taken from its object, and written."""
+
+    read: Callable[[Fields, str], Any]
+    write: Callable[[Any], Json] = lambda value: value
+
+
+def integer(low: int = 0, high: int = MAX_INTEGER) -> Kind:
+    return Kind(lambda found, name: found.integer(name, low=low, high=high))
+
+
+COUNT = integer()
+FLAG = Kind(Fields.flag)
+NAME = Kind(Fields.identifier)
+DIGEST = Kind(Fields.digest, bytes.hex)
+PLAIN = Kind(lambda found, name: found.text(name, max_chars=96, pattern=_PLAIN))
+
+
+def _instant(found: Fields, name: str) -> int:
+    value = int(found.text(name, max_chars=19, pattern=_INSTANT))
+    if value >= 2**62:
+        raise FormatError(Code.SCHEMA, f"{name} is not an instant below 2^62")
+    return value
+
+
+INSTANT = Kind(_instant, str)
+
+
+def choice(options: type[StrEnum]) -> Kind:
+    return Kind(lambda found, name: options(found.choice(name, [one.value for one in options])), str)
+
+
+def nullable(kind: Kind) -> Kind:
+    return Kind(
+        lambda found, name: None if found.null(name) else kind.read(found, name),
+        lambda value: None if value is None else kind.write(value),
+    )
+
+
+def listed(kind: Kind, *, most: int) -> Kind:
+    """A list, as a tuple."""
+
+    def read(found: Fields, name: str) -> tuple[Any, ...]:
+        return tuple(kind.read(Fields({name: one}, "list"), name) for one in found.items(name, max_items=most))
+
+    return Kind(read, lambda values: [kind.write(one) for one in values])
+
+
+def record(document: type[Document]) -> Kind:
+    return Kind(lambda found, name: document.read(found.child(name)), lambda value: value.to_json())
+
+
+def plain(text: str) -> str | None:
+    """Return a text of the machine's (a CPU's name, a version) as `PLAIN` has it; None if nothing is left."""
+    kept = " ".join(re.sub(r"[^A-Za-z0-9 ()@.,_+-]", " ", text).split()).lstrip(" ()@.,_+-")[:96].rstrip()
+    return kept or None
+
+
+class Document:
+    """A frozen dataclass whose members are annotated with their `Kind`.
+
+    Raises:
+        FormatError: `schema-invalid`, also on construction, for a value outside its limits.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            kind.read(Fields({name: kind.write(getattr(self, name))}, _title(type(self))), name)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse members that do not fit each other."""
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: kind.write(getattr(self, name)) for name, kind in _kinds(type(self)).items()}
+
+    def encode(self) -> bytes:
+        return encode(self.to_json())
+
+    @property
+    def sha256(self) -> bytes:
+        return sha256(self.encode())
+
+    @classmethod
+    def read(cls, found: Fields) -> Self:
+        values = {name: kind.read(found, name) for name, kind in _kinds(cls).items()}
+        found.end()
+        return cls(**values)
+
+    @classmethod
+    def parse(cls, value: Json) -> Self:
+        """Inverse of `to_json`."""
+        return cls.read(Fields(value, _title(cls)))
+
+
+def _members(document: Any) -> dict[str, Kind]:
+    hints = get_type_hints(document, include_extras=True)
+    return {one.name: _kind(hints[one.name].__metadata__) for one in fields(document)}
+
+
+_kinds: Callable[[Any], dict[str, Kind]] = cache(_members)
+
+
+def _kind(metadata: Sequence[Any]) -> Kind:
+    return next(one for one in metadata if isinstance(one, Kind))
+
+
+def _title(document: type[Document]) -> str:
+    return document.__name__.lower()
