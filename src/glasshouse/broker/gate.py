@@ -121,11 +121,13 @@ class Gate:
         token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
         request_sha256 = sha256(body)
 
-        def known(connection: Connection, now_us: int) -> bytes | None:
+        def known(connection: Connection) -> tuple[bytes | None, int]:
             record = store.deployment_record(connection, token.deployment)
             launch = store.launch_record(connection, token.jti)
             if record is None or launch is None:
                 raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
+            # Where the clock was set back since the launch, its time: the dates of a run never go back.
+            now_us = max(self._clock_us(), launch.created_us)
             broker_side.check_standing(
                 token, record=record, launch=launch, broker_public=self._key.public, now_us=now_us
             )
@@ -134,25 +136,20 @@ class Gate:
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
             if again is None:
                 self._check_room(connection, token.deployment, token.jti, now_us)
-                return None
-            return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode()
+                return None, now_us
+            return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us
 
         def decide(connection: Connection) -> Answer:
             # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
-            now_us = self._not_before(token)
             store.lock_deployment(connection, token.deployment)
-            again = known(connection, now_us)
+            again, now_us = known(connection)
             return Answer(body=again or self._issued(connection, token, request_sha256, now_us))
 
         # A recording that is played again takes no lock, nor does a request for which there is no room.
-        again = self._database.read(lambda connection: known(connection, self._not_before(token)))
+        again, _ = self._database.read(known)
         if again is not None:
             return Decision(decide=lambda: Answer(body=again), fresh=False)
         return Decision(decide=partial(self._database.write, decide))
-
-    def _not_before(self, token: TokenClaims) -> int:
-        """Return the time, or the token's where the clock was set back since: the dates of a run never go back."""
-        return max(self._clock_us(), token.issued_s * 1_000_000)
 
     def _issued(self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int) -> bytes:
         """Make and store a challenge for a token whose standing was checked, and for which there is room."""

@@ -52,8 +52,10 @@ _WAITING = (
 _ASKED = (
     select(
         *store.LAUNCH_COLUMNS,
+        challenges.c.body,
         challenges.c.status,
         challenges.c.answer,
+        groups.c.decided_us,
         members.c.evidence_sha256,
         members.c.evidence_public,
     )
@@ -211,9 +213,8 @@ class Groups:
             return self._asked(connection, row)
 
         def settle(connection: Connection) -> _Asked:
-            now_us = self._clock_us()
             store.lock_deployment(connection, asked.launch.deployment)
-            group = _of(asked.launch)
+            now_us, group = max(self._clock_us(), asked.not_before_us), _of(asked.launch)
             if asked.refusal is not None:
                 refuse(connection, group.id, machine=group.machine, code=asked.refusal.code, now_us=now_us)
             self._current(connection, group.id, now_us)
@@ -226,7 +227,10 @@ class Groups:
         return Decision(decide=lambda: _answered(self._database.write(settle)))
 
     def _asked(self, connection: Connection, row: RowMapping) -> _Asked:
-        launch, now_us = store.as_launch(row), self._clock_us()
+        launch = store.as_launch(row)
+        # A clock that was set back since makes nothing that was decided untimely, nor brings back what is over.
+        not_before_us = max(Challenge.parse(row["body"]).issued_us, row["decided_us"] or 0)
+        now_us = max(self._clock_us(), not_before_us)
         record = store.deployment_record(connection, launch.deployment)
         if record is None:
             raise InternalError(Code.INTERNAL, "a launch without its deployment")
@@ -241,6 +245,7 @@ class Groups:
             group=group,
             accepted=len(connection.execute(_MACHINES, {"group": group.id}).all()),
             refusal=refusal,
+            not_before_us=not_before_us,
             undecided=group.over(now_us) or (group.state is GroupState.OPEN and refusal is not None),
             answer=row["answer"] if row["status"] == _RELEASED else None,
         )
@@ -355,6 +360,7 @@ class _Asked:
 
     Attributes:
         refusal: why what was decided may no longer be handed out.
+        not_before_us: when the last thing of theirs was dated.
         undecided: whether this has to be written down first.
         answer: the stored release.
     """
@@ -363,6 +369,7 @@ class _Asked:
     group: GroupRecord
     accepted: int
     refusal: CheckFailedError | None
+    not_before_us: int
     undecided: bool
     answer: bytes | None
 

@@ -57,9 +57,8 @@ class Reports:
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
 
         def judge(connection: Connection) -> tuple[store.Attested, CountersignedHead]:
-            now_us = self._clock_us()
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
-            now_us = max(now_us, found.row["released_us"])  # a clock that was set back dates no head before its release
+            now_us = self._now_us(found)
             self._delegated(connection, found, now_us)
             return found, countersign(
                 submission.head,
@@ -84,7 +83,7 @@ class Reports:
                     .values(
                         head=signed.encode(),
                         head_size=signed.head.size,
-                        contact_us=max(self._clock_us(), found.row["released_us"]),
+                        contact_us=self._now_us(found),
                     ),
                 )
             return Answer(body=signed.encode())
@@ -112,7 +111,7 @@ class Reports:
             check_signed(submission.head, found.row["evidence_public"])
             if found.head is None or found.head.head != claimed_head(submission.head):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
-            now_us = self._clock_us()
+            now_us = self._now_us(found)
             envelope = self._delegated(connection, found, now_us)
             previous = found.row["receipt"] and CountersignedReceipt.parse(
                 found.row["receipt"], broker_public=self._key.public
@@ -134,7 +133,7 @@ class Reports:
         def decide(connection: Connection) -> Answer:
             found, signed, answer = judge(connection)
             if not found.row["receipt"]:
-                self._keep_receipt(connection, found, signed, submission.receipt, self._clock_us())
+                self._keep_receipt(connection, found, signed, submission.receipt, self._now_us(found))
             return answer
 
         # As with heads: a recorded head beside any receipt, and a receipt that is repeated, decide nothing.
@@ -142,6 +141,11 @@ class Reports:
         if found.row["receipt"]:
             return Decision(decide=lambda: answer, fresh=False)
         return Decision(decide=partial(self._database.write, decide))
+
+    def _now_us(self, found: store.Attested) -> int:
+        """Return the time, or that of the run's release or last head where the clock was set back since."""
+        dated_us: int = max(found.row["released_us"], found.head.time_us if found.head else 0)
+        return max(self._clock_us(), dated_us)
 
     def _delegated(self, connection: Connection, found: store.Attested, now_us: int) -> bytes:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""

@@ -198,6 +198,7 @@ def as_launch(row: RowMapping) -> LaunchRecord:
         container_source=ContainerSource(row["container_source"]),
         launch_public=row["launch_public"],
         expires_us=row["expires_us"],
+        created_us=row["created_us"],
         group=group,
     )
 

@@ -62,6 +62,7 @@ class LaunchRecord:
         container_id, container_source: where.
         launch_public: the launch key.
         expires_us: the end of the token's validity.
+        created_us: when it was recorded; nothing of it is dated before.
         group: its place among the machines of one group; None for an ordinary run.
     """
 
@@ -72,6 +73,7 @@ class LaunchRecord:
     container_source: ContainerSource
     launch_public: bytes
     expires_us: int
+    created_us: int = 0
     group: Group | None = None
 
 
