@@ -34,6 +34,12 @@ def record(arm: str, lengths_ms: Iterator[int] | None = None, *, clock: SlotCloc
     return train(plan(arm, end_ns=4_000 * MS, warmup_steps=6), clock or SlotClock(), lengths, **more).record().decode()
 
 
+def whole(begin_ms: int, step_ms: int) -> str:
+    """A worker that has the machine for itself for nine seconds."""
+    alone = plan("A", end_ns=(begin_ms + 9_000) * MS, warmup_steps=6, slot_ns=150 * MS)
+    return train(alone, SlotClock(begin_ms * MS), itertools.repeat(step_ms * MS)).record().decode()
+
+
 def schedules() -> Iterator[Case]:
     instants = ["0", "99999999", "100000000", "12345678901", "9007199254740993", str(2**62 - 1)]
     for name, given, first in (
@@ -86,7 +92,7 @@ def records() -> Iterator[Case]:
 
 def sessions() -> Iterator[Case]:
     def of(name: str, description: str, raw: str | None, protected: str | None, **more: Any) -> Case:
-        given = {"raw": raw, "protected": protected, "length_ns": 3_000 * MS, "observed": {}} | more
+        given = {"raw": raw, "protected": protected, "length_ns": 3_000 * MS, "observed": {}, "throttled": False} | more
         return f"session-{name}", case("session", description, **given)
 
     raw, protected = record("R"), record("P", itertools.repeat(11))
@@ -101,6 +107,14 @@ def sessions() -> Iterator[Case]:
     yield of("steal", "a block that the machine's state excludes", raw, protected, observed={"5": "steal"})
     yield of("short", "too many blocks are excluded", raw, protected, observed={str(n): "steal" for n in range(8)})
     yield of("died", "an arm left no record", raw, None)
+    yield of("throttled", "the machine held its clocks down", raw, protected, throttled=True)
+    first, second = whole(0, 100), whole(9_000, 103)
+    yield of("whole", "two whole processes, one after the other", first, second)
+    yield of("whole-steal", "a block that the machine's state excludes", first, second, observed={"10": "steal"})
+    yield of(
+        "whole-short", "half of a process is excluded", first, second, observed={str(n): "steal" for n in range(20)}
+    )
+    yield of("whole-beside-slots", "a whole process and an arm", first, protected)
     yield of("nonfinite", "a loss is no number", record("R", loss=lambda step: math.nan), protected)
     yield of("unlike-losses", "the arms did different work", raw, record("P", loss=lambda step: 1.0))
     yield of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from glasshouse.wire.policy import Assurance
-from glasshouse_bench.artifact import Clock, Session
+from glasshouse_bench.artifact import Attempt, Clock
 from glasshouse_bench.design import Design, Exclusions, Kind, Machine, Mode, Padding, Workload
 
 __all__ = ["design", "note"]
@@ -48,7 +48,7 @@ def design(mode: Mode = Mode.INTERLEAVED, **changed: Any) -> Design:
     return Design(**{**given, **changed})
 
 
-def note(session: int, **changed: Any) -> Session:
+def note(session: int, **changed: Any) -> Attempt:
     """Return the note of an attempt of which nothing is known yet."""
     began = Clock(monotonic_ns=10**12, boot_ns=0, real_us=1_700_000_000_000_000)
-    return Session(**{"session": session, "began": began, **changed})
+    return Attempt(**{"session": session, "began": began, **changed})

@@ -44,7 +44,7 @@ def _record(given: dict[str, Any]) -> dict[str, Any]:
 def _session(given: dict[str, Any]) -> dict[str, Any]:
     raw, protected = (None if one is None else parse(one.encode()) for one in (given["raw"], given["protected"]))
     observed = {int(block): rule for block, rule in given["observed"].items()}
-    found = session_of(raw, protected, length_ns=given["length_ns"], observed=observed)
+    found = session_of(raw, protected, length_ns=given["length_ns"], observed=observed, throttled=given["throttled"])
     sums = (
         None
         if found.blocks is None

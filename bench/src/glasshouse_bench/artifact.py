@@ -32,7 +32,7 @@ from glasshouse_bench.documents import (
     record,
 )
 
-__all__ = ["Arm", "Clock", "Ended", "Lifecycle", "Part", "Sample", "Session", "Spent", "read_file"]
+__all__ = ["Arm", "Attempt", "Clock", "Ended", "Lifecycle", "Part", "Sample", "Spent", "read_file"]
 
 DESIGN, NOTE, ANALYSIS = "design.json", "session.json", "analysis.json"
 SESSIONS, RECEIPTS = "sessions", "receipts"
@@ -136,7 +136,7 @@ class Lifecycle(Document):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Session(Document):
+class Attempt(Document):
     """The note of one attempt.
 
     Args:
@@ -227,7 +227,7 @@ class Part:
         number = self.attempted
         return None if number == self.design.sessions else number
 
-    def attempt(self, note: Session) -> None:
+    def attempt(self, note: Attempt) -> None:
         """Write down that a session is attempted: from here on it counts, however it ends.
 
         Raises:
@@ -239,8 +239,8 @@ class Part:
         write_private(self._session(note.session) / NOTE, note.encode(), replace=False)
 
     def keep(
-        self, note: Session, *, raw: bytes | None = None, protected: bytes | None = None, receipt: bytes | None = None
-    ) -> Session:
+        self, note: Attempt, *, raw: bytes | None = None, protected: bytes | None = None, receipt: bytes | None = None
+    ) -> Attempt:
         """Write how an attempted session ended, and return the note with the digests of what it left.
 
         Args:
@@ -269,7 +269,7 @@ class Part:
         write_private(folder / NOTE, whole.encode())
         return whole
 
-    def notes(self) -> Iterator[Session]:
+    def notes(self) -> Iterator[Attempt]:
         """Yield the notes of all attempts, from session 0 on.
 
         Raises:
@@ -278,10 +278,10 @@ class Part:
         for number in range(self.attempted):
             yield self.note(number)[0]
 
-    def note(self, session: int) -> tuple[Session, bytes]:
+    def note(self, session: int) -> tuple[Attempt, bytes]:
         """Return one attempt's note, and its bytes."""
         data = read_file(self._session(session) / NOTE, max_bytes=MAX_NOTE_BYTES)
-        note = Session.parse(decode(data, max_bytes=MAX_NOTE_BYTES))
+        note = Attempt.parse(decode(data, max_bytes=MAX_NOTE_BYTES))
         if note.session != session:
             raise FormatError(Code.ARTIFACT_INVALID, f"the note of session {session} is of another one")
         return note, data

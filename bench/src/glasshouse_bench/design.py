@@ -190,6 +190,8 @@ class Design(Document):
     def _check(self) -> None:
         if (self.assurance is None) != (self.mode is Mode.NULL):
             raise FormatError(Code.SCHEMA, "a design names an assurance exactly where one arm is protected")
+        if self.mode is Mode.ALTERNATING and self.sessions < 10:
+            raise FormatError(Code.SCHEMA, "whole processes in alternation are ten sessions or more")
 
     @property
     def margin(self) -> float:

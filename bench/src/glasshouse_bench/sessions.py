@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.workloads.slots import BLOCK, NONFINITE, Plan
+from glasshouse.workloads.slots import ALONE, BLOCK, NONFINITE, Plan
 from glasshouse_bench.records import Integers, Record, Steps
 
 __all__ = ["Blocks", "Outcome", "Session", "blocks_of", "session_of", "unlike_losses"]
 
 SETTLE_NS = 1_000_000_000  # after both arms are warm
+ALONE_NS = 5_000_000_000  # the warm-up of a whole process, as those who published theirs had it
 OUTSIDE = 0.05  # of the processor time inside slots
 CLOCK_NS = 1_000_000
 
@@ -29,6 +30,7 @@ class Outcome(StrEnum):
 
     COMPLETE = "complete"
     DIED = "died"  # an arm left no record, or one without an end
+    THROTTLED = "throttled"  # the machine held its own clocks down, by heat or power
     NOT_WARM = "not-warm"  # an arm had not taken its warm-up steps
     NONFINITE = "nonfinite-loss"
     SHORT = "short"  # the blocks of both arms that count last less than half of the planned time
@@ -96,26 +98,36 @@ class Session:
 
 
 def session_of(
-    raw: Record | None, protected: Record | None, *, length_ns: int, observed: Mapping[int, str] | None = None
+    raw: Record | None,
+    protected: Record | None,
+    *,
+    length_ns: int,
+    observed: Mapping[int, str] | None = None,
+    throttled: bool = False,
 ) -> Session:
     """Return what a session adds.
 
     Args:
-        raw, protected: the two records; None where an arm left none.
-        length_ns: the planned length of the time in which both arms take their slots, T.
-        observed: blocks that the machine's state excludes (steal, frequency), by block, with the rule's name.
+        raw, protected: the two records, of two arms or of two whole processes; None where an arm left none.
+        length_ns: the planned length of the time in which both arms take their slots, or each runs alone, T.
+        observed: blocks that the machine's state excludes (steal), by block, with the rule's name.
+        throttled: whether a counter of throttling went up during the session.
 
     Raises:
         FormatError: `artifact-invalid`, for records that are not of one session.
     """
     if raw is None or protected is None or raw.reason is None or protected.reason is None:
         return Session(outcome=Outcome.DIED, excluded={})
+    if throttled:
+        return Session(outcome=Outcome.THROTTLED, excluded={})
     plan = _plan(raw, protected)
     records = (raw, protected)
     if any(len(one.losses) <= plan.warmup_steps for one in records):
         return Session(outcome=Outcome.NOT_WARM, excluded={})
     if any(NONFINITE in one.losses for one in records):
         return Session(outcome=Outcome.NONFINITE, excluded={})
+    if plan.arm == ALONE:
+        return _alone(records, plan, length_ns, observed or {})
     first, stop = window(records, plan)
     rules = {**(observed or {}), **_clock_anomalies(records, plan)}
     rules = {block: rule for block, rule in sorted(rules.items()) if first <= block < stop}
@@ -139,6 +151,32 @@ def session_of(
         excluded=excluded,
         dropped=dropped,
         unlike_losses=parity,
+    )
+
+
+def _alone(records: tuple[Record, Record], plan: Plan, length_ns: int, observed: Mapping[int, str]) -> Session:
+    """Return what a session of two whole processes adds: one block, of all their steps after the warm-up."""
+    rules = {**observed, **_clock_anomalies(records, plan)}
+    sums, excluded = [], dict.fromkeys(sorted(set(rules.values())), 0)
+    for one in records:
+        warm = one.steps.begin >= max(int(one.steps.begin[plan.warmup_steps]), int(one.steps.begin[0]) + ALONE_NS)
+        block = one.steps.slot // BLOCK
+        for number in np.unique(block[warm]):
+            if int(number) in rules:
+                excluded[rules[int(number)]] += 1
+        bad = np.isin(block, list(rules))
+        counted = warm & ~bad
+        slots = np.unique(one.steps.slot[counted])
+        spent = int((one.cpu[:, 1] - one.cpu[:, 0])[np.isin(one.slots, slots)].sum())
+        time_ns, steps = int((one.steps.end - one.steps.begin)[counted].sum()), int(np.count_nonzero(counted))
+        sums.append((time_ns, steps, 0, spent, int(np.count_nonzero(np.isin(one.steps.slot, slots)))))
+    excluded = {rule: number for rule, number in excluded.items() if number}
+    if any(2 * total[0] < length_ns for total in sums):
+        return Session(outcome=Outcome.SHORT, excluded=excluded)
+    columns = (np.array([column], dtype=np.int64) for column in zip(*sums, strict=True))
+    blocks = Blocks(**dict(zip(("time_ns", "steps", "beside_ns", "cpu_ns", "all_steps"), columns, strict=True)))
+    return Session(
+        outcome=Outcome.COMPLETE, blocks=blocks, excluded=excluded, unlike_losses=unlike_losses(records[0], records[1])
     )
 
 
@@ -216,7 +254,9 @@ def _contrast(amounts: Integers, numbers: Integers) -> float:
 
 def _plan(raw: Record, protected: Record) -> Plan:
     plan, other = raw.plan, protected.plan
-    if (plan.arm, other.arm) != ("R", "P") or {**other.to_json(), "arm": "R"} != plan.to_json():
+    # Whole processes run one after the other, each to an end of its own.
+    same = {"arm": "R"} if plan.arm != ALONE else {"end_ns": str(plan.end_ns)}
+    if (plan.arm, other.arm) not in (("R", "P"), (ALONE, ALONE)) or {**other.to_json(), **same} != plan.to_json():
         raise FormatError(Code.ARTIFACT_INVALID, "the two records are not the two arms of one schedule")
     return plan
 

@@ -7,7 +7,7 @@ import pytest
 
 from glasshouse.errors import FormatError, UsageError
 from glasshouse.wire.canonical import decode
-from glasshouse_bench.artifact import Part, Session
+from glasshouse_bench.artifact import Attempt, Part
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.documents import plain
 from simulators.sealed_design import design, note
@@ -43,7 +43,7 @@ def test_every_session_has_a_schedule_of_its_own() -> None:
 
 
 def test_whole_processes_take_turns_two_by_two() -> None:
-    sealed = replace(design(), mode=Mode.ALTERNATING)
+    sealed = design(Mode.ALTERNATING, sessions=10)
     firsts = [sealed.raw_first(number) for number in range(200)]
     assert all(one != other for one, other in zip(firsts[::2], firsts[1::2], strict=True))
     assert 20 < sum(firsts[::2]) < 80
@@ -92,7 +92,7 @@ def test_a_receipt_of_no_run_is_refused() -> None:
     value = dict(note(0).to_json())
     value["receipt_sha256"] = "00" * 32
     with pytest.raises(FormatError, match="no run"):
-        Session.parse(value)
+        Attempt.parse(value)
 
 
 @pytest.mark.parametrize(
