@@ -74,7 +74,7 @@ def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:
                 for entry in entries:
                     if entry.name in _STATE:
                         found.append(("state", entry.path))
-                    if entry.is_file(follow_symlinks=False):
+                    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
@@ -93,6 +93,6 @@ def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:
 def _special(path: str) -> str | None:
     try:
         mode = os.lstat(path).st_mode
-    except OSError:
-        return None
+    except (FileNotFoundError, PermissionError):
+        return None  # gone, or in a folder that nothing is reached through; any other error is no answer
     return "socket" if stat.S_ISSOCK(mode) else "pipe" if stat.S_ISFIFO(mode) else None
