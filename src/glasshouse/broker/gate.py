@@ -75,7 +75,10 @@ _ISSUE = insert(challenges)
 _CHALLENGES = select(func.count()).select_from(challenges)
 _OF_LAUNCH = challenges.c.jti == bindparam("jti")
 _OUTSTANDING = _CHALLENGES.where(challenges.c.used_us.is_(None), challenges.c.expires_us > bindparam("now_us"))
-_OF_LAUNCH_BEFORE = select(challenges.c.body).where(_OF_LAUNCH)
+# The last of a launch is among those that end last: a challenge's end is never before an earlier one's.
+_ENDS = challenges.alias()
+_LAST_END = select(func.max(_ENDS.c.expires_us)).where(_ENDS.c.jti == bindparam("jti")).scalar_subquery()
+_LAST_OF_LAUNCH = select(challenges.c.body).where(_OF_LAUNCH, challenges.c.expires_us == _LAST_END)
 _ROOM = select(
     _OUTSTANDING.where(challenges.c.deployment == bindparam("deployment")).scalar_subquery(),
     _OUTSTANDING.where(_OF_LAUNCH).scalar_subquery(),
@@ -154,8 +157,8 @@ class Gate:
     def _issued(self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int) -> bytes:
         """Make and store a challenge for a token whose standing was checked, and for which there is room."""
         # Later than all of this launch before it, whatever the clock shows: later evidence takes the place of earlier.
-        before = connection.execute(_OF_LAUNCH_BEFORE, {"jti": token.jti}).scalars()
-        now_us = max([now_us, *(Challenge.parse(body).issued_us + 1 for body in before)])
+        last = connection.execute(_LAST_OF_LAUNCH, {"jti": token.jti}).scalars()
+        now_us = max([now_us, *(Challenge.parse(body).issued_us + 1 for body in last)])
         end_us = token.expires_s * 1_000_000
         challenge = broker_side.make_challenge(
             secrets.token_bytes(32),
