@@ -127,7 +127,7 @@ def _system(kernel: Kernel) -> Finding:
 def _seccomp(kernel: Kernel) -> Finding:
     def filtered() -> None:
         kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(kernel, seccomp.worker(kernel.machine, private_root=False, own_session=False, own_ipc=False))
+        seccomp.install(kernel, seccomp.worker(kernel.machine, private_root=False, own_session=False))
 
     if seccomp.supports(kernel.machine) and _works(filtered):
         return _finding("seccomp", Standing.GOOD, "filters", "the worker's network and debugging calls can be refused")

@@ -92,7 +92,7 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
 
 def _filter(kernel: Kernel) -> None:
     if seccomp.supports(kernel.machine):
-        seccomp.install(kernel, seccomp.worker(kernel.machine, private_root=False, own_session=False, own_ipc=False))
+        seccomp.install(kernel, seccomp.worker(kernel.machine, private_root=False, own_session=False))
 
 
 def _serve(worker: int, agent: int, answer: int, own_namespace: bool) -> None:

@@ -96,10 +96,10 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     os.umask(0o077)
     notes = _separate(kernel)
     _hand_over(answer)
-    init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
-    os.setsid()
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
     _be_killed_first(notes)
+    init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
+    os.setsid()
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
     found = _search(kernel, spec, base, notes)
@@ -285,7 +285,6 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
                 kernel.machine,
                 private_root=private,
                 own_session="no-pid-namespace" not in notes,
-                own_ipc="no-ipc-namespace" not in notes,
                 loopback="loopback" in notes,
             ),
         )
@@ -295,7 +294,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
 
 
 def _be_killed_first(notes: list[str]) -> None:
-    """Where memory runs out, have the kernel end the worker, or what it started, and never its keepers."""
+    """Where memory runs out, have the kernel end the worker, or what it started, then its init, and no other keeper."""
     try:
         _write("/proc/self/oom_score_adj", _KILLED_FIRST)
     except OSError:

@@ -15,6 +15,7 @@ The mount belongs to the worker's own mount namespace: it has no name outside, a
 # ruff: noqa: PTH102, PTH103, PTH108, PTH112, PTH114, PTH115, PTH120, PTH211
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import stat
@@ -192,7 +193,8 @@ def _proc(kernel: Kernel, site: str) -> None:
 def _workspace(kernel: Kernel, site: str, workspace_bytes: int) -> None:
     base = site + BASE
     os.makedirs(base, mode=0o755, exist_ok=True)
-    options = f"mode=700,size={workspace_bytes}"
+    # As many names as there are pages: a file that holds anything takes one. Each name takes memory of the kernel's too.
+    options = f"mode=700,size={workspace_bytes},nr_inodes={workspace_bytes // mmap.PAGESIZE}"
     try:
         kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options + ",noswap")
     except KernelError:  # before Linux 6.4, or in a user namespace

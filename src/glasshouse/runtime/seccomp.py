@@ -79,8 +79,9 @@ _TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "ut
 _OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
 # Restrictions of one's own: what they refuse is written to the machine's audit log, with names that a script chooses.
 _AUDITED = ("landlock_create_ruleset", "landlock_restrict_self", "seccomp")
-# What stays in the kernel's memory when its last process has ended, unless the namespace that it is in ends too; those
-# that other processes of the machine made need no key, their numbers suffice.
+# What stays in the kernel's memory when its last process has ended. It counts against no limit of the workspace, outlives
+# a worker that the kernel killed for want of memory for a moment, in which a keeper is killed in its place; and without a
+# namespace of its own others' are as near, by number. POSIX memory and semaphores, which libraries use, lie in /dev/shm.
 _LASTING = (
     "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat",
     "shmctl", "shmget",
@@ -126,7 +127,7 @@ def sealed_agent(machine: str, *, own_pid: int) -> bytes:
     return filter_.program()
 
 
-def worker(machine: str, *, private_root: bool, own_session: bool, own_ipc: bool, loopback: bool = False) -> bytes:
+def worker(machine: str, *, private_root: bool, own_session: bool, loopback: bool = False) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
@@ -136,8 +137,6 @@ def worker(machine: str, *, private_root: bool, own_session: bool, own_ipc: bool
             they are: the machine's own files would keep them. A script that sets them is answered that it was done.
         own_session: whether the worker's children may leave its process group. True only in a process
             namespace, which ends them all; elsewhere the group is how they are ended.
-        own_ipc: whether there may be System V and POSIX queues, semaphores and memory, by key, number or name. True
-            only in a namespace of its own, with which they end.
         loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
             which nothing but loopback is up: ranks talk over it.
     """
@@ -156,13 +155,12 @@ def worker(machine: str, *, private_root: bool, own_session: bool, own_ipc: bool
     filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS))
     filter_.no_value("fcntl", 1, _FILE_NOTES)
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
+    filter_.refuse(_LASTING, errno.ENOSYS)
     filter_.core_limit()
     if not private_root:
         filter_.refuse(("bind", "connect", *_OWNERS_AND_SIZES), errno.EPERM)
         # Not an error: copying, unpacking and saving set times and modes, and end where that fails.
         filter_.refuse(_TIMES_AND_MODES, 0)
-    if not own_ipc:
-        filter_.refuse(_LASTING, errno.ENOSYS)
     if not own_session:
         filter_.refuse(("setpgid", "setsid"), errno.EPERM)
     return filter_.program()

@@ -219,7 +219,7 @@ class Watch:
 
     def _filter(self) -> None:
         if seccomp.supports(self._kernel.machine):
-            program = seccomp.worker(self._kernel.machine, private_root=False, own_session=False, own_ipc=False)
+            program = seccomp.worker(self._kernel.machine, private_root=False, own_session=False)
             seccomp.install(self._kernel, program)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
-from glasshouse.runtime import named_directory, sandbox
+from glasshouse.runtime import named_directory, sandbox, syscalls
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.sandbox import SandboxReport, Worker
 from tools.forked import in_child
@@ -191,20 +192,47 @@ def test_the_workers_state_is_read_back_from_outside() -> None:
     assert core.split()[4:6] == ["1", "1"]
 
 
-SHARED_MEMORY = """
-import ctypes
+LASTING = """
+import ctypes, multiprocessing, os
+from multiprocessing import shared_memory
 libc = ctypes.CDLL(None, use_errno=True)
-got = libc.shmget(0x47480017, 4096, 0o1600)
-print(got if got < 0 else 'made')
+print(libc.shmget(0x47480017, 4096, 0o1600), libc.msgget(0x47480017, 0o1600), libc.semget(0x47480017, 1, 0o1600))
+print(libc.syscall(MQ_OPEN, b'glasshouse', os.O_RDWR | os.O_CREAT, 0o600, None))
+memory = shared_memory.SharedMemory(create=True, size=4096)
+memory.buf[:4] = b'kept'
+lock = multiprocessing.Lock()
+with lock:
+    print(os.listdir('/dev/shm') != [], bytes(memory.buf[:4]))
+memory.close()
+memory.unlink()
 """
 
 
-def test_no_shared_memory_by_key_outlives_the_worker() -> None:
-    before = REAL.read("/proc/sysvipc/shm")
-    made, refused = run(SHARED_MEMORY), run(SHARED_MEMORY, kernel=WithoutNamespaces())
-    assert ("made" in made.output) is ("no-ipc-namespace" not in made.report.notes)
-    assert refused.output == "-1\n"
-    assert b"1195900951" not in REAL.read("/proc/sysvipc/shm").replace(before, b"")
+@needs_namespaces
+def test_no_memory_that_outlives_its_processes_is_made_and_that_of_dev_shm_works() -> None:
+    # The kernel's own: they count against nothing, and outlive a worker that was killed for want of memory.
+    ran = run(LASTING.replace("MQ_OPEN", str(syscalls.number("mq_open", REAL.machine))))
+    assert (ran.output, ran.errors) == ("-1 -1 -1\n-1\nTrue b'kept'\n", "")
+
+
+NAMES = """
+import os
+made = 0
+try:
+    while True:
+        os.close(os.open(f'{made:0200}', os.O_CREAT | os.O_WRONLY))
+        made += 1
+except OSError as error:
+    print(error.errno, made)
+"""
+
+
+@needs_root
+@needs_namespaces
+def test_empty_files_are_as_many_as_the_workspace_has_pages() -> None:
+    number, made = map(int, run(NAMES, workspace_bytes=4 << 20).output.split())
+    assert number == errno.ENOSPC
+    assert 900 < made <= 1024
 
 
 BY_NUMBER = """
