@@ -34,7 +34,18 @@ import resource
 import select
 import sys
 
-from glasshouse.runtime import core_dumps, init, landlock, outside, private_root, read_only, seccomp, shown, trials
+from glasshouse.runtime import (
+    core_dumps,
+    init,
+    landlock,
+    logged_once,
+    outside,
+    private_root,
+    read_only,
+    seccomp,
+    shown,
+    trials,
+)
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 
@@ -94,7 +105,10 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     if os.getppid() != agent_pid:
         raise OSError("the agent is gone")
     os.umask(0o077)
+    # Before this process's children are the first of a namespace.
+    logged = logged_once.use_up(kernel)
     notes = _separate(kernel)
+    notes += [] if logged else ["exec-logged"]
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
     _be_killed_first(notes)
@@ -286,6 +300,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
                 private_root=private,
                 own_session="no-pid-namespace" not in notes,
                 loopback="loopback" in notes,
+                init=os.getppid(),
             ),
         )
     except KernelError:

@@ -193,7 +193,7 @@ def _proc(kernel: Kernel, site: str) -> None:
 def _workspace(kernel: Kernel, site: str, workspace_bytes: int) -> None:
     base = site + BASE
     os.makedirs(base, mode=0o755, exist_ok=True)
-    # As many names as there are pages: a file that holds anything takes one. Each name takes memory of the kernel's too.
+    # As many names as pages: a file that holds anything takes one. Each name takes memory of the kernel's too.
     options = f"mode=700,size={workspace_bytes},nr_inodes={workspace_bytes // mmap.PAGESIZE}"
     try:
         kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options + ",noswap")

@@ -42,7 +42,9 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
-_RLIMIT_CORE = 4
+_PRIO_USER, _IOPRIO_USER = 2, 3
+_RLIMIT_DATA, _RLIMIT_CORE = 2, 4
+_ACCESS_MODE, _O_RDONLY, _NO_ACCESS, _O_TRUNC = 3, 0, 3, 0o1000
 _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
 
 # Attributes of a file that a descriptor for reading suffices to change: flags and project (linux/fs.h, in their sizes
@@ -79,9 +81,13 @@ _TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "ut
 _OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
 # Restrictions of one's own: what they refuse is written to the machine's audit log, with names that a script chooses.
 _AUDITED = ("landlock_create_ruleset", "landlock_restrict_self", "seccomp")
-# What stays in the kernel's memory when its last process has ended. It counts against no limit of the workspace, outlives
-# a worker that the kernel killed for want of memory for a moment, in which a keeper is killed in its place; and without a
-# namespace of its own others' are as near, by number. POSIX memory and semaphores, which libraries use, lie in /dev/shm.
+# A process by its number, as first argument.
+_SCHEDULING = ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
+# Calls that nothing needs here, of which the kernel's log gets the caller's name: old forms, and a capability's.
+_LOGGED = ("capget", "capset", "remap_file_pages")
+# What stays in the kernel's memory when its last process has ended. It counts against no limit of the workspace and
+# outlives a worker that the kernel killed for want of memory: a keeper is then killed in its place. Others' are near,
+# by number. POSIX memory and semaphores, which libraries use, lie in /dev/shm.
 _LASTING = (
     "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat",
     "shmctl", "shmget",
@@ -127,7 +133,9 @@ def sealed_agent(machine: str, *, own_pid: int) -> bytes:
     return filter_.program()
 
 
-def worker(machine: str, *, private_root: bool, own_session: bool, loopback: bool = False) -> bytes:
+def worker(
+    machine: str, *, private_root: bool, own_session: bool, loopback: bool = False, init: int | None = None
+) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
@@ -139,11 +147,18 @@ def worker(machine: str, *, private_root: bool, own_session: bool, loopback: boo
             namespace, which ends them all; elsewhere the group is how they are ended.
         loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
             which nothing but loopback is up: ranks talk over it.
+        init: the process above, of which it changes neither limits nor priority; None for no such process.
     """
     filter_ = _Filter(machine)
-    filter_.refuse((*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES, *_AUDITED), errno.EPERM)
+    filter_.refuse(
+        (*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES, *_AUDITED, *_LOGGED), errno.EPERM
+    )
     filter_.clone()
     filter_.futex()
+    filter_.opens()
+    # The kernel's log gets names of the caller's, once a boot each; a list that is there and empty is `logged_once`'s.
+    for name, argument in (("execve", 1), ("execveat", 2), ("setitimer", 1)):
+        filter_.not_null(name, argument)
     if not private_root:
         filter_.connected_sockets()
     if loopback:
@@ -156,7 +171,9 @@ def worker(machine: str, *, private_root: bool, own_session: bool, loopback: boo
     filter_.no_value("fcntl", 1, _FILE_NOTES)
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
     filter_.refuse(_LASTING, errno.ENOSYS)
-    filter_.core_limit()
+    filter_.limits(init)
+    if init is not None:
+        filter_.scheduling(init)
     if not private_root:
         filter_.refuse(("bind", "connect", *_OWNERS_AND_SIZES), errno.EPERM)
         # Not an error: copying, unpacking and saving set times and modes, and end where that fails.
@@ -258,12 +275,39 @@ class _Filter:
         checks = [_low(0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, _PERSONALITY_QUERY)]
         self._rule("personality", [*checks, _answer(errno.EPERM), _allow()])
 
-    def core_limit(self) -> None:
-        """Answer that the limit on core dumps was set, and leave it; it may be read."""
+    def opens(self) -> None:
+        """Refuse what changes or reaches a file that was opened for neither reading nor writing it."""
+        # Truncating takes no right of Landlock's before its version 3; the access mode 3 takes none to open a file at
+        # all, and leaves its ioctls.
+        mode = [(_AND, 0, 0, _ACCESS_MODE), (_JEQ, 4, 0, _NO_ACCESS), (_JEQ, 0, 2, _O_RDONLY)]
+        for name, argument in (("open", 1), ("openat", 2)):
+            tail = [_low(argument), (_JSET, 1, 0, _O_TRUNC), _allow(), _answer(errno.EACCES)]
+            self._rule(name, [_low(argument), *mode, *tail])
+        # Its flags are in memory; libraries fall back to openat.
+        self.refuse(("openat2",), errno.ENOSYS)
+
+    def not_null(self, name: str, argument: int) -> None:
+        """Refuse a null pointer."""
+        null = [_high(argument), (_JEQ, 0, 3, 0), _low(argument), (_JEQ, 0, 1, 0)]
+        self._rule(name, [*null, _answer(errno.EFAULT), _allow()])
+
+    def limits(self, init: int | None) -> None:
+        """Answer that the limit on core dumps was set, and leave it; refuse one on data, and the init's."""
         # At 1 nothing is dumped; at 0 a program that the machine pipes dumps to still gets the whole memory (core(5)).
-        self._rule("setrlimit", [_low(0), (_JEQ, 0, 1, _RLIMIT_CORE), _answer(0), _allow()])
-        new = [_low(2), (_JEQ, 0, 2, 0), _high(2), (_JEQ, 1, 0, 0), _answer(0), _allow()]
-        self._rule("prlimit64", [_low(1), (_JEQ, 0, len(new) - 1, _RLIMIT_CORE), *new])
+        # A limit on data that is reached is logged, with the caller's name.
+        checks = [(_JEQ, 2, 0, _RLIMIT_CORE), (_JEQ, 2, 0, _RLIMIT_DATA), _allow(), _answer(0), _answer(errno.EPERM)]
+        self._rule("setrlimit", [_low(0), *checks])
+        read = [_low(2), (_JEQ, 0, 3, 0), _high(2), (_JEQ, 0, 1, 0), _allow()]
+        others = [] if init is None else [_low(0), (_JEQ, 0, 1, init), _answer(errno.EPERM)]
+        self._rule("prlimit64", [*read, *others, _low(1), *checks])
+
+    def scheduling(self, init: int) -> None:
+        """Leave priority and processors of the init as they are, also where all processes of its user are meant."""
+        for name in _SCHEDULING:
+            self.no_value(name, 0, (init,))
+        for name, user in (("setpriority", _PRIO_USER), ("ioprio_set", _IOPRIO_USER)):
+            checks = [_low(0), (_JEQ, 2, 0, user), _low(1), (_JEQ, 0, 1, init), _answer(errno.EPERM), _allow()]
+            self._rule(name, checks)
 
     def program(self) -> bytes:
         return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, _allow()])

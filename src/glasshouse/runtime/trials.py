@@ -21,6 +21,7 @@ __all__ = ["egress", "environment", "files", "kernel_files", "libraries", "prelo
 
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
+_TRIED_FILE, _AT_FDCWD = b"trial", -100  # in the workspace, which is where this process is
 _TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
 _IPPROTO_SCTP, _IPPROTO_MPTCP = 132, 262
 # On the loopback an answer takes microseconds; silence is not a refusal.
@@ -257,10 +258,36 @@ def _forbidden_in(kernel: Kernel) -> list[str]:
     try:
         found = ["prctl"] if _succeeds(kernel, "prctl", PR_SET_DUMPABLE, 1, 0, 0, 0) else []
         found += ["parent-death-signal"] if _succeeds(kernel, "prctl", PR_SET_PDEATHSIG, 0, 0, 0, 0) else []
+        found += _opened(kernel)
         return found + [name for name, arguments in _forbidden(target) if _succeeds(kernel, name, *arguments)]
     finally:
         os.kill(target, _signal.SIGKILL)
         os.waitpid(target, 0)
+
+
+def _opened(kernel: Kernel) -> list[str]:
+    """Try to empty a file of this process's own that is opened for reading, and to open it without any right."""
+    found = []
+    for mode in (os.O_RDONLY, os.O_ACCMODE):
+        for name in ("open", "openat", "openat2"):
+            descriptor = os.open(_TRIED_FILE, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, b"trial")
+                flags = mode | os.O_TRUNC | os.O_CLOEXEC
+                how = flags.to_bytes(8, sys.byteorder) + bytes(16)
+                words: dict[str, tuple[int | bytes, ...]] = {
+                    "open": (_TRIED_FILE, flags, 0),
+                    "openat": (_AT_FDCWD, _TRIED_FILE, flags, 0),
+                    "openat2": (_AT_FDCWD, _TRIED_FILE, how, len(how)),
+                }
+                os.close(kernel.call(name, *words[name]))
+            except KernelError:
+                continue
+            finally:
+                found += [] if os.fstat(descriptor).st_size else [f"truncate-{name}"]
+                os.close(descriptor)
+                os.unlink(_TRIED_FILE)  # noqa: PTH108 - pathlib is slow to import
+    return sorted(set(found))
 
 
 def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
-from glasshouse.runtime import private_root, sandbox
+from glasshouse.runtime import private_root, sandbox, seccomp
 from glasshouse.runtime.kernel import (
     CAP_SYS_ADMIN,
     CLONE_NEWNS,
@@ -129,6 +129,56 @@ def test_a_private_root_that_is_left_half_made_ends_the_run(missing: tuple[str, 
     message, errors = in_child(act)
     assert message == {"code": "platform-unsupported", "type": "failed"}
     assert "half made" in errors
+
+
+class BeforeLinux62(WithoutMounts):
+    """Landlock's version 2 knows no truncating."""
+
+    def landlock_abi(self) -> int:
+        return min(2, super().landlock_abi())
+
+
+EMPTIED = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for flags in (os.O_RDONLY | os.O_TRUNC, os.O_ACCMODE | os.O_TRUNC, os.O_ACCMODE, os.O_WRONLY | os.O_TRUNC):
+    how = flags.to_bytes(8, 'little') + bytes(16)
+    try:
+        os.close(os.open(NAME, flags))
+        print('opened', flags)
+    except PermissionError:
+        pass
+    if libc.syscall(437, -100, NAME.encode(), how, len(how)) != -1:
+        print('opened by openat2', flags)
+for act in (lambda: os.truncate(NAME, 0), lambda: print(libc.creat(NAME.encode(), 0o600))):
+    try:
+        act()
+    except PermissionError:
+        pass
+"""
+
+
+@needs_landlock
+@needs_namespaces
+def test_before_linux_6_2_no_shown_file_is_emptied_by_opening_it_and_a_trial_has_tried(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    for name, text in (("empty.py", ""), ("full.py", "precious")):
+        file = shown / name
+        file.write_text(text)
+        os.utime(file, (1, 1))
+        paths = (*specification("").read_paths, str(shown))
+        ran = run(EMPTIED.replace("NAME", repr(str(file))), kernel=BeforeLinux62(), read_paths=paths)
+        assert (ran.output, file.read_text(), file.stat().st_mtime) == ("-1\n", text, 1)
+        assert {"landlock-abi-2", "no-private-root"} <= set(ran.report.notes)
+        assert "seccomp-filter" in ran.passed()
+
+
+def test_a_filter_that_lets_files_be_emptied_by_opening_them_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp._Filter, "opens", lambda _filter: None)
+    ran = run("pass", kernel=WithoutNamespaces())
+    assert ran.report.observed["seccomp-filter"] is CheckResult.FAILED
+    assert {"open-truncate-openat", "open-truncate-openat2"} <= set(ran.report.notes)
 
 
 @needs_root

@@ -185,6 +185,52 @@ def test_the_limit_on_core_dumps_is_answered_and_stays(machine: str) -> None:
 
 
 @MACHINES
+def test_no_file_is_emptied_or_reached_by_opening_it_for_neither_reading_nor_writing(machine: str) -> None:
+    refused, truncate = ERRNO | errno.EACCES, os.O_TRUNC
+    calls = [("openat", (0, 0)), *([("open", (0,))] if machine == "x86_64" else [])]
+    for program in (worker_filter(machine), worker_filter(machine, named=False), ranks_filter(machine)):
+        for name, before in calls:
+            for rest in (0, os.O_CLOEXEC, os.O_NOFOLLOW, os.O_CREAT, 1 << 32):
+                for flags in (os.O_RDONLY | truncate, os.O_ACCMODE, os.O_ACCMODE | truncate):
+                    assert call(program, machine, name, *before, flags | rest) == refused
+                for mode in (os.O_WRONLY, os.O_RDWR):
+                    assert call(program, machine, name, *before, mode | truncate | rest) == ALLOW
+                assert call(program, machine, name, *before, os.O_RDONLY | rest) == ALLOW
+        assert call(program, machine, "openat2") == ERRNO | errno.ENOSYS
+
+
+@MACHINES
+def test_calls_that_log_their_caller_for_a_null_pointer_or_by_their_age_are_refused(machine: str) -> None:
+    for program in (worker_filter(machine), worker_filter(machine, named=False, session=False), ranks_filter(machine)):
+        for name, before in (("execve", (77,)), ("execveat", (3, 77)), ("setitimer", (0,))):
+            assert call(program, machine, name, *before, 0) == ERRNO | errno.EFAULT
+            for pointer in (1, 1 << 32, 1 << 47, 0x7FFFFFFFF000):
+                assert call(program, machine, name, *before, pointer) == ALLOW
+        for name in ("capget", "capset", "remap_file_pages"):
+            assert call(program, machine, name) == ERRNO | errno.EPERM
+        assert call(program, machine, "setrlimit", 2, 1) == ERRNO | errno.EPERM
+        assert call(program, machine, "prlimit64", 0, 2, 1) == ERRNO | errno.EPERM
+        assert call(program, machine, "prlimit64", 0, 2, 0, 1) == ALLOW
+
+
+@MACHINES
+@pytest.mark.parametrize("init", [1, 4711])
+def test_the_worker_changes_neither_limits_nor_priority_of_its_init(machine: str, init: int) -> None:
+    program = seccomp.worker(machine, private_root=True, own_session=True, init=init)
+    refused = ERRNO | errno.EPERM
+    for name in ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"):
+        assert [call(program, machine, name, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
+    for name, process, group, user in (("setpriority", 0, 1, 2), ("ioprio_set", 1, 2, 3)):
+        for which in (process, group):
+            assert [call(program, machine, name, which, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
+        assert call(program, machine, name, user, 0) == refused
+    for limit in (0, 2, 4, 7):
+        assert call(program, machine, "prlimit64", init, limit, 1 << 40) == refused
+        assert call(program, machine, "prlimit64", init, limit, 0, 1) == ALLOW
+    assert call(program, machine, "prlimit64", 2, 7, 1 << 40) == ALLOW
+
+
+@MACHINES
 def test_without_a_private_root_times_and_modes_are_answered_and_stay_as_they_are(machine: str) -> None:
     inside, outside = worker_filter(machine), worker_filter(machine, named=False)
     for name in ("utimensat", "fchmod", "fchmodat", "fchmodat2"):
