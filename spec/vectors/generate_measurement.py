@@ -19,6 +19,7 @@ FOLDER = ROOT / "spec" / "vectors" / "measurement"
 sys.path.insert(0, str(ROOT / "tests"))
 
 from simulators.slot_clock import MS, SlotClock, plan, train  # noqa: E402 - found through the line above
+from tools.artifact_stories import artifacts  # noqa: E402
 from tools.measurement_cases import outcome  # noqa: E402
 
 Case = tuple[str, dict[str, Any]]
@@ -170,7 +171,7 @@ def sensitivities() -> Iterator[Case]:
 
 def build() -> dict[str, bytes]:
     """Return every file of the folder by its name."""
-    found = itertools.chain(schedules(), records(), sessions(), estimates(), sensitivities())
+    found = itertools.chain(schedules(), records(), sessions(), estimates(), sensitivities(), artifacts())
     return {f"{name}.json": json.dumps(one, indent=1, sort_keys=True).encode() + b"\n" for name, one in found}
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from glasshouse.errors import GlasshouseError
+from glasshouse.wire.fields import b64decode
 from glasshouse.workloads.slots import Plan, order_of
 from glasshouse_bench.claim import claim
 from glasshouse_bench.estimate import Estimate, estimate
 from glasshouse_bench.records import parse
 from glasshouse_bench.sensitivity import sensitivity
 from glasshouse_bench.sessions import Blocks, session_of
+from glasshouse_bench.verify import verify_measurement
 
 
 def outcome(kind: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -102,10 +106,34 @@ def _sensitivity(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def files_of(given: dict[str, Any], base: dict[str, Any] | None) -> dict[str, str]:
+    """The files of an artifact, by path; `base` is the input of the case that it names."""
+    if base is None:
+        return dict(given["files"])
+    kept = {path: text for path, text in base["files"].items() if path not in given["removed"]}
+    return kept | given["put"]
+
+
+def _artifact(given: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        for path, text in given["files"].items():
+            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(name) / path).write_bytes(text.encode())
+        found = verify_measurement(Path(name), owner=b64decode(given["owner"]))
+    claimed = found.measurement.parts[0].analysis["claim"]
+    return {
+        "assurance": found.assurance,
+        "lacks": [one.value for one in found.lacks],
+        "status": found.status.value,
+        "word": None if claimed is None else claimed["word"],
+    }
+
+
 _KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "schedule": _schedule,
     "record": _record,
     "session": _session,
     "estimate": _estimate,
     "sensitivity": _sensitivity,
+    "artifact": _artifact,
 }

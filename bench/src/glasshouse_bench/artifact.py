@@ -38,6 +38,7 @@ DESIGN, NOTE, ANALYSIS = "design.json", "session.json", "analysis.json"
 SESSIONS, RECEIPTS = "sessions", "receipts"
 RECORDS = ("raw.steps", "protected.steps")
 MAX_NOTE_BYTES = 1 << 20
+MAX_RECORD_BYTES = 64 << 20
 _SIGNED = integer(-MAX_INTEGER)
 
 
@@ -285,6 +286,25 @@ class Part:
         if note.session != session:
             raise FormatError(Code.ARTIFACT_INVALID, f"the note of session {session} is of another one")
         return note, data
+
+    def records(self, note: Attempt) -> list[bytes | None]:
+        """Return the bytes of the records that a note names, raw and protected.
+
+        Raises:
+            FormatError: `artifact-invalid`, one that is missing or another one; `too-large`.
+        """
+        found: list[bytes | None] = []
+        for arm, name in zip((note.raw, note.protected), RECORDS, strict=True):
+            if arm.record_sha256 is None:
+                found.append(None)
+                continue
+            data = read_file(self._session(note.session) / name, max_bytes=MAX_RECORD_BYTES)
+            if sha256(data) != arm.record_sha256:
+                raise FormatError(
+                    Code.ARTIFACT_INVALID, f"{name} of session {note.session} is not the record that its note names"
+                )
+            found.append(data)
+        return found
 
     def receipt(self, session: int) -> Path:
         return self.folder / RECEIPTS / f"{session:04d}.json"
