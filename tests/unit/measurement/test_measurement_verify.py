@@ -199,7 +199,7 @@ def test_nothing_that_names_a_path_has_room(folder: Path) -> None:
         note["protected"]["deployment"] = "../../etc/passwd"
 
     edit(folder / FIRST / "session.json", named)
-    assert "arm.deployment" in refusal(folder).message
+    assert "protected.deployment" in refusal(folder).message
 
 
 def test_the_machines_name_is_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
