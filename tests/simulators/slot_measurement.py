@@ -16,11 +16,11 @@ from glasshouse_bench.design import Design, Kind, Mode
 from glasshouse_bench.statement import write_statement
 from simulators.sealed_design import design, note
 from simulators.slot_clock import MS, SlotClock, train
-from simulators.world import World
+from simulators.world import START_US, World
 
 __all__ = ["CREATED_US", "OWNER", "SessionRun", "measured", "step_record"]
 
-CREATED_US = 1_800_000_000_000_000
+CREATED_US = START_US + 60_000_000
 LIFECYCLE = {"attest": 300_000, "harden": 200_000, "open": 100_000, "release": 50_000, "seal_outputs": 80_000}
 LIFECYCLE |= {"zeroize": 20_000}
 

@@ -7,7 +7,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -52,8 +52,12 @@ _GROUPS = (
 )
 
 
-def application() -> typer.Typer:
-    """Return the command line; modules of single commands are light, what they call is imported when called."""
+def application(wanted: str | None = None) -> typer.Typer:
+    """Return the command line; modules of single commands are light, what they call is imported when called.
+
+    Args:
+        wanted: the one command that will be called; None for all, also those of other distributions.
+    """
     app = typer.Typer(
         name="glasshouse",
         help="Train on machines you do not trust, and show afterwards what happened there.",
@@ -69,13 +73,35 @@ def application() -> typer.Typer:
         group: typer.Typer = importlib.import_module(f"glasshouse.cli.{name}").group
         app.add_typer(group, name=name, help=f"{text[0].upper()}{text[1:]}.")
         _guard(group)
+    for name, group in _added(wanted):
+        app.add_typer(group, name=name)
+        _guard(group)
     _guard(app)
     return app
 
 
-def command_line() -> Any:
+def _added(wanted: str | None) -> Iterator[tuple[str, typer.Typer]]:
+    """Yield groups of commands that other distributions add; none is loaded for a command of our own."""
+    ours = {name for name, _ in (*_COMMANDS, *_GROUPS)}
+    if wanted in ours:
+        return
+    from glasshouse.jobs.extensions import COMMANDS, installed, load
+
+    for name in installed(COMMANDS):
+        if name in ours or wanted not in (None, name):
+            continue
+        try:
+            yield name, load(COMMANDS, name)
+        except UsageError:
+            # Its absence from the help is enough, but who calls it must read what it lacks.
+            if wanted == name:
+                raise
+
+
+def command_line(arguments: Sequence[str] = ()) -> Any:
     """Return the command line as it is run; the help says of a flag that it takes nothing by saying nothing."""
-    root: Any = typer.main.get_command(application())
+    wanted = next((one for one in arguments if not one.startswith("-")), None)
+    root: Any = typer.main.get_command(application(wanted))
     for command in _commands(root):
         context = typer.Context(command, help_option_names=_HELP_NAMES)
         for parameter in command.get_params(context):
@@ -106,7 +132,7 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing is raised."""
     as_json = "--json" in arguments
     try:
-        result = command_line().main(args=arguments, prog_name="glasshouse", standalone_mode=False)
+        result = command_line(arguments).main(args=arguments, prog_name="glasshouse", standalone_mode=False)
         return int(result) if isinstance(result, int) else ExitCode.DONE
     except GlasshouseError as error:
         return _failed(error, as_json)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _STATEMENT, _REPORT = "statement.json", "report.html"
+_MAX_STATEMENT_BYTES = 8 << 20
+_TYPE = re.compile(r"application/vnd\.glasshouse\.([a-z]{1,32})\+json")
 
 
 def command(
@@ -157,6 +160,43 @@ def _say(output: Output, trust: Trust, verdict: AnyVerdict | GroupVerdict | Meas
 
 def _measured(folder: Path, trust: Trust, output: Output) -> int:
     from glasshouse.jobs.files import is_there
+
+    verify = _verifier(folder / _STATEMENT)
+    try:
+        verdict = verify(folder, owner=trust.owner, now_us=time.time_ns() // 1000)
+    except VerificationError as error:
+        raise _said(error, folder, "measurement") from None
+    output.result(_object(folder, trust, verdict))
+    output.say("From the owner's signature to every number:", style="dim")
+    _links(output, verdict.links)
+    _say(output, trust, verdict)
+    if is_there(folder / _REPORT):
+        output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
+    output.facts({"folder": folder, "owner": trust.owner.fingerprint})
+    return int(verdict.exit_code)
+
+
+def _verifier(statement: Path) -> Callable[..., Any]:
+    """Return what computes a measurement again, by the type that its statement names."""
+    from glasshouse.jobs.extensions import ARTIFACTS, load
+    from glasshouse.jobs.files import read_bounded
+    from glasshouse.wire.dsse import Envelope
+
+    data = read_bounded(statement, max_bytes=_MAX_STATEMENT_BYTES, what="statement")
+    try:
+        kind = Envelope.parse(data, max_bytes=_MAX_STATEMENT_BYTES).payload_type
+    except FormatError as error:
+        raise _said(error, statement.parent, "measurement") from None
+    named = _TYPE.fullmatch(kind)
+    if named is None:
+        raise VerificationError(Code.WRONG_TYPE, f"{statement} is a statement of an unknown type")
+    if named[1] == "overhead":
+        return _first_format()
+    found: Callable[..., Any] = load(ARTIFACTS, named[1])
+    return found
+
+
+def _first_format() -> Callable[..., Any]:
     from glasshouse.jobs.installation import install_command
 
     try:
@@ -167,18 +207,7 @@ def _measured(folder: Path, trust: Trust, output: Output) -> int:
             f"computing a measurement again needs {error.name}",
             hint=install_command("bench"),
         ) from None
-    try:
-        verdict = verify_measurement(folder, owner=trust.owner, now_us=time.time_ns() // 1000)
-    except VerificationError as error:
-        raise _said(error, folder, "measurement") from None
-    output.result(_object(folder, trust, verdict))
-    output.say("From the owner's signature to every number:", style="dim")
-    _links(output, verdict.links)
-    _say(output, trust, verdict)
-    if is_there(folder / _REPORT):
-        output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
-    output.facts({"folder": folder, "owner": trust.owner.fingerprint})
-    return verdict.exit_code
+    return verify_measurement
 
 
 def _links(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
