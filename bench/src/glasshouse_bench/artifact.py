@@ -6,7 +6,7 @@ nothing but files that a note names lies in a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -195,11 +195,7 @@ class Part:
         if not is_there(path):
             write_private(path, design.encode(), replace=False)
         elif cls.open(measurement, design.mode).design != design:
-            raise UsageError(
-                Code.USAGE,
-                f"{part.folder} is measured by another design",
-                hint="go on with that one (--resume), or choose another folder",
-            )
+            raise UsageError(Code.USAGE, f"{part.folder} is measured by another design", hint="choose another folder")
         part._tidy()
         return part
 
@@ -262,13 +258,35 @@ class Part:
             protected=replace(note.protected, record_sha256=digests[1]),
             receipt_sha256=digests[2],
         )
-        # The note comes last: files that it does not name yet are those of an attempt that was broken off.
-        paths = [*(folder / name for name in RECORDS), self.receipt(note.session)]
-        for path, data in zip(paths, (raw, protected, receipt), strict=True):
-            if data is not None:
-                write_private(path, data)
-        write_private(folder / NOTE, whole.encode())
+        self._put(note.session, (raw, protected, receipt), whole.encode())
         return whole
+
+    def merge(self, other: Part) -> int:
+        """Take over the attempts of another folder's part of the same design, and return how many.
+
+        Raises:
+            UsageError: `usage`, another design, or one session that was attempted in both.
+            FormatError: files of the other part that are missing, or not those that its notes name.
+        """
+        if other.design.sha256 != self.design.sha256:
+            raise UsageError(Code.USAGE, f"{other.folder} was measured by another design")
+        own = self.attempted
+        for number in range(other.attempted):
+            note, data = other.note(number)
+            if number < own:
+                if self.note(number)[1] != data:
+                    raise UsageError(
+                        Code.USAGE,
+                        f"session {number} was attempted twice, here and in {other.folder}",
+                        hint="an attempt that is left out would be a choice: measure again by a new design",
+                    )
+                continue
+            shown = note.receipt_sha256 is not None and is_there(other.receipt(number))
+            receipt = read_file(other.receipt(number), max_bytes=MAX_RECORD_BYTES) if shown else None
+            files = [*other.records(note), receipt]
+            private_folder(self._session(number))
+            self._put(number, files, data)
+        return max(0, other.attempted - own)
 
     def notes(self) -> Iterator[Attempt]:
         """Yield the notes of all attempts, from session 0 on.
@@ -312,6 +330,17 @@ class Part:
     def _session(self, session: int) -> Path:
         return self.folder / SESSIONS / f"{session:04d}"
 
+    def _put(self, session: int, files: Sequence[bytes | None], note: bytes) -> None:
+        """Write both records and the receipt, and then the note: files that it does not name yet were broken off."""
+        folder = self._session(session)
+        for path, data in zip(self._files(session), files, strict=True):
+            if data is not None:
+                write_private(path, data)
+        write_private(folder / NOTE, note)
+
+    def _files(self, session: int) -> list[Path]:
+        return [*(self._session(session) / name for name in RECORDS), self.receipt(session)]
+
     def _tidy(self) -> None:
         """Remove what an attempt that was broken off left beside its note."""
         last = self.attempted - 1
@@ -325,8 +354,7 @@ class Part:
             return
         note, _ = self.note(last)
         digests = (note.raw.record_sha256, note.protected.record_sha256, note.receipt_sha256)
-        paths = [*(folder / name for name in RECORDS), self.receipt(last)]
-        for path, digest in zip(paths, digests, strict=True):
+        for path, digest in zip(self._files(last), digests, strict=True):
             if digest is None:
                 path.unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from glasshouse.wire.policy import Assurance
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.statement import Measured, Measurement
 
-__all__ = ["Backing", "Lack", "Link", "MeasurementVerdict", "found_of", "percent", "range_of"]
+__all__ = ["LACKS", "Backing", "Lack", "Link", "MeasurementVerdict", "found_of", "percent", "range_of"]
 
 UNATTESTED = "unattested"
 _LEVELS = (UNATTESTED, *(level.value for level in Assurance))
@@ -33,7 +33,7 @@ class Lack(StrEnum):
     ASSURANCE = "assurance"
 
 
-_LACKS = {
+LACKS = {
     Lack.ATTEMPTS: "it ended before all sessions of its design were attempted",
     Lack.NULL: "it lacks a null part",
     Lack.NULL_DESIGN: "its null part has slots, sessions or a workload of another kind",
@@ -132,7 +132,7 @@ class MeasurementVerdict:
         level = f"assurance {self.assurance}; the times are the word of the owner, who controls both arms"
         said = found_of(self.measurement)
         if self.lacks:
-            why = "; ".join(_LACKS[lack] for lack in self.lacks)
+            why = "; ".join(LACKS[lack] for lack in self.lacks)
             return f"Incomplete ({level}): nothing contradicts it, but {why}; its own word: {said}. {self._signed}"
         return f"Signed by its owner, and every number follows from the records ({level}): {said}. {self._signed}"
 

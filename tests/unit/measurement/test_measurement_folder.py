@@ -88,6 +88,24 @@ def test_another_design_does_not_go_on_with_a_part(tmp_path: Path) -> None:
         Part.begin(tmp_path, replace(design(), sessions=9))
 
 
+def test_parts_of_one_design_are_merged_and_no_session_is_chosen(tmp_path: Path) -> None:
+    here, there = (Part.begin(tmp_path / name, design()) for name in ("here", "there"))
+    for part, sessions in ((here, 1), (there, 2)):
+        for session in range(sessions):
+            part.attempt(note(session))
+            part.keep(note(session), raw=b"raw %d" % session)
+    assert here.merge(there) == 1
+    assert list(here.notes()) == list(there.notes())
+    assert here.records(here.note(1)[0]) == [b"raw 1", None]
+    other = Part.begin(tmp_path / "other", design())
+    other.attempt(note(0))
+    other.keep(note(0), raw=b"another attempt")
+    with pytest.raises(UsageError, match="attempted twice"):
+        here.merge(other)
+    with pytest.raises(UsageError, match="another design"):
+        here.merge(Part.begin(tmp_path / "more", design(sessions=9)))
+
+
 def test_a_receipt_of_no_run_is_refused() -> None:
     value = dict(note(0).to_json())
     value["receipt_sha256"] = "00" * 32
