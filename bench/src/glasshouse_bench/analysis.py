@@ -121,15 +121,19 @@ def _look(part: Part, note: Attempt) -> _Looked:
         observed=_stolen(design, note),
         throttled=any(sample.throttled for sample in note.samples),
     )
-    if protected is not None and note.background is not None:
-        slots_ns = len(protected.slots) * design.slot_ns
-        if note.background.over_ns > slots_ns:
-            raise FormatError(
-                Code.ARTIFACT_INVALID, f"the background of session {note.session} is spread over more than its slots"
-            )
+    if protected is not None:
+        launched_ns = note.protected.launched_ns
+        _check_background(note, 0 if launched_ns is None else protected.until_ns - launched_ns)
     return _Looked(
         note=note, found=found, hooks=tuple(_hooks_of(one) for one in records if one is not None and found.blocks)
     )
+
+
+def _check_background(note: Attempt, longest_ns: int) -> None:
+    if note.background is not None and note.background.over_ns > longest_ns:
+        raise FormatError(
+            Code.ARTIFACT_INVALID, f"the background of session {note.session} is spread over more than its run"
+        )
 
 
 def _check_order(design: Design, note: Attempt, raw: Record, protected: Record) -> None:

@@ -20,7 +20,7 @@ class Calibration(Document):
 
     Args:
         raw_ns, protected_ns: steps without slots, warm-up left out; the first 65,536 of each.
-        start_us: from starting both arms until both are warm.
+        start_us: of the slower arm, from sealing or launch to its first step.
         between_ppm: the deviation of a session's contrast that no length takes away, as it was taken.
         device: whether the steps ran on a GPU.
         lifecycle: of the protected run.

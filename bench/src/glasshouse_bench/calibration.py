@@ -11,14 +11,15 @@ import numpy as np
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.slots import BLOCK, MAX_SLOT_NS
 
-__all__ = ["Calibrated", "calibrate"]
+__all__ = ["LEAST_BLOCKS", "LEAST_NS", "Calibrated", "calibrate"]
 
 LEAST_STEPS = 20
 ROOM = 1.2
 _DEVICE_SLOT_NS, _DEVICE_STEPS, _DEVICE_UNCOUNTED = 250_000_000, 5, 2
 _SHORT_S, _LONG_S = 5, 30
+LEAST_NS = _SHORT_S * 10**9
 # Half of a session may be lost before it fails, and what is left should still be several blocks.
-_LEAST_BLOCKS = 8
+LEAST_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,13 @@ def calibrate(
     slot_ns = math.ceil((steps + uncounted) * ROOM * q95)
     slot_ns = max(slot_ns, _DEVICE_SLOT_NS if device else 1_000_000)
     session_ns = round(_session_s(arms, start_s=start_s, between=between) * 1e9)
-    if slot_ns > MAX_SLOT_NS or _LEAST_BLOCKS * BLOCK * slot_ns > _LONG_S * 10**9:
+    if slot_ns > MAX_SLOT_NS or LEAST_BLOCKS * BLOCK * slot_ns > _LONG_S * 10**9:
         raise UsageError(
             Code.USAGE,
-            f"steps of {q95 / 1e9:.1f} s: no session holds {_LEAST_BLOCKS} blocks of slots for them",
+            f"steps of {q95 / 1e9:.1f} s: no session holds {LEAST_BLOCKS} blocks of slots for them",
             hint="make steps shorter (a smaller batch), or measure whole runs with --mode alternating",
         )
-    session_ns = max(session_ns, _LEAST_BLOCKS * BLOCK * slot_ns)
+    session_ns = max(session_ns, LEAST_BLOCKS * BLOCK * slot_ns)
     return Calibrated(steps=steps, uncounted=uncounted, slot_ns=slot_ns, session_ns=session_ns)
 
 

@@ -9,10 +9,15 @@ import typer
 
 from glasshouse.cli.options import Json
 from glasshouse.cli.output import Output
+from glasshouse_bench import overhead
 
 __all__ = ["group"]
 
 group = typer.Typer(no_args_is_help=True, help="Measure what protection costs a training step.")
+
+group.command("overhead", help="What protection costs while it trains: one number, its interval, and one word.")(
+    overhead.overhead
+)
 
 
 @group.callback()

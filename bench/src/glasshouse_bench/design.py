@@ -202,8 +202,8 @@ class Design(Document):
         return self.widening_ppm / WIDENING
 
     def session_seed(self, session: int) -> bytes:
-        """Return the seed of one session's schedule."""
-        return hashlib.sha256(_SESSION + self.seed + session.to_bytes(8, "big")).digest()
+        """Return the seed of one session's schedule: it binds what is sealed, and the records, to the whole design."""
+        return hashlib.sha256(_SESSION + self.sha256 + session.to_bytes(8, "big")).digest()
 
     def plan(self, session: int, arm: str, *, end_ns: int) -> Plan:
         """Return what is sealed into one worker's parameters.

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,13 +159,21 @@ class RawProcess:
         log: a real file; gets what the training prints, in the clear.
         pace: the worker's end of a pacing channel (ADR 0009); the caller closes its own copy.
         ranks: in how many processes of one group a script runs; None for one process without a group.
+        program: what Python runs as the worker.
 
     Raises:
         RunError: `worker-failed` when the worker cannot be started.
     """
 
     def __init__(
-        self, plain: Plain, *, home: Home, log: BinaryIO, pace: int | None = None, ranks: int | None = None
+        self,
+        plain: Plain,
+        *,
+        home: Home,
+        log: BinaryIO,
+        pace: int | None = None,
+        ranks: int | None = None,
+        program: Sequence[str] = ("-m", "glasshouse.workloads.worker"),
     ) -> None:
         self.run_id = secrets.token_hex(16)
         folder = private_folder(home.raw / self.run_id)
@@ -178,7 +186,7 @@ class RawProcess:
             write_private(params, json.dumps(plain.params).encode())
             command = [
                 sys.executable,
-                *("-I", "-B", "-m", "glasshouse.workloads.worker", "--raw", "--workload", plain.workload),
+                *("-I", "-B", *program, "--raw", "--workload", plain.workload),
                 *("--params", str(params), "--inputs", str(self._inputs), "--outputs", str(self._outputs)),
                 *("--events", str(events), *(() if pace is None else ("--pace-fd", str(pace)))),
                 *(() if ranks is None else ("--ranks", str(ranks))),
@@ -202,6 +210,11 @@ class RawProcess:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Of a worker that has ended; negative for a signal."""
+        return self._process.poll()
 
     def news(self) -> Iterator[Mapping[str, Any]]:
         """Yield what the worker has said since the last call."""

@@ -29,7 +29,7 @@ WHY = {
     "step-changed-and-signed": "analysis.json",
     "session-left-out": "analysis.json",
     "session-in-the-middle-left-out": "sessions/ that the statement does not know",
-    "design-other": "analysis.json",
+    "design-other": "follows another schedule",
     "seed-other-and-signed": "follows another schedule",
     "word-changed-and-signed": "claim.word",
     "interval-narrowed-and-signed": "slowdown_95.high",

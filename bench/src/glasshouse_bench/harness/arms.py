@@ -1,0 +1,363 @@
+"""The two arms: a raw worker, and a whole protected run. Both are ordinary runs of a job that has a schedule.
+
+Laws: an arm that was started is ended by `left` or by `close`, whatever happens between, and leaves no process behind;
+nothing is sent to it but the signal that ends any run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from glasshouse.errors import Code, GlasshouseError
+from glasshouse.evidence.results import WEIGHTS
+from glasshouse.jobs.collect import fetch
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.files import private_folder
+from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.raw import Plain, RawProcess
+from glasshouse.jobs.run import prepare
+from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.supervise import Ended as RunEnded
+from glasshouse.jobs.supervise import Interrupts, supervise
+from glasshouse.providers.base import Request
+from glasshouse.providers.local import LocalPlacement, LocalProvider
+from glasshouse.task.handle import RECORD
+from glasshouse.wire.states import State
+from glasshouse_bench.artifact import Arm, Ended
+from glasshouse_bench.design import Planted
+from glasshouse_bench.harness.machine import clock, descendants, pin, processor_ns, speculation
+
+__all__ = ["Left", "ProtectedArm", "RawArm", "Worker"]
+
+END_S = 180.0  # a run that ends seals its outputs and searches memory; its supervisor gives up after two minutes
+PADDING_BYTES = 4096
+_RAW_STOP_S = 10.0
+_POLL_S = 0.02
+_LINE_CHARS, _LAST_LINES = 200, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What an arm left.
+
+    Args:
+        arm: how it ended, for the note.
+        record: its step record.
+        lifecycle_us, bundle: of a protected run, from its receipt.
+        weights: SHA-256 of each output of weights, by name; written nowhere but where the owner chose it.
+        reason: why it failed, for people; empty otherwise.
+    """
+
+    _: KW_ONLY
+    arm: Arm
+    record: bytes | None = None
+    lifecycle_us: Mapping[str, int | None] | None = None
+    bundle: bytes | None = None
+    weights: Mapping[str, bytes] | None = None
+    reason: str = ""
+
+
+class Worker(Protocol):
+    """What a session asks of an arm."""
+
+    def start(self) -> None:
+        """Launch it; raises `GlasshouseError`."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def pinned(self) -> bool:
+        """Return whether its worker trains, on the processors where it is to run; asked again until it does."""
+
+    def spent_ns(self) -> int | None:
+        """Processor time of all that is not the worker: agent, watchdog and init. None without any."""
+
+    def stop(self) -> None:
+        """Ask it to end, as its owner would."""
+
+    def left(self, ended: Ended) -> Left:
+        """Wait for its end, and return what it left.
+
+        Args:
+            ended: how it ended, if it did not end by itself.
+        """
+
+    def close(self) -> None:
+        """End it now if it has not ended, and leave nothing in the clear."""
+
+
+class RawArm:
+    """A raw worker.
+
+    Args:
+        plain: the job in the clear, with its schedule.
+        home: of the measurement.
+        cpus: where its worker may train; empty for anywhere.
+        planted: what is added to its steps, to try the harness itself.
+    """
+
+    def __init__(self, plain: Plain, *, home: Home, cpus: tuple[int, ...] = (), planted: Planted | None = None) -> None:
+        self._plain, self._home, self._cpus = plain, home, cpus
+        self._program: tuple[str, ...] = ("-m", "glasshouse.workloads.worker")
+        if planted is not None:
+            self._program = ("-m", "glasshouse_bench.planted", str(planted.step_ppm), str(planted.bunched_ns))
+        self._process: RawProcess | None = None
+        self._trains = False
+        self._log_path = home.path / f"raw-{secrets.token_hex(8)}.log"
+        self._log: BinaryIO | None = None
+        self._arm = Arm()
+
+    def start(self) -> None:
+        self._log = self._log_path.open("wb")
+        padding = secrets.randbelow(PADDING_BYTES)
+        self._arm = Arm(launched_ns=clock().monotonic_ns, padding_bytes=padding)
+        with _padded(padding):
+            self._process = RawProcess(self._plain, home=self._home, log=self._log, program=self._program)
+        self._arm = replace(self._arm, speculation=speculation(self._process.pid))
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    def pinned(self) -> bool:
+        process = self._process
+        if process is not None and not self._trains:
+            self._trains = any(message.get("type") == "running" for message in process.news())
+            if self._trains and self._cpus:
+                pin(process.pid, self._cpus)
+        return self._trains
+
+    def spent_ns(self) -> int | None:
+        return None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.stop()
+
+    def left(self, ended: Ended) -> Left:
+        process = self._process
+        if process is None:
+            return Left(arm=replace(self._arm, ended=ended))
+        if not process.wait(END_S):
+            process.close()
+            ended = Ended.KILLED
+        found = process.ended(stopped=False)
+        folder = found.folder
+        record = _content(folder / RECORD)
+        digests = {str(one["name"]): bytes.fromhex(one["sha256"]) for one in found.outputs if one["class"] == WEIGHTS}
+        code = None if found.code is None else Code(found.code)
+        return Left(
+            arm=replace(self._arm, ended=_ended(ended, code), code=code, exit=process.exit_status),
+            record=record,
+            weights=digests,
+            reason="" if code is None else self._said(),
+        )
+
+    def close(self) -> None:
+        if self._process is not None:
+            if self._process.alive:
+                self._process.stop()
+                self._process.wait(_RAW_STOP_S)
+            self._process.close()
+            shutil.rmtree(self._home.raw / self._process.run_id, ignore_errors=True)
+        if self._log is not None:
+            self._log.close()
+
+    def _said(self) -> str:
+        """Return what the worker printed last, for its owner."""
+        with contextlib.suppress(OSError):
+            lines = [line.strip()[:_LINE_CHARS] for line in self._log_path.read_text(errors="replace").splitlines()]
+            return " | ".join([line for line in lines if line][-_LAST_LINES:])
+        return ""
+
+
+class ProtectedArm:
+    """A protected run on this machine: agent, watchdog, sandboxed worker, and the broker that all sessions share.
+
+    Args:
+        package: the sealed job, with its schedule; this arm removes it.
+        home: of the measurement; holds the owner's public part and the package's key.
+        identity: the owner.
+        broker: started by the first run and given back by whoever made it.
+        cpus: where its worker may train; empty for anywhere.
+    """
+
+    def __init__(
+        self, package: Path, *, home: Home, identity: Identity, broker: Embedded, cpus: tuple[int, ...] = ()
+    ) -> None:
+        self._package, self._home, self._identity, self._broker = package, home, identity, broker
+        self._cpus = cpus
+        self._interrupts = Interrupts()
+        self._folder: RunFolder | None = None
+        self._thread: threading.Thread | None = None
+        self._ended: RunEnded | None = None
+        self._error: BaseException | None = None
+        self._arm = Arm()
+        self._agent: int | None = None
+        self._watcher = _Silent()
+        self._trains = False
+
+    def start(self) -> None:
+        folder = self._folder = RunFolder.create(self._home)
+        prepared = prepare(self._package, home=self._home, identity=self._identity, folder=folder, broker=self._broker)
+        self._arm = Arm(
+            launched_ns=clock().monotonic_ns, deployment=prepared.record.deployment, run=prepared.record.run_id
+        )
+        self._thread = threading.Thread(target=self._supervise, args=(prepared.launch,), daemon=True)
+        self._thread.start()
+
+    def _supervise(self, launch: bytes) -> None:
+        assert self._folder is not None  # noqa: S101 - `start` comes first
+        try:
+            self._ended = supervise(
+                self._folder,
+                launch,
+                home=self._home,
+                provider=_Telling(self._placed),
+                broker=self._broker,
+                watcher=self._watcher,
+                interrupts=self._interrupts,
+            )
+        except BaseException as error:
+            self._error = error
+
+    def _placed(self, pid: int) -> None:
+        self._agent = pid
+        self._arm = replace(self._arm, speculation=speculation(pid))
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def pinned(self) -> bool:
+        if self._agent is not None and not self._trains and self._watcher.state is State.RUNNING:
+            self._trains = True
+            for pid in filter(_is_worker, descendants(self._agent)) if self._cpus else ():
+                pin(pid, self._cpus)
+        return self._trains
+
+    def spent_ns(self) -> int | None:
+        if self._agent is None:
+            return None
+        beside = [self._agent, *(pid for pid in descendants(self._agent) if not _is_worker(pid))]
+        times = [processor_ns(pid) for pid in beside]
+        return None if None in times else sum(one for one in times if one is not None)
+
+    def stop(self) -> None:
+        self._interrupts()
+
+    def left(self, ended: Ended) -> Left:
+        if self._thread is not None:
+            self._thread.join(END_S)
+        found = self._ended
+        if found is None:
+            lost = self._error.code if isinstance(self._error, GlasshouseError) else Code.WORKER_FAILED
+            arm = replace(self._arm, ended=_ended(ended, lost), code=lost)
+            return Left(arm=arm, reason=str(self._error or "it did not end in time"))
+        conclusion = found.conclusion
+        code = conclusion.code
+        arm = replace(self._arm, ended=_ended(ended, code), code=code, exit=found.record.exit_code)
+        receipt = conclusion.receipt
+        if receipt is None:
+            return Left(arm=arm, reason=conclusion.problem or "")
+        out = private_folder(self._home.path / f"opened-{secrets.token_hex(8)}")
+        try:
+            opened = fetch(found.folder, receipt, sealing=self._identity.sealing, out=out, force=True)
+            record = _content(out / RECORD)
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+        kinds = {output.sequence: output.of for output in receipt.outputs}
+        return Left(
+            arm=arm,
+            record=record,
+            lifecycle_us=receipt.lifecycle_us,
+            bundle=found.folder.receipt.read_bytes(),
+            weights={one.name: one.sha256 for one in opened if kinds.get(one.sequence) == WEIGHTS},
+            reason=conclusion.problem or "",
+        )
+
+    def close(self) -> None:
+        if self.alive:
+            self._interrupts()
+            assert self._thread is not None  # noqa: S101 - it is alive
+            self._thread.join(END_S)
+            if self._thread.is_alive() and self._agent is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._agent, signal.SIGKILL)
+                self._thread.join(END_S)
+        self._package.unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder.path, ignore_errors=True)
+
+
+class _Telling(LocalProvider):
+    """Passes on the process of the runtime that it places."""
+
+    def __init__(self, placed: Callable[[int], None]) -> None:
+        self._placed = placed
+
+    def place(self, request: Request) -> LocalPlacement:
+        placement = super().place(request)
+        self._placed(placement.pid)
+        return placement
+
+
+class _Silent:
+    """Shows nothing: the measurement has a view of its own. Keeps the run's state."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+
+    def event(self, _event: object, seen: Seen) -> None:
+        self.state = seen.state
+
+    def tick(self, seen: Seen) -> None:
+        pass
+
+    def machine(self, *_ended: object, completed: bool) -> None:
+        pass
+
+    def stopping(self, times: int) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _padded(size: int) -> Iterator[None]:
+    """Let what is started meanwhile have so much more in its environment."""
+    os.environ["GLASSHOUSE_PADDING"] = "x" * size
+    try:
+        yield
+    finally:
+        del os.environ["GLASSHOUSE_PADDING"]
+
+
+def _is_worker(pid: int) -> bool:
+    """Return whether a process is the worker that trains, or one of its own."""
+    with contextlib.suppress(OSError):
+        return b"--workload" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return True  # gone meanwhile: nothing can be added up any more
+
+
+def _ended(ended: Ended, code: Code | None) -> Ended:
+    if ended is not Ended.COMPLETED:
+        return ended
+    return Ended.COMPLETED if code is None else Ended.FAILED
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,191 @@
+"""One session: both arms from their launch to what they left, and the note of it.
+
+Laws: the attempt is written down before anything is started; whatever happens, both arms have ended and the note says
+how before the next session begins; no rule here looks at how fast an arm is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Protocol
+
+from glasshouse.errors import GlasshouseError
+from glasshouse_bench.artifact import Arm, Attempt, Ended, Lifecycle, Part, Spent
+from glasshouse_bench.harness.arms import END_S, Left, Worker
+from glasshouse_bench.harness.machine import Card, Sampler, clock
+from glasshouse_bench.harness.stop import Stop
+from glasshouse_bench.records import Record, parse
+
+__all__ = ["Makes", "lifecycle_of", "read", "run_session"]
+
+_LOOK_S = 0.1
+# Steps that are under way at the schedule's end are ended; an arm that is gone earlier has died.
+_EARLY_NS = 1_000_000_000
+LATE_NS = 10_000_000_000
+_BEFORE = ("harden", "attest", "release", "open")
+_AFTER = ("seal_outputs", "zeroize")
+
+
+class Makes(Protocol):
+    """Makes the arm of one session (`stage.Stage`)."""
+
+    def __call__(self, arm: str, end_ns: int) -> Worker: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What both arms left."""
+
+    _: KW_ONLY
+    left: Mapping[str, Left]
+    background: Spent | None = None
+
+
+def run_session(
+    part: Part, number: int, make: Makes, *, start_s: float, stop: Stop, card: Card | None = None
+) -> tuple[Attempt, str]:
+    """Attempt one session, and write down what came of it.
+
+    Args:
+        part: whose next session it is.
+        make: makes an arm.
+        start_s: the slowest calibrated start, from sealing to the first step.
+        stop: ends it early.
+
+    Returns:
+        The note, and why an arm failed, for people.
+
+    Raises:
+        UsageError: `disk-full`.
+    """
+    began = clock()
+    part.attempt(Attempt(session=number, began=began))
+    run = _one_after_the_other if part.design.mode.whole else _side_by_side
+    # Whatever breaks off in here, the attempt stands: its note has no arms, and it counts as one that died.
+    with Sampler(began.monotonic_ns, card) as sampler:
+        pair = run(part, number, make, start_s, stop)
+    raw, protected = pair.left["R"], pair.left["P"]
+    note = Attempt(
+        session=number,
+        began=began,
+        raw=raw.arm,
+        protected=protected.arm,
+        lifecycle=lifecycle_of(raw, protected),
+        background=pair.background,
+        samples=tuple(sampler.samples[:4096]),
+    )
+    note = part.keep(note, raw=raw.record, protected=protected.record, receipt=protected.bundle)
+    return note, "; ".join(reason for reason in (raw.reason, protected.reason) if reason)
+
+
+def _side_by_side(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> _Pair:
+    began_ns = clock().monotonic_ns
+    end_ns = began_ns + round(2e9 * start_s) + part.design.length_ns
+    order = ("R", "P") if number % 2 == 0 else ("P", "R")
+    with contextlib.ExitStack() as stack:
+        workers, lost = _started(order, make, end_ns, stack)
+        ends, background = _watched(workers, end_ns, part.design.length_ns, stop, lost)
+        left = {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
+    return _Pair(left={**_never_started(lost), **left}, background=background)
+
+
+def _one_after_the_other(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> _Pair:
+    """Run each arm alone for the design's length; both have one plan, so its end lies behind both."""
+    each_s = 2 * start_s + part.design.length_ns / 1e9
+    end_ns = clock().monotonic_ns + round(2e9 * (each_s + END_S))
+    left: dict[str, Left] = {}
+    for arm in ("R", "P") if part.design.raw_first(number) else ("P", "R"):
+        with contextlib.ExitStack() as stack:
+            workers, lost = _started((arm,), make, end_ns, stack)
+            until_ns = clock().monotonic_ns + round(1e9 * each_s)
+            ends, _ = _watched(workers, until_ns, 0, stop, lost)
+            left |= _never_started(lost) | {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
+    return _Pair(left=left)
+
+
+def _started(
+    order: tuple[str, ...], make: Makes, end_ns: int, stack: contextlib.ExitStack
+) -> tuple[dict[str, Worker], dict[str, GlasshouseError]]:
+    workers: dict[str, Worker] = {}
+    for arm in order:
+        try:
+            worker = make(arm, end_ns)
+            stack.callback(worker.close)
+            worker.start()
+        except GlasshouseError as error:
+            return workers, dict.fromkeys(set(order) - set(workers), error)
+        workers[arm] = worker
+    return workers, {}
+
+
+def _never_started(lost: Mapping[str, GlasshouseError]) -> dict[str, Left]:
+    return {
+        arm: Left(arm=Arm(ended=Ended.NOT_STARTED, code=error.code), reason=error.message)
+        for arm, error in lost.items()
+    }
+
+
+def _watched(
+    workers: Mapping[str, Worker], end_ns: int, length_ns: int, stop: Stop, lost: Mapping[str, GlasshouseError]
+) -> tuple[dict[str, Ended], Spent | None]:
+    """Wait until all have ended; return how, and what agent and watchdog spent while the slots were taken."""
+    ends = dict.fromkeys(workers, Ended.COMPLETED)
+    looks: list[tuple[int, int]] = []
+    asked = False
+    while any(worker.alive for worker in workers.values()):
+        now_ns = clock().monotonic_ns
+        alive = [arm for arm, worker in workers.items() if worker.alive]
+        gone = bool(lost) or (len(alive) < len(workers) and now_ns < end_ns - _EARLY_NS)
+        late = now_ns > end_ns + (LATE_NS if length_ns else 0)
+        if not asked and (stop.asked or gone or late):
+            asked = True
+            for arm in alive:
+                ends[arm] = Ended.INTERRUPTED if stop.asked else Ended.KILLED if gone or length_ns else ends[arm]
+                workers[arm].stop()
+        if now_ns > end_ns + round(1e9 * END_S):
+            for arm in alive:
+                ends[arm] = Ended.KILLED
+                workers[arm].close()
+        training = [worker.pinned() for worker in workers.values()]  # each is asked
+        protected = workers.get("P")
+        if protected is not None and all(training) and length_ns and now_ns < end_ns and len(alive) == len(workers):
+            spent = protected.spent_ns()
+            looks += [] if spent is None else [(now_ns, spent)]
+        time.sleep(_LOOK_S)
+    return ends, _spent(looks)
+
+
+def _spent(looks: list[tuple[int, int]]) -> Spent | None:
+    if len(looks) < 2 or looks[-1][1] < looks[0][1]:
+        return None
+    return Spent(spent_ns=looks[-1][1] - looks[0][1], over_ns=looks[-1][0] - looks[0][0])
+
+
+def lifecycle_of(raw: Left, protected: Left) -> Lifecycle | None:
+    found = protected.lifecycle_us
+    starts = _start_us(raw), _start_us(protected)
+    if found is None or None in starts or any(found.get(step) is None for step in (*_BEFORE, *_AFTER)):
+        return None
+    steps = {step: int(found[step] or 0) for step in (*_BEFORE, *_AFTER)}
+    before = sum(steps[step] for step in _BEFORE)
+    return Lifecycle(start=int(starts[1] or 0) - int(starts[0] or 0) - before, **steps)
+
+
+def _start_us(left: Left) -> int | None:
+    """Return the time from an arm's launch to its first step."""
+    record = read(left)
+    if record is None or left.arm.launched_ns is None or not len(record.steps.begin):
+        return None
+    return (int(record.steps.begin[0]) - left.arm.launched_ns) // 1000
+
+
+def read(left: Left) -> Record | None:
+    """Return an arm's steps, if it left a record that can be read: a reader judges it by itself."""
+    if left.record is None:
+        return None
+    with contextlib.suppress(GlasshouseError):
+        return parse(left.record)
+    return None

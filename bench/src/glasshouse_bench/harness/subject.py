@@ -1,0 +1,176 @@
+"""What is trained while it is measured: built-in jobs, or the owner's; both arms get the same one.
+
+Law: the raw and the sealed form are made of one `Job`, and differ in the arm of the schedule alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.jobfile import Deployment, Job, load
+from glasshouse.jobs.raw import Plain, of_job
+from glasshouse.jobs.seal import seal
+from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
+from glasshouse.package.limits import MAX_COUNT
+from glasshouse.wire.aead import Suite
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.workloads.params import canonical
+from glasshouse.workloads.slots import Plan
+
+__all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "owners"]
+
+WORKLOADS = ("mlp", "lora", "script")
+MODELS = ("config:qwen2-tiny", "config:qwen2.5-0.5b", "config:qwen2.5-7b")
+_TARGETS = ("epochs", "seconds", "steps")
+_DAY_S = 24 * 3600
+# A few milliseconds a step on one CPU core; on a GPU it is bound by the host. It hardly learns, on purpose: a model
+# that fits its data has gradients among the subnormal numbers, on which a CPU takes three times as long.
+_MLP: dict[str, Any] = {
+    "synthetic_rows": 2048,
+    "synthetic_features": 32,
+    "width": 128,
+    "depth": 2,
+    "learning_rate": 1e-7,
+}
+_LORA: dict[str, Any] = {
+    "data": "train.jsonl",
+    "rank": 4,
+    "alpha": 8,
+    "target_modules": ["q_proj", "v_proj"],
+    "gradient_clip": 1.0,
+    "max_length": 64,
+}
+_TINY: dict[str, Any] = {"dtype": "float32", "batch_size": 4, "learning_rate": 1e-6}
+_LARGE: dict[str, Any] = {"dtype": "bfloat16", "batch_size": 1, "learning_rate": 1e-5}
+_EXAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A job that can be measured.
+
+    Args:
+        job: for both arms, without a schedule.
+    """
+
+    job: Job
+
+    def planned(self, plan: Plan, **targets: Json) -> Job:
+        """Return the job under a schedule.
+
+        Args:
+            targets: at which it ends before its schedule, such as ``seconds=10``.
+
+        Raises:
+            UsageError: `job-invalid`.
+        """
+        table: dict[str, Any] = {**self.job.params, **targets, "slots": plan.to_json()}
+        return replace(self.job, params=canonical(self.job.workload, table))
+
+    def plain(self, plan: Plan, **targets: Json) -> Plain:
+        """Return the job in the clear; raises `UsageError`."""
+        return of_job(self.planned(plan, **targets))
+
+    def sealed(self, plan: Plan, *, out: Path, home: Home, identity: Identity, **targets: Json) -> Path:
+        """Seal the job, and return the package; raises `UsageError`."""
+        return seal(self.planned(plan, **targets), out=out, home=home, identity=identity).path
+
+    def timed(self, seconds: float) -> Mapping[str, Json]:
+        """Return the target with which a job ends by itself after a time; a script has none, and is stopped."""
+        return {} if self.job.workload == "script" else {"seconds": repr(float(seconds))}
+
+    @property
+    def threads(self) -> int | None:
+        """Of each arm; None where the framework chooses."""
+        params = self.job.params
+        found = params.get("threads")
+        return found if isinstance(found, int) else 1 if params.get("deterministic") is True else None
+
+
+def builtin(workload: str, folder: Path, *, model: str | None = None, device: str = "auto") -> Subject:
+    """Return a built-in job, its data written into a folder.
+
+    Args:
+        workload: `mlp` or `lora`.
+        folder: gets the data.
+        model: one of `MODELS`, for `lora`; the tiny one by default.
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        UsageError: `usage` for another workload or model.
+    """
+    if workload == "script":
+        raise UsageError(Code.USAGE, "the workload script is your own: name its job file with --job")
+    if model is not None and (workload != "lora" or model not in MODELS):
+        raise UsageError(
+            Code.USAGE, f"--model goes with --workload lora and is one of {', '.join(MODELS)}, not {model!r}"
+        )
+    if workload == "mlp":
+        params: dict[str, Any] = dict(_MLP)
+        (folder / "note.txt").write_text("synthetic data, made from the seed\n")
+        inputs = {"note.txt": "note.txt"}
+    elif workload == "lora":
+        chosen = model or MODELS[0]
+        params = _LORA | (_TINY if chosen == MODELS[0] else _LARGE) | {"model": chosen}
+        _write_examples(folder / "train.jsonl")
+        inputs = {"train.jsonl": "train.jsonl"}
+    else:
+        raise UsageError(Code.USAGE, f"the workload is one of {', '.join(WORKLOADS)}, not {workload!r}")
+    params |= {"device": device, "deterministic": True}
+    return Subject(
+        Job(
+            name=workload if model is None else f"{workload} {model.removeprefix('config:')}",
+            folder=folder,
+            workload=workload,
+            inputs=inputs,
+            params=canonical(workload, params),
+            floor=Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD, egress=()),
+            deployment=Deployment(max_duration_s=_DAY_S),
+            suite=Suite.AES_256_GCM,
+            chunk_bytes=DEFAULT_CHUNK_BYTES,
+            backups=(),
+        )
+    )
+
+
+def owners(path: Path, workload: str, *, device: str | None = None) -> Subject:
+    """Return the owner's own job, which goes on until its schedule ends; a script may end before.
+
+    Args:
+        path: the job file.
+        workload: what it has to be.
+        device: in the place of the job's own, for `mlp` and `lora`.
+
+    Raises:
+        UsageError: as `jobfile.load`; `usage` for a job of another workload.
+    """
+    job = load(path)
+    if job.workload != workload:
+        raise UsageError(Code.USAGE, f"{path} is a job of the workload {job.workload}, not {workload}")
+    params: dict[str, Any] = {"deterministic": True, **job.params}
+    params = {name: value for name, value in params.items() if name not in _TARGETS}
+    if device is not None and workload != "script":
+        params["device"] = device
+    # The record is one output more than the job has.
+    if isinstance(params.get("max_outputs"), int):
+        params["max_outputs"] = min(params["max_outputs"] + 1, MAX_COUNT)
+    deployment = replace(job.deployment, releases=1, max_duration_s=max(job.deployment.max_duration_s, _DAY_S))
+    return Subject(replace(job, params=canonical(workload, params), deployment=deployment))
+
+
+def _write_examples(path: Path) -> None:
+    """Write sums as instructions: the same file on every machine."""
+    with path.open("w", encoding="ascii") as out:
+        for number in range(_EXAMPLES):
+            left, right = number * 7 % 100, number * 13 % 100
+            # Short, for a tokenizer of bytes: the prompt around it takes most of the 64 tokens.
+            record = {"instruction": f"{left}+{right}", "output": f"{left + right}, which is the sum of both"}
+            out.write(json.dumps(record) + "\n")

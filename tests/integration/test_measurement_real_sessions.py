@@ -1,0 +1,75 @@
+"""Whole sessions of real workers: what they leave is read, and what is planted in one of them is found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.jobs.identity import Identity
+from glasshouse_bench.artifact import Attempt, Ended, Part
+from glasshouse_bench.design import Mode, Planted
+from glasshouse_bench.harness.session import run_session
+from glasshouse_bench.harness.stage import Stage
+from glasshouse_bench.harness.stop import Stop
+from glasshouse_bench.harness.subject import builtin
+from glasshouse_bench.records import parse
+from glasshouse_bench.sessions import Outcome, session_of
+from glasshouse_bench.statement import write_statement
+from glasshouse_bench.verify import verify_measurement
+from simulators.sealed_design import design
+
+# A busy machine takes its time: the next session of the design gives both arms more to start in.
+STARTS_S = (5.0, 12.0, 30.0)
+
+
+def attempted(part: Part, stage: Stage) -> tuple[Attempt, str]:
+    """Attempt sessions until one has steps of both arms; return its note."""
+    for number, start_s in enumerate(STARTS_S):
+        with Stop() as stop:
+            note, reason = run_session(part, number, stage.arms(part.design, number), start_s=start_s, stop=stop)
+        records = [parse(data) for data in part.records(note) if data is not None]
+        if len(records) == 2 and session_of(*records, length_ns=part.design.length_ns).outcome is Outcome.COMPLETE:
+            return note, reason
+    raise AssertionError(f"no session of {len(STARTS_S)} had room for both arms")
+
+
+@pytest.mark.slow
+def test_a_session_of_real_workers_leaves_all_that_a_reader_computes_from(tmp_path: Path) -> None:
+    owner = Identity.generate()
+    sealed = replace(design(Mode.INTERLEAVED, sessions=3), length_ns=3 * 10**9, slot_ns=150 * 10**6)
+    part = Part.begin(tmp_path, sealed)
+    with Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=owner) as stage:
+        note, reason = attempted(part, stage)
+        assert not list(stage.home.raw.glob("*")), "nothing of the raw run is left in the clear"
+        assert not list(stage.home.path.glob("*.sealed"))
+    assert (note.raw.ended, note.protected.ended, reason) == (Ended.COMPLETED, Ended.COMPLETED, "")
+    assert note.protected.deployment
+    assert note.lifecycle is not None
+    assert note.background is not None
+    assert 0 < note.background.spent_ns < note.background.over_ns
+    assert not stage.home.path.exists()
+    write_statement(tmp_path, owner=owner.signing, created_us=note.began.real_us + 60_000_000)
+    verdict = verify_measurement(tmp_path, owner=owner.public)
+    assert verdict.assurance == "software"
+    [main] = verdict.measurement.parts
+    assert main.analysis["attempts"]["outcomes"]["complete"] == 1
+    assert "n=1, no interval" in verdict.sentence
+
+
+@pytest.mark.slow
+def test_what_is_planted_in_one_of_two_raw_workers_is_found(tmp_path: Path) -> None:
+    planted = Planted(step_ppm=500_000, bunched_ns=0)
+    sealed = replace(design(Mode.NULL, sessions=3), length_ns=4 * 10**9, slot_ns=150 * 10**6, planted=planted, steps=4)
+    part = Part.begin(tmp_path, sealed)
+    with Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=Identity.generate()) as stage:
+        note, _ = attempted(part, stage)
+    assert note.protected.deployment is None
+    raw, slower = (parse(data) for data in part.records(note) if data is not None)
+    found = session_of(raw, slower, length_ns=sealed.length_ns)
+    assert found.outcome is Outcome.COMPLETE
+    assert found.blocks is not None
+    # Half as long again; whatever else this machine does, not by half of that.
+    assert math.log(1.25) < found.blocks.contrast < math.log(1.8)

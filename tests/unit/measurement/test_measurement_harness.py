@@ -1,0 +1,235 @@
+"""A harness starts two arms, waits, and writes down what came of it, whatever that was."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.jobs.jobfile import Job
+from glasshouse.wire.policy import Assurance
+from glasshouse_bench.artifact import Arm, Ended, Part
+from glasshouse_bench.beside import Calibration
+from glasshouse_bench.design import Design, Mode
+from glasshouse_bench.harness import session as sessions
+from glasshouse_bench.harness.arms import Left
+from glasshouse_bench.harness.machine import Sampler, clock, describe
+from glasshouse_bench.harness.measure import Wish, plan, refuse_short
+from glasshouse_bench.harness.session import run_session
+from glasshouse_bench.harness.stop import Stop
+from glasshouse_bench.harness.subject import builtin, owners
+from simulators.sealed_design import design
+
+SHORT_NS = 300_000_000
+
+
+class FakeArm:
+    """An arm that ends by itself after a time, or when it is asked to, or not at all.
+
+    Args:
+        lasts_s: until it ends by itself.
+        fails: with this code, when it starts or when it ends.
+    """
+
+    def __init__(
+        self, lasts_s: float = 0.4, *, at_start: Code | None = None, code: Code | None = None, deaf: bool = False
+    ) -> None:
+        self._lasts_s, self._at_start, self._code, self._deaf = lasts_s, at_start, code, deaf
+        self._over_s = 0.0
+        self.asked = self.closed = 0
+        self._spent = 0
+
+    def start(self) -> None:
+        if self._at_start is not None:
+            raise RunError(self._at_start, "it does not start")
+        self._over_s = time.monotonic() + self._lasts_s
+
+    @property
+    def alive(self) -> bool:
+        return time.monotonic() < self._over_s
+
+    def pinned(self) -> bool:
+        return True
+
+    def spent_ns(self) -> int | None:
+        self._spent += 1_000
+        return self._spent
+
+    def stop(self) -> None:
+        self.asked += 1
+        if not self._deaf:
+            self._over_s = 0.0
+
+    def left(self, ended: Ended) -> Left:
+        how = ended if self._code is None or ended is not Ended.COMPLETED else Ended.FAILED
+        return Left(arm=Arm(ended=how, code=self._code), reason="" if self._code is None else "it broke")
+
+    def close(self) -> None:
+        self.closed += 1
+        self._over_s = 0.0
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Part:
+    return Part.begin(tmp_path, replace(design(sessions=3), length_ns=SHORT_NS))
+
+
+def attempt(part: Part, raw: FakeArm, protected: FakeArm, stop: Stop | None = None) -> tuple[Arm, Arm, str]:
+    with Stop() as mine:
+        note, reason = run_session(
+            part, part.attempted, lambda arm, _end: raw if arm == "R" else protected, start_s=0.05, stop=stop or mine
+        )
+    assert note == part.note(note.session)[0]
+    return note.raw, note.protected, reason
+
+
+def test_a_session_is_written_down_with_what_agent_and_watchdog_spent(part: Part) -> None:
+    raw, protected, reason = attempt(part, FakeArm(), FakeArm())
+    assert (raw.ended, protected.ended, reason) == (Ended.COMPLETED, Ended.COMPLETED, "")
+    note, _ = part.note(0)
+    assert note.background is not None
+    assert note.background.spent_ns >= 1_000
+    assert note.samples, "the machine was looked at once at least"
+
+
+def test_when_one_arm_dies_the_other_is_ended_and_the_attempt_counts(part: Part) -> None:
+    lives = FakeArm(lasts_s=60)
+    slow = Part(part.folder, replace(part.design, length_ns=30 * 10**9))
+    raw, protected, reason = attempt(slow, lives, FakeArm(lasts_s=0.1, code=Code.WORKER_KILLED))
+    assert (raw.ended, protected.ended) == (Ended.KILLED, Ended.FAILED)
+    assert protected.code is Code.WORKER_KILLED
+    assert lives.asked == 1
+    assert "it broke" in reason
+    assert part.attempted == 1
+
+
+def test_an_arm_that_does_not_start_is_written_down_and_the_other_is_ended(part: Part) -> None:
+    lives = FakeArm(lasts_s=60)
+    raw, protected, reason = attempt(part, lives, FakeArm(at_start=Code.POLICY_IMPOSSIBLE))
+    assert (raw.ended, protected.ended) == (Ended.KILLED, Ended.NOT_STARTED)
+    assert protected.code is Code.POLICY_IMPOSSIBLE
+    assert "does not start" in reason
+    assert lives.closed
+
+
+def test_an_interrupt_ends_both_arms_and_is_kept(part: Part) -> None:
+    with Stop() as stop:
+        stop.ask()
+        raw, protected, _ = attempt(part, FakeArm(lasts_s=60), FakeArm(lasts_s=60), stop)
+    assert (raw.ended, protected.ended) == (Ended.INTERRUPTED, Ended.INTERRUPTED)
+
+
+def test_an_arm_that_goes_on_behind_its_schedule_is_ended(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "END_S", 0.2)
+    monkeypatch.setattr(sessions, "LATE_NS", 0)
+    deaf = FakeArm(lasts_s=60, deaf=True)
+    raw, protected, _ = attempt(part, FakeArm(), deaf)
+    assert raw.ended is Ended.COMPLETED
+    assert protected.ended is Ended.KILLED
+    assert (deaf.asked, deaf.closed > 1) == (1, True)
+
+
+def test_whole_processes_run_one_after_the_other(tmp_path: Path) -> None:
+    whole = replace(design(Mode.ALTERNATING, sessions=10), length_ns=SHORT_NS)
+    part = Part.begin(tmp_path, whole)
+    order: list[str] = []
+
+    class Telling(FakeArm):
+        def __init__(self, arm: str) -> None:
+            super().__init__(0.1)
+            self.arm = arm
+
+        def start(self) -> None:
+            order.append(self.arm)
+            super().start()
+
+    ends = set()
+
+    def make(arm: str, end_ns: int) -> Telling:
+        ends.add(end_ns)
+        return Telling(arm)
+
+    with Stop() as stop:
+        for number in range(2):
+            run_session(part, number, make, start_s=0.05, stop=stop)
+    assert order == [arm for number in range(2) for arm in ("RP" if whole.raw_first(number) else "PR")]
+    assert len(ends) == 2, "both arms of a session have one plan"
+
+
+def calibration(step_ms: float = 5.0, *, start_s: float = 3.0, device: bool = False) -> Calibration:
+    steps = tuple(round(step_ms * 1e6 * (1 + (number % 7) / 100)) for number in range(200))
+    return Calibration(
+        raw_ns=steps, protected_ns=steps, start_us=round(start_s * 1e6), between_ppm=18_000, device=device
+    )
+
+
+def wish(seconds: float = 600.0, *modes: Mode) -> Wish:
+    return Wish(modes=modes or (Mode.INTERLEAVED, Mode.NULL), seconds=seconds, margin=0.01)
+
+
+def planned(tmp_path: Path, asked: Wish, found: Calibration) -> list[Design]:
+    return plan(asked, found, builtin("mlp", tmp_path), cpus=(1,), card=None)
+
+
+def test_ten_minutes_become_many_short_sessions_and_a_null_of_a_third_as_many(tmp_path: Path) -> None:
+    main, null = planned(tmp_path, wish(), calibration())
+    assert (main.mode, null.mode) == (Mode.INTERLEAVED, Mode.NULL)
+    assert main.sessions > 30
+    assert null.sessions == main.sessions // 3
+    assert main.sessions * (6 + main.length_ns / 1e9) < 600
+    assert (main.assurance, null.assurance) == (Assurance.SOFTWARE, None)
+    assert main.seed != null.seed
+    assert main.calibration_sha256 == calibration().sha256
+    assert (main.margin_ppm, main.widening_ppm) == (10_000, 1_000_000)
+
+
+def test_a_noisy_job_still_has_the_sessions_that_an_interval_needs(tmp_path: Path) -> None:
+    noisy = replace(calibration(), raw_ns=tuple([4_000_000] * 190 + [400_000_000] * 10))
+    main, _ = planned(tmp_path, wish(), noisy)
+    assert main.sessions >= 20
+
+
+@pytest.mark.parametrize("seconds", [0, 10, 41])
+def test_a_time_in_which_nothing_has_room_is_refused_at_once(seconds: float) -> None:
+    with pytest.raises(UsageError, match="too short"):
+        refuse_short(wish(seconds))
+
+
+def test_a_time_too_short_for_this_job_says_how_long_it_takes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="6 sessions of 47 s") as refused:
+        planned(tmp_path, wish(120), calibration(start_s=20))
+    assert refused.value.hint == "ask for --time 6m"
+
+
+def test_steps_that_no_slot_can_hold_are_sent_to_whole_processes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no session holds") as refused:
+        planned(tmp_path, wish(), calibration(2_000))
+    assert "--mode alternating" in refused.value.hint
+    [whole] = planned(tmp_path, wish(3_600, Mode.ALTERNATING), calibration(2_000))
+    assert whole.sessions >= 10
+
+
+def test_your_own_job_loses_its_target_and_may_return_one_output_more(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "job.toml").write_text(
+        'name = "mine"\nworkload = "script"\n[inputs]\n"train.py" = "train.py"\n'
+        '[params]\nscript = "train.py"\nmax_outputs = 2\n[policy]\nassurance = "software"\nprofile = "standard"\n'
+    )
+    subject = owners(tmp_path / "job.toml", "script")
+    assert isinstance(subject.job, Job)
+    assert subject.job.params["max_outputs"] == 3
+    with pytest.raises(UsageError, match="not mlp"):
+        owners(tmp_path / "job.toml", "mlp")
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    found = describe(None)
+    assert found.cpus
+    assert found.memory_bytes
+    with Sampler(clock().monotonic_ns) as sampler:
+        pass
+    [sample] = sampler.samples
+    assert sample.steal_ppm is None or 0 <= sample.steal_ppm <= 10**6
