@@ -154,8 +154,8 @@ class MeasurementVerdict:
                     Link("null holds 0", range_of(one), holds=not {Lack.NULL_INTERVAL, Lack.NULL_ZERO} & {*lacks})
                 )
         if self.backings:
-            number = sum(len(one.verdicts) for one in self.backings)
-            says = f"{number} of {sum(len(one.needed) for one in self.backings)}, lowest level {self.assurance}"
+            shown = sum(number in one.verdicts for one in self.backings for number in one.needed)
+            says = f"{shown} of {sum(len(one.needed) for one in self.backings)}, lowest level {self.assurance}"
             found.append(Link("receipts", says, holds=not {Lack.RECEIPTS, Lack.ASSURANCE} & {*lacks}))
         parity = self.measurement.parity
         if parity is not None:

@@ -100,6 +100,16 @@ def test_every_alteration_is_refused_or_lessens_the_verdict() -> None:
     assert set(STORIES) == set(WHY) | lessened
 
 
+def test_receipts_are_counted_of_the_sessions_that_count(tmp_path: Path) -> None:
+    measured(tmp_path, receipts=True, sessions=3, length_ns=800_000_000, signed=False)
+    throttled = [{"at_ns": 1, "frequency_khz": None, "steal_ppm": None, "throttled": 1}]
+    edit(tmp_path / FIRST / "session.json", lambda note: note.update(samples=throttled))
+    write_statement(tmp_path, owner=OWNER, created_us=CREATED_US)
+    assert (
+        next(one for one in verified(tmp_path).links if one.name == "receipts").says == "2 of 2, lowest level software"
+    )
+
+
 def test_what_was_stopped_early_claims_nothing_however_narrow(tmp_path: Path) -> None:
     measured(tmp_path, ratio=1.0, sessions=8, attempts=7, length_ns=800_000_000)
     verdict = verified(tmp_path)
