@@ -42,7 +42,7 @@ test: $(VENV)/.ready-dev ## the whole test suite
 test-fast: $(VENV)/.ready-dev ## units, vectors, properties and a few whole runs, in about three minutes
 	$(PYTEST) -m 'not long and not slow and (not integration or smoke)'
 
-test-long: $(VENV)/.ready-dev ## the statistical runs that take minutes
+test-long: $(VENV)/.ready-dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.ready-dev ## style, types, import layers

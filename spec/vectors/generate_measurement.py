@@ -176,8 +176,7 @@ def build() -> dict[str, bytes]:
 
 
 if __name__ == "__main__":
-    built = build()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    for name, data in built.items():
+    for name, data in build().items():
         (FOLDER / name).write_bytes(data)

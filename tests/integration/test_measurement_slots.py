@@ -18,7 +18,7 @@ from glasshouse.task.handle import RECORD
 from glasshouse.workloads.params import canonical
 from glasshouse_bench.records import Record, parse
 from glasshouse_bench.sessions import session_of
-from tools.paced import RawArm
+from tools.raw_arm import RawArm
 from tools.runtime_world import ended, script_world, workload_world
 from tools.waiting import wait_for
 
@@ -67,7 +67,7 @@ def raw_arm(
     stack: ExitStack, folder: Path, kind: str, params: dict[str, Any], files: dict[str, bytes] | None = None
 ) -> RawArm:
     folder.mkdir()
-    arm = RawArm(kind, canonical(kind, params), files or {}, folder, None)
+    arm = RawArm(kind, canonical(kind, params), files or {}, folder)
     stack.callback(arm.close)
     return arm
 

@@ -202,6 +202,8 @@ STORIES = [
     Story("a receipt of another attestation result", Code.CHAIN_RECEIPT, predicate(ear_sha256="00" * 32)),
     Story("a receipt whose work stopped for a reason of its own", Code.CHAIN_RECEIPT, predicate(
         work={"done": 5, "elapsed_us": 5000, "stop_reason": "meet-at-noon", "unit": "step"})),
+    Story("a receipt whose work stopped as no run does any more", Code.CHAIN_RECEIPT, predicate(
+        work={"done": 5, "elapsed_us": 5000, "stop_reason": "paced", "unit": "step"})),
     Story("a receipt with a loss of seven digits", Code.CHAIN_RECEIPT,
           predicate(loss={"final": "0.4000001", "first": "0.8"})),
     Story("a receipt at a higher level", Code.CHAIN_RECEIPT, predicate(assurance="gpu-tee")),

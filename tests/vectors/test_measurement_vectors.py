@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,27 @@ def test_every_kind_is_there_with_its_refusals() -> None:
     assert kinds == {"schedule", "record", "session", "estimate", "sensitivity", "artifact"}
     codes = {case["expect"]["code"] for case in CASES.values()}
     assert {None, "artifact-invalid", "schema-invalid", "usage", "not-canonical"} <= codes
+
+
+def test_every_member_of_an_analysis_is_on_its_page() -> None:
+    page = (ROOT / "spec" / "measurement.md").read_text(encoding="utf-8")
+    section = page.split("\n## 10. ")[1].split("\n## 11. ")[0]
+    files = CASES["artifact-good"]["input"]["files"]
+    members = set()
+    for part in ("interleaved", "null"):
+        members |= set(members_of(json.loads(files[f"{part}/analysis.json"])))
+    assert len(members) > 40
+    assert {name for name in members if f'"{name}"' not in section} == set()
+
+
+def members_of(value: Any) -> Iterator[str]:
+    """Yield the name of every member; what counts rules, outcomes or parts has names that other sections list."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield name
+        if name not in ("excluded", "excluded_blocks", "outcomes", "parts_s"):
+            yield from members_of(inner)
+    for inner in value if isinstance(value, list) else ():
+        yield from members_of(inner)
 
 
 def test_the_generator_makes_the_same_inputs() -> None:

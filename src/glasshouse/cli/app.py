@@ -48,7 +48,6 @@ _GROUPS = (
     ("identity", "the owner's identity: show, pem, export, restore, move"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
-    ("bench", "measure"),
 )
 
 
@@ -85,13 +84,13 @@ def _added(wanted: str | None) -> Iterator[tuple[str, typer.Typer]]:
     ours = {name for name, _ in (*_COMMANDS, *_GROUPS)}
     if wanted in ours:
         return
-    from glasshouse.jobs.extensions import COMMANDS, installed, load
+    from glasshouse.jobs.extensions import COMMANDS, OURS, installed, load
 
-    for name in installed(COMMANDS):
+    for name in installed(COMMANDS) if wanted not in OURS else (wanted,):
         if name in ours or wanted not in (None, name):
             continue
         try:
-            yield name, load(COMMANDS, name)
+            yield name, load(COMMANDS, name, typer.Typer)
         except UsageError:
             # Its absence from the help is enough, but who calls it must read what it lacks.
             if wanted == name:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -24,14 +24,25 @@ from glasshouse.errors import (
 )
 
 if TYPE_CHECKING:
-    from glasshouse.bench.overhead.verdict import MeasurementVerdict
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.owners import Trust
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, Verdict
-    from glasshouse.jobs.verify_group import GroupVerdict
 
 __all__ = ["command"]
+
+
+class _Verdict(Protocol):
+    """What a verdict has, whatever it is on; on a measurement it comes from another distribution."""
+
+    @property
+    def exit_code(self) -> ExitCode: ...
+
+    @property
+    def sentence(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
 
 _STATEMENT, _REPORT = "statement.json", "report.html"
 _MAX_STATEMENT_BYTES = 8 << 20
@@ -145,12 +156,12 @@ def _measurement(path: Path) -> Path | None:
     return path.parent if path.name == _STATEMENT and is_there(path) else None
 
 
-def _object(path: Path, trust: Trust, verdict: AnyVerdict | GroupVerdict | MeasurementVerdict) -> dict[str, Any]:
+def _object(path: Path, trust: Trust, verdict: _Verdict) -> dict[str, Any]:
     """Return what a program gets: the verdict, and whose key it rests on."""
     return {"path": str(path), "owner": trust.owner.fingerprint, "owner_trust": trust.to_json()} | verdict.to_json()
 
 
-def _say(output: Output, trust: Trust, verdict: AnyVerdict | GroupVerdict | MeasurementVerdict) -> None:
+def _say(output: Output, trust: Trust, verdict: _Verdict) -> None:
     """Say the verdict; one under a key that nothing stands behind never looks like one under a known owner's."""
     good = verdict.exit_code is ExitCode.DONE and trust.known
     output.say(verdict.sentence, style="bold green" if good else "bold yellow")
@@ -190,24 +201,8 @@ def _verifier(statement: Path) -> Callable[..., Any]:
     named = _TYPE.fullmatch(kind)
     if named is None:
         raise VerificationError(Code.WRONG_TYPE, f"{statement} is a statement of an unknown type")
-    if named[1] == "overhead":
-        return _first_format()
     found: Callable[..., Any] = load(ARTIFACTS, named[1])
     return found
-
-
-def _first_format() -> Callable[..., Any]:
-    from glasshouse.jobs.installation import install_command
-
-    try:
-        from glasshouse.bench.overhead.verify import verify_measurement
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            Code.REQUIREMENT_MISSING,
-            f"computing a measurement again needs {error.name}",
-            hint=install_command("bench"),
-        ) from None
-    return verify_measurement
 
 
 def _links(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:

@@ -12,7 +12,6 @@ from typing import BinaryIO
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.events import LOG_VERSION, MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import Head
-from glasshouse.evidence.results import PACED
 from glasshouse.evidence.rules import Rules
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.merkle import Tree, leaf_hash
@@ -137,7 +136,6 @@ class VerifiedLog:
         kept: the digest, output, segment and probe events, in order.
         tree: of all its leaves.
         states: (size, state) after every transition.
-        paced: whether it says that the run rested, to be measured.
         done: unit and count of the last progress; None in a log without any.
         from_us, to_us: of the first and last event, by its own clock.
         ran_us: how long the run was `running`, by its own clock.
@@ -150,7 +148,6 @@ class VerifiedLog:
     kept: tuple[Event, ...]
     tree: Tree
     states: tuple[tuple[int, State], ...]
-    paced: bool
     done: tuple[str, int] | None
     from_us: int
     to_us: int
@@ -184,7 +181,7 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
     rules, tree = Rules(), Tree()
     kept: list[Event] = []
     states: list[tuple[int, State]] = []
-    paced, done, running, reported_us = False, None, (0, 0), 0
+    done, running, reported_us = None, (0, 0), 0
     span = (0, 0)
     for line in lines:
         event = _parsed(line, rules.size)
@@ -201,8 +198,6 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
                 running = (running[0], event.time_us)
         elif event.type is EventType.PROGRESS:
             done, reported_us = (str(event.body["unit"]), int(str(event.body["done"]))), event.time_us
-        elif event.type is EventType.NOTICE:
-            paced = paced or event.body["code"] == PACED
         if rules.size > head.size:
             raise VerificationError(Code.LOG_INVALID, f"a log with more events than the {head.size} its head names")
     if rules.size != head.size or tree.root() != head.root:
@@ -216,7 +211,6 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
         kept=tuple(kept),
         tree=tree,
         states=tuple(states),
-        paced=paced,
         done=done,
         from_us=span[0],
         to_us=span[1],

@@ -14,7 +14,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields, hex_or_null
 
 __all__ = [
-    "PACED",
     "PROBES",
     "REQUIRED_PROBES",
     "WEIGHTS",
@@ -27,10 +26,8 @@ __all__ = [
     "sealed_name",
 ]
 
-# A run that was measured: it rested between its slices, and its watch with it (ADR 0009).
-PACED = "paced"
 # A closed list: the receipt lies on the host's disk, and any word would be a way out of the sandbox.
-STOP_REASONS = ("finished", PACED, "steps", "stopped", "time")
+STOP_REASONS = ("finished", "steps", "stopped", "time")
 
 WEIGHTS = "weights"
 # What a runtime searches at its end; a run that completed has searched all but the last, which stands for a search that

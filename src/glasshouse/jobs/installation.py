@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import glasshouse
 
-__all__ = ["DISTRIBUTION", "install_command"]
+__all__ = ["DISTRIBUTION", "beside", "install_command"]
 
 DISTRIBUTION = "glasshouse-train"
 
@@ -29,6 +29,15 @@ def install_command(extra: str) -> str:
         return f"{pip} {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
     where = "." if checkout == Path.cwd() else str(checkout)
     return f"{pip} {'-e ' if editable else ''}{shlex.quote(f'{where}[{extra}]')}"
+
+
+def beside(folder: str, distribution: str) -> str:
+    """Return the command that installs another distribution of this project, which is a checkout's `folder`."""
+    checkout, editable = _checkout()
+    if checkout is None:
+        return f"{_python()} -m pip install {shlex.quote(distribution)}"
+    where = f"./{folder}" if checkout == Path.cwd() else str(checkout / folder)
+    return f"{_python()} -m pip install {'-e ' if editable else ''}{shlex.quote(where)}"
 
 
 def _python() -> str:

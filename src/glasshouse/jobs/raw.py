@@ -157,7 +157,6 @@ class RawProcess:
         plain: the job.
         home: its `raw/` gets the folder.
         log: a real file; gets what the training prints, in the clear.
-        pace: the worker's end of a pacing channel (ADR 0009); the caller closes its own copy.
         ranks: in how many processes of one group a script runs; None for one process without a group.
         program: what Python runs as the worker.
 
@@ -171,7 +170,6 @@ class RawProcess:
         *,
         home: Home,
         log: BinaryIO,
-        pace: int | None = None,
         ranks: int | None = None,
         program: Sequence[str] = ("-m", "glasshouse.workloads.worker"),
     ) -> None:
@@ -188,11 +186,11 @@ class RawProcess:
                 sys.executable,
                 *("-I", "-B", *program, "--raw", "--workload", plain.workload),
                 *("--params", str(params), "--inputs", str(self._inputs), "--outputs", str(self._outputs)),
-                *("--events", str(events), *(() if pace is None else ("--pace-fd", str(pace)))),
+                *("--events", str(events)),
                 *(() if ranks is None else ("--ranks", str(ranks))),
             ]
             self._began = time.monotonic()
-            self._process = _start(command, folder, log, () if pace is None else (pace,))
+            self._process = _start(command, folder, log)
         except BaseException:
             shutil.rmtree(self._inputs, ignore_errors=True)
             raise
@@ -249,7 +247,7 @@ class RawProcess:
         shutil.rmtree(self._inputs, ignore_errors=True)
 
 
-def _start(command: list[str], folder: Path, log: BinaryIO, passed: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
@@ -259,7 +257,6 @@ def _start(command: list[str], folder: Path, log: BinaryIO, passed: tuple[int, .
             cwd=folder,
             start_new_session=True,
             umask=0o077,
-            pass_fds=passed,
         )
     except OSError as error:
         raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None

@@ -136,8 +136,5 @@ def _rule(rule: Rule) -> dict[str, Any]:
             return {"dependentRequired": {rule.name: [rule.other]}}
         case kinds.ExactlyOne():
             return {"oneOf": [{"required": [rule.one]}, {"required": [rule.other]}]}
-        case kinds.Without():
-            flagged = {"properties": {rule.flag: {"const": True}}, "required": [rule.flag]}
-            return {"if": flagged, "then": {"properties": dict.fromkeys(rule.names, False)}}
         case _:
             raise TypeError(f"a rule without a schema: {type(rule).__name__}")

@@ -88,7 +88,6 @@ def supervise(
     broker: Embedded,
     watcher: Watcher,
     interrupts: Interrupts,
-    pace: int | None = None,
     others: Sequence[tuple[RunFolder, bytes]] = (),
 ) -> Ended:
     """Place a prepared run, on all its machines, and stay with it until it has ended everywhere.
@@ -101,7 +100,6 @@ def supervise(
         broker: looked after while the run lasts; belongs to the caller, who gives it back.
         watcher: told of every event of machine 0, and of the end of others.
         interrupts: asked now and then whether to stop.
-        pace: a descriptor over which the run is paced, to be measured (ADR 0009); the caller closes its own copy.
         others: folders and launch files of the other machines of its group.
 
     Raises:
@@ -113,7 +111,7 @@ def supervise(
     try:
         for one, its_launch in ((folder, launch), *others):
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
-            placed.append(_place(one, its_launch, provider, watcher if one is folder else None, pace, peers))
+            placed.append(_place(one, its_launch, provider, watcher if one is folder else None, peers))
         _Supervision(placed, broker, watcher, interrupts).follow()
     except BaseException:
         # Whatever went wrong here, no runtime is left behind that nobody watches.
@@ -158,7 +156,6 @@ def _place(
     launch: bytes,
     provider: Provider,
     watcher: Watcher | None,
-    pace: int | None,
     peers: tuple[str, ...],
 ) -> _Placed:
     record = folder.load()
@@ -172,7 +169,6 @@ def _place(
             max_seconds=record.max_duration_s,
             ranks=None if record.group is None else record.group.ranks,
             peers=peers,
-            pace=pace,
         )
     )
     folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))

@@ -11,7 +11,7 @@ from glasshouse.evidence.artifact import Artifact
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
-from glasshouse.evidence.results import PACED, Output, Work
+from glasshouse.evidence.results import Output, Work
 from glasshouse.jobs.chain import Chain
 from glasshouse.jobs.durations import format_s, utc
 from glasshouse.wire.canonical import Json
@@ -56,8 +56,6 @@ _PROVES = {
     "it is the owner's word: at this level an owner can sign a run that never happened.",
     "unattested": "To its owner it shows what came from who had the launch key; to others it is the owner's word.",
 }
-
-_WAS_PACED = "It was a measurement: it rested between slices, and its watch for debuggers rested with it."
 
 _TOO_LONG = "the work is said to have taken longer than the run lasted"
 
@@ -129,12 +127,6 @@ class Verdict:
         return self.chain.ear.assurance.value if self.chain.ear else "unattested"
 
     @property
-    def paced(self) -> bool:
-        """Whether the run was a measurement: it rested between its slices, and its watch for debuggers with it."""
-        work = self.chain.receipt.work
-        return (work is not None and work.stop_reason == PACED) or (self.log is not None and self.log.paced)
-
-    @property
     def exit_code(self) -> ExitCode:
         if self.status is Status.INCOMPLETE:
             return ExitCode.INCOMPLETE
@@ -144,8 +136,6 @@ class Verdict:
     def sentence(self) -> str:
         """The verdict in one sentence, with the level; more say what is in doubt, and to whom it proves what."""
         said = [self._sentence, *(f"Note: {doubt}." for doubt in self.doubts)]
-        if self.paced:
-            said.append(_WAS_PACED)
         if self.machines > 1:
             said.append(f"It is one of {self.machines} machines; the others have receipts of their own.")
         return " ".join([*said, self.proves])
@@ -274,7 +264,6 @@ class Verdict:
             "outputs": [_output(output) for output in receipt.outputs],
             "outputs_match": self.outputs_match,
             "package": {"id": receipt.package_id, "manifest_sha256": receipt.manifest_sha256.hex()},
-            "paced": self.paced,
             "run_id": receipt.run_id,
             "segments_match": self.segments_match,
             "status": self.status.value,
@@ -316,8 +305,6 @@ class ArtifactVerdict:
             ]
         if about.numbers:
             said.append(f"In no bundle, the owner's word alone: {', '.join(sorted(about.numbers))}.")
-        if about.stop_reason == PACED:
-            said.append(_WAS_PACED)
         said += [f"Note: {doubt}." for doubt in self.doubts]
         return " ".join([*said, self.proves])
 

@@ -24,7 +24,7 @@ from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
-from glasshouse.evidence.results import PACED, Output, Work
+from glasshouse.evidence.results import Output, Work
 from glasshouse.jobs.chain import Chain, walk
 from glasshouse.jobs.durations import utc
 from glasshouse.jobs.files import is_there, open_regular
@@ -112,7 +112,6 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
         ("outcome", (log.outcome, log.code) == (receipt.outcome, receipt.code)),
         ("probes", probes == [(p.probe, p.result.value, p.detail) for p in receipt.zeroization]),
         ("outputs", outputs == [_as_event(output) for output in receipt.outputs]),
-        ("pacing", receipt.work is None or log.paced == (receipt.work.stop_reason == PACED)),
         ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
         ("work", receipt.work is None or _borne_out(receipt.work, log)),
         ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),

@@ -23,8 +23,6 @@ class Request:
         ranks: how many ranks the job has on this machine, as the launch file says too; None for a run without a group.
         peers: where the runtimes of its group's machines reach each other, ``host:port`` in the order of the machines,
             this one's own too; empty for a run on one machine.
-        pace: a descriptor that the runtime inherits, over which a run that is measured is paced (ADR 0009); None for
-            one that nobody paces. Only a provider on this machine can pass it on; the caller closes its own copy.
     """
 
     launch: bytes
@@ -35,7 +33,6 @@ class Request:
     max_seconds: int
     ranks: int | None = None
     peers: tuple[str, ...] = ()
-    pace: int | None = None
 
     def __repr__(self) -> str:
         # The launch file holds a private key.

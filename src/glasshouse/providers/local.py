@@ -84,7 +84,6 @@ class LocalProvider:
             *("--package", str(request.package), "--out", str(request.out), "--max-seconds", str(request.max_seconds)),
             *(() if request.ranks is None else ("--ranks", str(request.ranks))),
             *(("--peers", ",".join(request.peers)) if request.peers else ()),
-            *(() if request.pace is None else ("--pace-fd", str(request.pace))),
         ]
         try:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -98,7 +97,6 @@ class LocalProvider:
                     env=_environment(),
                     start_new_session=True,  # a Ctrl-C in the terminal reaches us, and we pass it on
                     umask=0o077,
-                    pass_fds=() if request.pace is None else (request.pace,),
                 )
             finally:
                 os.close(log)

@@ -8,16 +8,14 @@ happens from the first line on goes through `finish`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.errors import Code, GlasshouseError
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import parse
 from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.shown import Look
 from glasshouse.runtime.start import begin
 from glasshouse.wire.canonical import encode
 
@@ -27,31 +25,22 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-def main(
-    argv: Sequence[str],
-    stdin: BinaryIO,
-    *,
-    make_key: Callable[[], RecipientKey] | None = None,
-    look: Look | None = None,
-) -> int:
+def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], RecipientKey] | None = None) -> int:
     """Run one job; returns the exit code.
 
     Args:
         argv: arguments without the program's name.
         stdin: the launch file, up to its end.
         make_key: makes the run's HPKE key, in the custodian. For tests that must know it.
-        look: beneath what the worker is shown, if one goes on already.
     """
     try:
         options = parse(argv)
-        if options.pace_fd is not None:
-            _keep_to_ourselves(options.pace_fd)
         out = OutDir(options.out)
     except GlasshouseError as error:
         _say(error.code, error.hint)
         return error.exit_code
     loop = Loop()
-    begun = begin(options, loop, make_key, look)
+    begun = begin(options, loop, make_key)
     # The worker is on its way: what is imported from here on costs no time of its own.
     from glasshouse.runtime.live import live
 
@@ -63,14 +52,6 @@ def main(
     )
     sys.stdout.flush()
     return ending.exit_code
-
-
-def _keep_to_ourselves(descriptor: int) -> None:
-    """Before anything is started: no program that is executed from here gets this descriptor."""
-    try:
-        os.set_inheritable(descriptor, False)
-    except OSError:
-        raise UsageError(Code.USAGE, "the runtime was given a descriptor that is not open") from None
 
 
 def _say(code: Code, hint: str) -> None:

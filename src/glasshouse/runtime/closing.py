@@ -14,7 +14,7 @@ from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
 from glasshouse.evidence.heads import MAX_HEAD_BYTES
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Receipt
-from glasshouse.evidence.results import PACED, Loss, Probe, Work
+from glasshouse.evidence.results import Loss, Probe, Work
 from glasshouse.runtime.attest import now_us
 from glasshouse.runtime.run import Ending, Identity, Run
 from glasshouse.runtime.worker_messages import Finished
@@ -113,7 +113,7 @@ def _receipt(run: Run, identity: Identity, ending: Ending, answers: Sequence[Pro
         environment_sha256=run.environment_sha256,
         log_root=identity.log.root,
         log_size=identity.log.size,
-        work=_work(finished, paced=run.pacing is not None and run.pacing.rested),
+        work=_work(finished),
         loss=None
         if finished is None or finished.loss is None
         else Loss(first=finished.loss[0], final=finished.loss[1]),
@@ -134,10 +134,8 @@ def _means(report: HardeningReport | None) -> tuple[str, str]:
     return (_NONE, _NONE) if report is None else (report.workspace.value, report.secret_memory.value)
 
 
-def _work(finished: Finished | None, *, paced: bool) -> Work | None:
+def _work(finished: Finished | None) -> Work | None:
     if finished is None:
         return None
     work = finished.work
-    # A receipt may travel without its log: that the run was a measurement stands in it too.
-    reason = PACED if paced else work.stop_reason
-    return Work(unit=work.unit, done=work.done, elapsed_us=work.elapsed_us, stop_reason=reason)
+    return Work(unit=work.unit, done=work.done, elapsed_us=work.elapsed_us, stop_reason=work.stop_reason)

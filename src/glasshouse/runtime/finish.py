@@ -61,8 +61,6 @@ def finish(run: Run, ending: Ending) -> Ending:
         steps.do(lambda: _announce(run, ending))
         steps.do(lambda: _end_worker(run))
         steps.do(lambda: _wipe_keys(run))
-        if run.pacing is not None:
-            steps.do(run.pacing.close)
         answers = steps.do(lambda: _probe(run)) or [
             Probe(probe="zeroization", result=ProbeResult.UNVERIFIABLE, detail="probes-failed")
         ]

@@ -102,7 +102,7 @@ class HeadKeeper:
     def publish(self) -> None:
         """Sign the log as it stands and send it: now, or when the head in flight is answered."""
         if not self._resting:
-            self._after("interval", self._interval_s, self._beat, pausable=True)
+            self._after("interval", self._interval_s, self._beat)
         self._wanted = self._waiting is not None
         if self._waiting is None and self._log.size > self._countersigned_size:
             self._waiting = _Waiting(head=self._log.head(), size=self._log.size, root=self._log.root)
@@ -200,9 +200,9 @@ class HeadKeeper:
     def _lease_lost(self) -> None:
         raise RunError(Code.LEASE_LOST, "no word from the broker for the length of the lease")
 
-    def _after(self, name: str, delay_s: float, handler: Callable[[], None], *, pausable: bool = False) -> None:
+    def _after(self, name: str, delay_s: float, handler: Callable[[], None]) -> None:
         self._cancel(name)
-        self._timers[name] = self._loop.after(delay_s, handler, pausable=pausable)
+        self._timers[name] = self._loop.after(delay_s, handler)
 
     def _cancel(self, name: str) -> None:
         timer = self._timers.pop(name, None)

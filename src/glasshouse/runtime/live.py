@@ -10,7 +10,6 @@ from typing import BinaryIO
 from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.results import PACED
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
 from glasshouse.runtime.attest import now_us
 from glasshouse.runtime.finish import finish
@@ -19,11 +18,10 @@ from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import Options
 from glasshouse.runtime.outdir import OutDir
 from glasshouse.runtime.run import STOP_GRACE_S, Ending, Identity, Run
-from glasshouse.runtime.sentinel import PERIOD_S, Alarm, Sentinel
+from glasshouse.runtime.sentinel import PERIOD_S, Alarm
 from glasshouse.runtime.start import Beginning
 from glasshouse.runtime.story import tell
 from glasshouse.runtime.vigil import Vigil
-from glasshouse.wire.canonical import Json
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
@@ -77,8 +75,6 @@ def _listen(run: Run) -> None:
     if run.begun.sentinel is not None:
         run.loop.watch(run.begun.sentinel.alarm_fd, lambda: _alarmed(run))
         Vigil(run.loop, run.begun.sentinel, lambda: _alarm(run, Alarm.SENTINEL_GONE))
-        if run.options.pace_fd is not None:
-            _be_paced(run, run.options.pace_fd, run.begun.sentinel)
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
@@ -87,29 +83,6 @@ def _listen(run: Run) -> None:
     # Each signal that arrives hands a traced process to its debugger, even one that it ignores: with these
     # blocked, an agent that is watched can still see to its own end. Not before the worker inherited the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ})
-
-
-def _be_paced(run: Run, descriptor: int, sentinel: Sentinel) -> None:
-    """Listen to whoever measures this run."""
-    from glasshouse.runtime.pacing import Pacing  # few runs are measured, and every start compiles what it imports
-
-    def relay(order: Json) -> None:
-        if run.session is not None:
-            run.session.order(order)
-
-    def unwatched() -> None:
-        _alarm(run, sentinel.alarm() or Alarm.SENTINEL_GONE)
-
-    run.pacing = Pacing(
-        descriptor,
-        run.loop,
-        sentinel,
-        relay=relay,
-        busy=lambda: run.keeper is not None and run.keeper.busy,
-        first_rest=lambda: run.record(EventType.NOTICE, {"code": PACED, "value": None}),
-        gone=lambda: run.stop(RunError(Code.INTERRUPTED, "whoever measures is gone"), grace_s=STOP_GRACE_S),
-        unwatched=unwatched,
-    )
 
 
 def _alarmed(run: Run) -> None:

@@ -2,8 +2,7 @@
 
 Laws: nothing else in the agent blocks for longer than a local system call takes. A handler that raises
 ends the wait, so an alarm, a signal or a dead worker surfaces as an exception wherever the story
-happens to stand. With nothing to do the process sleeps in the kernel. While a run that is measured rests,
-time stands still for the timers that are pausable, and for no others.
+happens to stand. With nothing to do the process sleeps in the kernel.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ _FOREVER_S = 3600.0
 class Timer:
     """One call at one moment; `cancel` forgets it."""
 
-    __slots__ = ("handler", "pausable", "when_s")
+    __slots__ = ("handler", "when_s")
 
-    def __init__(self, when_s: float, handler: Handler, *, pausable: bool) -> None:
+    def __init__(self, when_s: float, handler: Handler) -> None:
         self.when_s = when_s
         self.handler: Handler | None = handler
-        self.pausable = pausable
 
     def cancel(self) -> None:
         self.handler = None
@@ -44,8 +42,6 @@ class Loop:
         self._poll = select.poll()
         self._handlers: dict[int, Handler] = {}
         self._timers: list[Timer] = []
-        self._rested_s = 0.0
-        self._resting_since_s: float | None = None
 
     @staticmethod
     def now_s() -> float:
@@ -62,36 +58,17 @@ class Loop:
         if self._handlers.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
 
-    def after(self, delay_s: float, handler: Handler, *, pausable: bool = False) -> Timer:
-        """Call `handler` once, `delay_s` from now; `pausable`: of time in which the run does not rest."""
-        timer = Timer(delay_s + (self.running_s() if pausable else self.now_s()), handler, pausable=pausable)
+    def after(self, delay_s: float, handler: Handler) -> Timer:
+        """Call `handler` once, `delay_s` from now."""
+        timer = Timer(self.now_s() + delay_s, handler)
         self._timers.append(timer)
         return timer
-
-    def rest(self) -> None:
-        """Let time stand still for pausable timers."""
-        if self._resting_since_s is None:
-            self._resting_since_s = self.now_s()
-
-    def wake(self) -> None:
-        """Let time go on for them; each is due as much later as the rest was long."""
-        if self._resting_since_s is not None:
-            self._rested_s += self.now_s() - self._resting_since_s
-            self._resting_since_s = None
-
-    def running_s(self) -> float:
-        """Return the clock of pausable timers."""
-        return (self.now_s() if self._resting_since_s is None else self._resting_since_s) - self._rested_s
-
-    def _left_s(self, timer: Timer) -> float:
-        if not timer.pausable:
-            return timer.when_s - self.now_s()
-        return timer.when_s - self.running_s() if self._resting_since_s is None else _FOREVER_S
 
     def step(self, longest_s: float = _FOREVER_S) -> None:
         """Wait for the next thing to happen, at most `longest_s`, and handle it."""
         self._timers = [timer for timer in self._timers if timer.handler is not None]
-        wait_s = min([longest_s, *(self._left_s(timer) for timer in self._timers)])
+        now_s = self.now_s()
+        wait_s = min([longest_s, *(timer.when_s - now_s for timer in self._timers)])
         # Rounded up: a wait that is a fraction short would spin until the timer is due.
         ready = self._poll.poll(max(0, -int(-wait_s * 1000 // 1)))
         for descriptor, _ in ready:
@@ -99,7 +76,7 @@ class Loop:
             if handler is not None:
                 handler()
         for timer in self._timers:
-            if timer.handler is not None and self._left_s(timer) <= 0:
+            if timer.handler is not None and timer.when_s <= self.now_s():
                 due, timer.handler = timer.handler, None
                 due()
 

@@ -13,12 +13,11 @@ __all__ = ["Options", "parse"]
 
 USAGE = (
     "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR "
-    "[--max-seconds N] [--ranks N] [--peers HOST:PORT,…] [--pace-fd N]"
+    "[--max-seconds N] [--ranks N] [--peers HOST:PORT,…]"
 )
 
-_NAMES = ("--package", "--out", "--max-seconds", "--ranks", "--peers", "--pace-fd")
+_NAMES = ("--package", "--out", "--max-seconds", "--ranks", "--peers")
 _PEER = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([1-9][0-9]{0,4})")
-_FIRST_OWN_FD = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +32,6 @@ class Options:
             group, in one process.
         peers: where the runtimes of the group's machines are to be found, ``host:port`` in the order of the machines,
             this one's own too; empty on a single machine. As little to be believed as the network is.
-        pace_fd: an inherited socket over which the run is paced, to be measured (ADR 0009); None for a run that
-            nobody paces.
     """
 
     package: str
@@ -42,7 +39,6 @@ class Options:
     max_seconds: int | None = None
     ranks: int | None = None
     peers: tuple[str, ...] = ()
-    pace_fd: int | None = None
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -66,7 +62,6 @@ def parse(argv: Sequence[str]) -> Options:
         max_seconds=_number(found, "--max-seconds", low=1),
         ranks=_number(found, "--ranks", low=1),
         peers=_peers(found.get("--peers")),
-        pace_fd=_number(found, "--pace-fd", low=_FIRST_OWN_FD),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from glasshouse.attestation.claims import Gpu
 from glasshouse.attestation.hardening import HardeningReport
@@ -29,9 +28,6 @@ from glasshouse.runtime.worker_messages import OutputBegins, Progress
 from glasshouse.runtime.worker_session import Stage, WorkerSession
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
-
-if TYPE_CHECKING:
-    from glasshouse.runtime.pacing import Pacing
 
 __all__ = ["STOP_GRACE_S", "Ending", "Identity", "Run"]
 
@@ -104,7 +100,6 @@ class Run:
     begun: Beginning
     shared_before: Before = field(default_factory=dict)
     session: WorkerSession | None = None
-    pacing: Pacing | None = None
     sealed_log: SealedLog | None = None
     identity: Identity | None = None
     gate: Gate | None = None
@@ -138,8 +133,6 @@ class Run:
         if self.stopping is not None or self.session is None or self.session.stage is not Stage.RUNNING:
             raise why
         self.stopping = why
-        if self.pacing is not None:
-            self.pacing.close()
         self.session.stop()
         self.loop.after(grace_s, self._no_longer)
 

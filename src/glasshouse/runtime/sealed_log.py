@@ -134,7 +134,7 @@ class SealedLog:
         elif self._filled == SEGMENT_BYTES:
             self.flush()
         elif self._timer is None:
-            self._timer = self._loop.after(self._wait_s, self._due, pausable=True)
+            self._timer = self._loop.after(self._wait_s, self._due)
             # Early segments come soon, for the owner who watches; later ones cost less.
             self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
 

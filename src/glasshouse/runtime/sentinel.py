@@ -3,7 +3,6 @@
 A stopped process cannot notice its own debugger, so a sibling does: every period it reads the TracerPid of
 every thread of the agent, of the worker and of all that the worker started. On a tracer it kills the
 worker and writes one word to the agent; an agent that stays stopped is killed too, and the worker with it.
-While a run that is measured rests (ADR 0009) it looks every `REST_PERIOD_S`, and at once when the run goes on.
 It also looks from outside with no capability, as another process of the same user would, which shows what
 `dumpable` is worth (`Sentinel.refuses_readers`).
 
@@ -25,7 +24,7 @@ import time
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.watch import BEAT_BYTES, MESSAGE_BYTES, REST_PERIOD_S, Alarm, Watch
+from glasshouse.runtime.watch import BEAT_BYTES, MESSAGE_BYTES, Alarm, Watch
 
 __all__ = ["SILENT_S", "Alarm", "Sentinel", "start"]
 
@@ -71,19 +70,6 @@ class Sentinel:
         if worker_pid is not None and worker_pid != self._watched:
             return False
         return self.alive() and self._ask("look") == "clean"
-
-    def rest(self) -> bool:
-        """Let it look seldom, for as long as the run rests; returns whether it answered that it will."""
-        return self._ask("rest") == "resting"
-
-    def wake(self) -> bool:
-        """Let it look now, and then as often as before.
-
-        Returns:
-            whether it found nobody traced, now and in the rest, in which no look came more than `LATE_S` after it
-            was due: one that was stopped and goes on has missed what happened meanwhile.
-        """
-        return self._ask("wake") == "clean"
 
     def refuses_readers(self, pid: int) -> bool | None:
         """Let it try to read a process as any other process of this user could.
@@ -159,7 +145,6 @@ def start(
     *,
     kernel: Kernel = REAL,
     period_s: float = PERIOD_S,
-    rest_period_s: float = REST_PERIOD_S,
 ) -> Sentinel:
     """Fork the sentinel of this process, before it has threads or secrets.
 
@@ -167,7 +152,6 @@ def start(
         agent_pid: the process to watch; this one when None.
         kernel: the kernel.
         period_s: how often it looks.
-        rest_period_s: how often while the run rests.
 
     Raises:
         PlatformError: `platform-unsupported`: it cannot be started.
@@ -182,7 +166,7 @@ def start(
     except OSError as error:
         raise PlatformError(Code.PLATFORM, f"no sentinel can be started: {error.strerror}") from error
     if pid == 0:
-        _run(Watch(kernel, watched, agent, theirs, alarm_writer, beat), period_s, rest_period_s)
+        _run(Watch(kernel, watched, agent, theirs, alarm_writer, beat), period_s)
     for descriptor in (agent, alarm_writer):
         os.close(descriptor)
     theirs.close()
@@ -194,12 +178,12 @@ def start(
     return sentinel
 
 
-def _run(watch: Watch, period_s: float, rest_period_s: float) -> None:
+def _run(watch: Watch, period_s: float) -> None:
     """Be the sentinel; never returns."""
     code = 1
     try:
         watch.settle()
-        watch.serve(period_s, rest_period_s)
+        watch.serve(period_s)
         code = 0
     finally:
         os._exit(code)

@@ -144,7 +144,6 @@ def _listen_to_worker(run: Run, parts: _Parts) -> WorkerSession:
         on_progress=run.progress,
         on_output=run.output,
         sealing=partial(run.lifecycle.step, "seal_outputs"),
-        on_pace=None if run.pacing is None else run.pacing.reported,
     )
     run.sealed_log = SealedLog(
         (worker.stdout, worker.stderr), run.loop, out=run.out, sealing=parts.sealing, sealed=run.segment

@@ -4,8 +4,7 @@ A sentinel that ends is an alarm by itself; one that somebody stops, traces or k
 nothing at all. So the agent looks at it, from its loop and for as long as the run lives.
 
 Laws: a look blocks for no longer than a read of /proc; sentinel and agent would have to be taken in the same
-moment for neither to notice. What comes and goes between two looks is not seen. A sentinel that rests with its
-run (ADR 0009) is looked at when both have woken.
+moment for neither to notice. What comes and goes between two looks is not seen.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Vigil:
     def __init__(self, loop: Loop, sentinel: Sentinel, gone: Callable[[], None], *, every_s: float = EVERY_S) -> None:
         self._loop, self._sentinel, self._gone, self._every_s = loop, sentinel, gone, every_s
         self._silent = 0
-        loop.after(every_s, self._look, pausable=True)
+        loop.after(every_s, self._look)
 
     def _look(self) -> None:
         self._silent = self._silent + 1 if self._sentinel.silent_s() >= SILENT_S else 0
         if self._silent >= _SILENT_LOOKS or not self._sentinel.untouched():
             self._gone()
         else:
-            self._loop.after(self._every_s, self._look, pausable=True)
+            self._loop.after(self._every_s, self._look)

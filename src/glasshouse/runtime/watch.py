@@ -19,12 +19,7 @@ from glasshouse.runtime import seccomp
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, Kernel, KernelError
 from glasshouse.runtime.process_tree import Look, ProcessTree
 
-__all__ = ["BEAT_BYTES", "LATE_S", "MESSAGE_BYTES", "REST_PERIOD_S", "STOPPED_AGENT_S", "Alarm", "Watch"]
-
-# A run that is measured rests for as long as the slices of the other side take: mostly less than this.
-REST_PERIOD_S = 10.0
-# A look that is due in a rest and comes later than this was missed: somebody stopped the sentinel, or starved it.
-LATE_S = 4.0
+__all__ = ["BEAT_BYTES", "MESSAGE_BYTES", "STOPPED_AGENT_S", "Alarm", "Watch"]
 
 STOPPED_AGENT_S = 5.0
 # A look at thousands of threads takes a while: the sentinel takes a tenth of a core for it at most, and still looks
@@ -66,10 +61,6 @@ class Watch:
         self._told: set[Alarm] = set()
         self._tree = ProcessTree(agent_pid, left_out=os.getpid())
         self._seen: set[int] = set()
-        self._due_s = 0.0
-        # While it rests: how long after waking it looks again, had it not rested.
-        self._left_s: float | None = None
-        self._missed = False
 
     def settle(self) -> None:
         """Become small: no descriptors, no capability, no reader."""
@@ -96,26 +87,24 @@ class Watch:
             except KernelError:
                 continue  # it watches all the same; what counts is observed on agent and worker
 
-    def serve(self, period_s: float, rest_period_s: float = REST_PERIOD_S) -> None:
+    def serve(self, period_s: float) -> None:
         poll = select.poll()
         poll.register(self._commands.fileno(), select.POLLIN)
         poll.register(self._agent, select.POLLIN)
-        self._due_s = time.monotonic()
+        due_s = time.monotonic()
         while True:
-            if time.monotonic() >= self._due_s:
-                self._note_missed()
+            if time.monotonic() >= due_s:
                 begun_s = time.monotonic()
                 self._tick()
                 now_s = time.monotonic()
-                pause_s = max(period_s, min(_PAUSE_PER_LOOK * (now_s - begun_s), _LONGEST_PAUSE_S))
-                self._due_s = now_s + (pause_s if self._left_s is None else rest_period_s)
-            wait_s = max(0.0, self._due_s - time.monotonic())
+                due_s = now_s + max(period_s, min(_PAUSE_PER_LOOK * (now_s - begun_s), _LONGEST_PAUSE_S))
+            wait_s = max(0.0, due_s - time.monotonic())
             ready = [descriptor for descriptor, _ in poll.poll(wait_s * 1000 + 1)]
-            if self._agent in ready or not self._obey(self._commands.fileno() in ready, rest_period_s):
+            if self._agent in ready or not self._obey(self._commands.fileno() in ready):
                 self._kill_worker()
                 return
 
-    def _obey(self, asked: bool, rest_period_s: float) -> bool:
+    def _obey(self, asked: bool) -> bool:
         if not asked:
             return True
         words = self._commands.recv(MESSAGE_BYTES).decode().split()
@@ -126,34 +115,10 @@ class Watch:
             answer = self._adopt(int(words[1]), int(words[2]), int(words[1]) if words[3] == "1" else 0)
         elif words[0] == "look":
             answer = "clean" if self._tick() else "traced"
-        elif words[0] == "rest":
-            answer = self._rest(rest_period_s)
-        elif words[0] == "wake":
-            answer = self._wake()
         elif words[0] == "read":
             answer = _read_attempt(int(words[1]))
         self._commands.send(answer.encode())
         return True
-
-    def _rest(self, rest_period_s: float) -> str:
-        if self._left_s is None:
-            now_s = time.monotonic()
-            self._left_s, self._due_s = max(0.0, self._due_s - now_s), now_s + rest_period_s
-            self._missed = False
-        return "resting"
-
-    def _wake(self) -> str:
-        """Look before anything goes on; the next look is due as much later as the rest was long."""
-        self._note_missed()
-        clean = self._tick()
-        if self._left_s is not None:
-            self._due_s, self._left_s = time.monotonic() + self._left_s, None
-        return "traced" if not clean else "missed" if self._missed else "clean"
-
-    def _note_missed(self) -> None:
-        """Keep in mind, until the next rest, that it looked at nobody for longer than a rest allows."""
-        if self._left_s is not None and time.monotonic() > self._due_s + LATE_S:
-            self._missed = True
 
     def _adopt(self, pid: int, top: int, group: int) -> str:
         try:

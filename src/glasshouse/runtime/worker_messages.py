@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.evidence.events import is_loss
-from glasshouse.evidence.results import PACED, STOP_REASONS
+from glasshouse.evidence.results import STOP_REASONS
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 
@@ -25,7 +25,6 @@ __all__ = [
     "Opened",
     "OutputBegins",
     "OutputEnds",
-    "Pace",
     "Progress",
     "Ready",
     "Running",
@@ -117,13 +116,6 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """A paced worker's report, whole, for `pacing` to read."""
-
-    report: Json
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OutputBegins:
     """An output of `size` bytes follows in data frames."""
 
@@ -168,7 +160,7 @@ class Failed:
 
 
 Message: TypeAlias = (
-    Sandbox | Ready | Imported | Opened | Running | Progress | Pace | OutputBegins | OutputEnds | Finished | Failed
+    Sandbox | Ready | Imported | Opened | Running | Progress | OutputBegins | OutputEnds | Finished | Failed
 )
 
 
@@ -190,8 +182,6 @@ def _parse(value: Json) -> Message:
     kind = fields.identifier("type")
     if kind == "sandbox":
         return Sandbox(report=value)
-    if kind in ("pace-parked", "pace-slice"):
-        return Pace(report=value)
     message: Message
     match kind:
         case "ready":
@@ -242,8 +232,6 @@ def _finished(fields: Fields) -> Finished:
         stop_reason=work.choice("stop_reason", STOP_REASONS),
     )
     work.end()
-    if done.stop_reason == PACED:
-        raise FormatError(Code.SCHEMA, "that a run was paced is the agent's to say")
     losses = fields.any("loss")
     loss = None
     if losses is not None:

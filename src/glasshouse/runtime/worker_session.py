@@ -51,8 +51,6 @@ class WorkerSession:
         on_progress: called with progress, at most once a second (`reports`).
         on_output: called with each sealed output.
         sealing: entered while an output is sealed, to time it.
-        on_pace: called with what a paced worker reports, whole; None for a run that nobody paces, whose worker must
-            not say such a thing.
 
     Attributes:
         stage: how far it is.
@@ -70,7 +68,6 @@ class WorkerSession:
         on_progress: Callable[[say.Progress], None],
         on_output: Callable[[say.OutputBegins, SealedOutput], None],
         sealing: Callable[[], AbstractContextManager[None]],
-        on_pace: Callable[[Json], None] | None = None,
     ) -> None:
         self.worker = worker
         self.stage = Stage.STARTED
@@ -82,7 +79,6 @@ class WorkerSession:
         self._on_progress = on_progress
         self._on_output = on_output
         self._sealing = sealing
-        self._on_pace = on_pace
         self._reports = Reports()
         self._running_since_s = 0.0
         self._progress_timer: Timer | None = None
@@ -122,10 +118,6 @@ class WorkerSession:
             message |= {"machine": machines[0], "machines": machines[1]}
             descriptors.append(machines[2])
         self._link.send(message, descriptors)
-
-    def order(self, order: Json) -> None:
-        """Relay an order to a paced worker, which waits for it; raises `RunError`."""
-        self._link.send(order)
 
     def stop(self) -> None:
         """Ask it to stop; one that is gone is fine."""
@@ -176,7 +168,7 @@ class WorkerSession:
 
     def _reached(self, stage: Stage) -> None:
         self.stage = stage
-        self._running_since_s = self._loop.running_s()
+        self._running_since_s = self._loop.now_s()
         self._on_stage(stage)
 
     def _work(self, message: say.Message) -> None:
@@ -186,8 +178,6 @@ class WorkerSession:
             case say.Progress():
                 if self._reports.offer(message) and self._progress_timer is None:
                     self._tell_progress()
-            case say.Pace() if self._on_pace is not None and not self.outputs.in_progress:
-                self._on_pace(message.report)
             case say.OutputBegins():
                 with self._sealing():
                     self.outputs.begin(message)
@@ -221,11 +211,11 @@ class WorkerSession:
             self._on_progress(progress)
             if self._progress_timer is not None:
                 self._progress_timer.cancel()
-            self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due, pausable=True)
+            self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
 
     def _work_us(self) -> int:
-        """Return for how long the workload has run, by this process's clock, without the time in which it rested."""
-        return int((self._loop.running_s() - self._running_since_s) * 1e6)
+        """Return for how long the workload has run, by this process's clock."""
+        return int((self._loop.now_s() - self._running_since_s) * 1e6)
 
     def _closed(self) -> None:
         # The process may live a moment longer; its exit code says more than its silence.

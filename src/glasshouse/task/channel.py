@@ -23,7 +23,6 @@ Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
 _RECEIVE_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
-_ORDERS = ("pace-end", "pace-go")
 _END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
 
 
@@ -80,26 +79,14 @@ class AgentLink:
             raise FormatError(Code.SCHEMA, f"{len(taken)} descriptors came where {count} belong")
         return taken
 
-    def listen(
-        self, on_stop: Callable[[], None] | None = None, on_order: Callable[[Message], None] | None = None
-    ) -> None:
-        """From now on, wait for `stop` in a thread that costs nothing until it comes.
+    def listen(self, on_stop: Callable[[], None] | None = None) -> None:
+        """From now on, wait for `stop` in a thread that costs nothing until it comes, and call `on_stop` then."""
+        threading.Thread(target=self._listen, args=(on_stop,), name="glasshouse-agent", daemon=True).start()
 
-        Args:
-            on_stop: called when the job is to stop.
-            on_order: takes an order to a paced job; without it, one ends this process.
-        """
-        threading.Thread(target=self._listen, args=(on_stop, on_order), name="glasshouse-agent", daemon=True).start()
-
-    def _listen(self, on_stop: Callable[[], None] | None, on_order: Callable[[Message], None] | None = None) -> None:
+    def _listen(self, on_stop: Callable[[], None] | None) -> None:
         try:
             while True:
-                message = self.receive()
-                if message.get("type") in _ORDERS:
-                    if on_order is None:
-                        raise FormatError(Code.SCHEMA, "an order to a job that is not paced")
-                    on_order(message)
-                elif message.get("type") == "stop" and not self.stopping:
+                if self.receive().get("type") == "stop" and not self.stopping:
                     self.stopping = True
                     if on_stop is not None:
                         on_stop()

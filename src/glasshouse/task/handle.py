@@ -16,7 +16,6 @@ from glasshouse.task import layout, outputs, uncollected
 from glasshouse.task.channel import Channel
 from glasshouse.task.inputs import Buffer, Inputs
 from glasshouse.task.result import decimal
-from glasshouse.task.stamps import Stamps
 from glasshouse.wire.canonical import Json
 
 if TYPE_CHECKING:
@@ -76,11 +75,9 @@ class Task:
         self._first_loss: str | None = None
         # Whether the script asks `should_stop`; one that does not is stopped as if by Ctrl-C.
         self.asks_to_stop = False
-        # For a loop that times the phases of its steps; off unless somebody measures.
-        self.stamps = Stamps()
-        self._pacer: Callable[[int, Any], None] | None = None
+        # Of a measured job: what takes its step boundaries, and what makes its record.
+        self._boundary: Callable[[int, Any], None] | None = None
         self._record: Callable[[], bytes] | None = None
-        self._parked_s = 0.0
         # Of a measured job: whether its schedule has ended, and how many tokens each step has, where all have as many.
         self.over = False
         self.tokens_per_step: int | None = None
@@ -189,10 +186,10 @@ class Task:
         Returns:
             Whether this call was passed on.
         """
-        if self._pacer is not None:
+        if self._boundary is not None:
             # Before anything else: what this call costs belongs to the time after the boundary, in every arm.
             self._last = (done, total, loss, unit)  # should the job end here
-            self._pacer(done, loss)
+            self._boundary(done, loss)
         now = time.monotonic()
         if done == 0:
             self._started = now
@@ -225,23 +222,15 @@ class Task:
             }
         )
 
-    def pace_by(self, pacer: Callable[[int, Any], None], record: Callable[[], bytes] | None = None) -> None:
-        """Have `pacer` called with the count and the loss at the beginning of every `progress`: a step boundary.
+    def measure_by(self, boundary: Callable[[int, Any], None], record: Callable[[], bytes]) -> None:
+        """Have the steps of this job measured.
 
         Args:
+            boundary: called with the count and the loss at the beginning of each `progress`, which is where one step
+                ends and the next begins; may wait, and may raise into the caller.
             record: makes the output `RECORD` when the job ends.
         """
-        self._pacer, self._record = pacer, record
-
-    def stood_still(self, seconds: float) -> None:
-        """Take time out of this task's clock in which its job was parked: once a second is once in a running second."""
-        self._parked_s += seconds
-        self._started += seconds
-        self._next_report += seconds
-
-    def running_s(self) -> float:
-        """Return a clock, in seconds, that stands still while the job is parked."""
-        return time.perf_counter() - self._parked_s
+        self._boundary, self._record = boundary, record
 
     @property
     def stop_reason(self) -> str:

@@ -30,7 +30,6 @@ __all__ = [
     "Table",
     "Text",
     "Texts",
-    "Without",
     "invalid",
     "read",
 ]
@@ -293,25 +292,6 @@ class ExactlyOne:
             raise UsageError(
                 Code.JOB_INVALID, f"{path}.{self.one} or {path}.{self.other}: exactly one of them must be there"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Without:
-    """Where `flag` is true, none of `names` is there."""
-
-    flag: str
-    names: tuple[str, ...]
-
-    @property
-    def words(self) -> str:
-        listed = ", ".join(f"`{name}`" for name in self.names)
-        return f"Where `{self.flag}` is true, none of these may be there: {listed}."
-
-    def check(self, given: Mapping[str, Any], path: str) -> None:
-        if given.get(self.flag) is True:
-            for name in self.names:
-                if name in given:
-                    raise invalid(f"{path}.{name}", f"absent in a {self.flag} job, which ends when it is told to")
 
 
 def invalid(path: str, allowed: str, *given: Any) -> UsageError:

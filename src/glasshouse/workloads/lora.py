@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,7 +103,7 @@ class _Training:
         task, params = self._task, self._params
         task.progress(0, params.steps)
         devices.wait(self._device)
-        started = task.running_s()
+        started = time.perf_counter()
         first: Any = None
         loss: Any = None
         done, reason = 0, "steps"
@@ -110,7 +111,7 @@ class _Training:
             if task.should_stop():
                 reason = task.stop_reason
                 break
-            if params.seconds is not None and task.running_s() - started >= params.seconds:
+            if params.seconds is not None and time.perf_counter() - started >= params.seconds:
                 reason = "time"
                 break
             before, loss = loss, self._step(done)
@@ -123,7 +124,7 @@ class _Training:
                 self._checkpoint(done)
         self._check(loss, done)
         devices.wait(self._device)
-        elapsed_us = int((task.running_s() - started) * 1e6)
+        elapsed_us = int((time.perf_counter() - started) * 1e6)
         task.progress(done, done, loss)
         return Result(
             unit="step",
@@ -142,24 +143,13 @@ class _Training:
         elif done == params.warmup_steps:
             for group in self._optimizer.param_groups:
                 group["lr"] = params.learning_rate
-        stamps = self._task.stamps
-        if stamps.on:
-            stamps("data")
         batch = next(self._batches)
-        if stamps.on:
-            stamps("forward")
         loss = self._model(**batch).loss
-        if stamps.on:
-            stamps("backward")
         loss.backward()
-        if stamps.on:
-            stamps("optimizer")
         if params.gradient_clip:
             self._torch.nn.utils.clip_grad_norm_(self._trained, params.gradient_clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        if stamps.on:
-            stamps("residual")
         return loss.detach()
 
     def _check(self, loss: Any, step: int) -> None:
@@ -173,12 +163,7 @@ class _Training:
     def _checkpoint(self, done: int) -> None:
         from glasshouse.workloads import adapter
 
-        stamps = self._task.stamps
-        if stamps.on:
-            stamps("checkpoint")
         self._task.checkpoint(f"checkpoints/step-{done}/adapter_model.safetensors", adapter.weights_bytes(self._model))
-        if stamps.on:
-            stamps("residual")
 
 
 def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device: Any) -> Iterator[dict[str, Any]]:

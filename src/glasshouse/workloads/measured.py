@@ -18,7 +18,7 @@ __all__ = ["Measured"]
 
 
 class Measured:
-    """Takes the step boundaries of one task (`Task.pace_by`) in the thread that reports first.
+    """Takes the step boundaries of one task (`Task.measure_by`) in the thread that reports first.
 
     Args:
         slots: the schedule from the job's parameters.

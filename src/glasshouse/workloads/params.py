@@ -3,8 +3,6 @@
 Laws: ``parse(kind, canonical(kind, p)) == parse(kind, p)``; `canonical` is idempotent.
 
 Every workload takes `slots`: its steps are measured by a schedule (spec/measurement.md).
-Every workload takes `paced`: the job is measured, so it stands at its first step until it is told to go on and
-ends when it is told to (ADR 0009). Such a job has no target of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from glasshouse.workloads.fields import (
     Table,
     Text,
     Texts,
-    Without,
     invalid,
     read,
 )
@@ -46,7 +43,6 @@ __all__ = [
     "Params",
     "ScriptParams",
     "canonical",
-    "measured",
     "parse",
 ]
 
@@ -56,7 +52,6 @@ CONFIGS = ("qwen2-tiny", "qwen2.5-0.5b", "qwen2.5-7b")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[A-Za-z0-9._,\s-]*\])?\s*([<>=!~][^;@]*)?")
 _MAX_STEPS = 10**9
 _MAX_SECONDS = 30 * 86400.0
-_TARGETS = ("epochs", "seconds", "steps")
 
 _TEXT = Text(form=r"[^\x00]*")
 _STEPS = Integer(low=1, high=_MAX_STEPS)
@@ -123,7 +118,6 @@ def _common(*, device: bool = True) -> tuple[Field, ...]:
             "here; its record is one more output.",
             None,
         ),
-        Field("paced", Flag(), "The job is measured: it ends when it is told to, and has no target of its own.", False),
     )
     choice = Field("device", Choice(("auto", "cpu", "cuda")), "`auto` takes a GPU where there is one.", "auto")
     return (*found, choice) if device else found
@@ -134,7 +128,7 @@ class MlpParams:
     """Parameters of `mlp`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "mlp"
-    RULES: ClassVar[tuple[Rule, ...]] = (Needs("label", "data"), Without("paced", ("epochs", "seconds")))
+    RULES: ClassVar[tuple[Rule, ...]] = (Needs("label", "data"),)
     FIELDS: ClassVar[tuple[Field, ...]] = (
         Field("data", _TEXT, "Input with a CSV table with a header line; without it the data is synthetic.", None),
         Field("label", _TEXT, "Its column to predict; the last one by default.", None),
@@ -170,7 +164,6 @@ class MlpParams:
     max_outputs: int
     max_output_bytes: int
     slots: Mapping[str, Json] | None
-    paced: bool
 
     @classmethod
     def from_table(cls, values: Mapping[str, Any]) -> MlpParams:
@@ -183,7 +176,7 @@ class LoraParams:
     """Parameters of `lora`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "lora"
-    RULES: ClassVar[tuple[Rule, ...]] = (Without("paced", ("steps", "seconds")),)
+    RULES: ClassVar[tuple[Rule, ...]] = ()
     FIELDS: ClassVar[tuple[Field, ...]] = (
         Field("model", _MODEL, "`config:NAME` (random weights), `inputs:FOLDER` (a packed model) or a hub id."),
         Field("revision", _TEXT, "Of a hub id; name a commit, so that it cannot change under you.", None),
@@ -258,7 +251,6 @@ class LoraParams:
     max_outputs: int
     max_output_bytes: int
     slots: Mapping[str, Json] | None
-    paced: bool
 
     @classmethod
     def from_table(cls, values: Mapping[str, Any]) -> LoraParams:
@@ -323,7 +315,6 @@ class ScriptParams:
     max_outputs: int
     max_output_bytes: int
     slots: Mapping[str, Json] | None
-    paced: bool
     allow_pickle: bool
     max_restarts: int
 
@@ -375,18 +366,7 @@ def canonical(kind: str, table: Mapping[str, Any]) -> dict[str, Json]:
         UsageError: as `parse`.
     """
     parse(kind, table)
-    # A job that is not paced is the same job as ever, to the bit.
-    return {name: _travelling(value) for name, value in table.items() if (name, value) != ("paced", False)}
-
-
-def measured(kind: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `[params]` of the same job to be measured: paced, and without a target of its own.
-
-    Raises:
-        UsageError: as `parse`.
-    """
-    parse(kind, table)
-    return {name: value for name, value in table.items() if name not in _TARGETS} | {"paced": True}
+    return {name: _travelling(value) for name, value in table.items()}
 
 
 def _travelling(value: Any) -> Json:
@@ -400,7 +380,7 @@ def _travelling(value: Any) -> Json:
 
 def _with_target(found: dict[str, Any], count: str, *, otherwise: int) -> dict[str, Any]:
     """Give a job without a target one; a measured one has none, and none is put in its place."""
-    if not found["paced"] and found["slots"] is None and found[count] is None and found["seconds"] is None:
+    if found["slots"] is None and found[count] is None and found["seconds"] is None:
         found[count] = otherwise
     return found
 

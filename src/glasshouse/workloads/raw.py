@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from glasshouse.errors import Code, UsageError
 from glasshouse.task.channel import Channel, EventLines
 from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
@@ -21,21 +20,17 @@ from glasshouse.workloads.params import KINDS, canonical
 from glasshouse.workloads.story import work
 
 if TYPE_CHECKING:
-    from glasshouse.workloads.pacer import Port
-    from glasshouse.workloads.ports import SocketPort
     from glasshouse.workloads.rank_server import Given
 
 __all__ = ["tell"]
 
 
 class Raw:
-    """Inputs are a plain folder; SIGTERM and SIGINT stop the job, and so does the end of whoever paces it."""
+    """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
 
-    def __init__(
-        self, *, kind: str, params: Path, inputs: Path, outputs: Path, events: BinaryIO, port: SocketPort | None
-    ) -> None:
+    def __init__(self, *, kind: str, params: Path, inputs: Path, outputs: Path, events: BinaryIO) -> None:
         self.channel: Channel = EventLines(events, outputs)
-        self._kind, self._params, self._inputs, self._port = kind, params, inputs, port
+        self._kind, self._params, self._inputs = kind, params, inputs
         self._table: Mapping[str, Json] = {}
 
     def prepared(self) -> bool:
@@ -45,24 +40,14 @@ class Raw:
         self._table = canonical(self._kind, json.loads(self._params.read_text("utf-8")))
         return FolderInputs(self._inputs), self._table
 
-    def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
-        if paced != (self._port is not None):
-            raise UsageError(
-                Code.JOB_INVALID,
-                "params.paced and --pace-fd belong together: only a measurement paces a job",
-                hint="take paced out of [params], or run the job with: glasshouse bench overhead",
-            )
-
+    def begin(self, on_stop: Callable[[], None]) -> None:
         def stop(_number: int, _frame: object) -> None:
             if not self.channel.stopping:
                 self.channel.stopping = True
-                if self._port is not None:
-                    self._port.wake()
                 on_stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        return self._port
 
     def for_ranks(self) -> Given:
         from glasshouse.workloads.rank_server import Given
@@ -84,7 +69,6 @@ def tell(argv: Sequence[str]) -> int:
                 inputs=arguments.inputs.resolve(),
                 outputs=arguments.outputs.resolve(),
                 events=events,
-                port=None if arguments.pace_fd is None else _port(arguments.pace_fd),
             )
             leg.channel.send({"type": "ready", "pid": os.getpid()})
             workspace = arguments.workspace or scratch
@@ -103,14 +87,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workspace", type=Path)
     parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
     parser.add_argument("--ranks", type=int, help="run a script in this many processes of one group")
-    parser.add_argument("--pace-fd", type=int, help="descriptor of a pacing channel, for a job that is measured")
     return parser.parse_args(argv)
-
-
-def _port(descriptor: int) -> SocketPort:
-    from glasshouse.workloads.ports import SocketPort  # for a job that is measured, and no other
-
-    return SocketPort(descriptor)
 
 
 def _events(name: str) -> BinaryIO:

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from glasshouse.task.granted import GrantInputs
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
+    from glasshouse.workloads.hooks import Hooks
     from glasshouse.workloads.machines import Machines
-    from glasshouse.workloads.pacer import Port
-    from glasshouse.workloads.ports import Hooks
     from glasshouse.workloads.rank_server import Given
 
 __all__ = ["Leg", "Stop", "tell", "work"]
@@ -58,8 +57,8 @@ class Leg(Protocol):
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
         """Wait for the inputs and the parameters; None when the run is over before it began."""
 
-    def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
-        """Listen for `stop` from now on, and if the job is `paced`, return where its orders come from."""
+    def begin(self, on_stop: Callable[[], None]) -> None:
+        """Listen for `stop` from now on."""
 
     def for_ranks(self) -> Given:
         """Return what each rank is handed, once `granted`."""
@@ -104,20 +103,8 @@ class Protected:
             raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
         return self._given
 
-    def begin(self, on_stop: Callable[[], None], *, paced: bool) -> Port | None:
-        if not paced:
-            self._link.listen(on_stop)
-            return None
-        from glasshouse.workloads.ports import AgentPort
-
-        port = AgentPort(self._link)
-
-        def stopped() -> None:
-            port.wake()
-            on_stop()
-
-        self._link.listen(stopped, port.heard)
-        return port
+    def begin(self, on_stop: Callable[[], None]) -> None:
+        self._link.listen(on_stop)
 
 
 def _given(inputs: GrantInputs, secret: int, size: int, package: int, machines: Machines | None) -> Given:
@@ -220,14 +207,13 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
         return None
     inputs, table = granted
     params: Params = parse(kind, table)
-    is_measured = params.paced or params.slots is not None
-    if ranks is not None and is_measured:
+    if ranks is not None and params.slots is not None:
         raise UsageError(
             Code.JOB_INVALID,
-            "a job of several ranks cannot be measured: one process would rest and the others wait for it",
+            "a job of several ranks cannot be measured: one process would wait for its slot and the others for it",
             hint="measure it in one process; make bench-collectives, in a checkout, measures the exchange of several",
         )
-    channel, inputs, hooks = _timed(leg.channel, inputs) if is_measured else (leg.channel, inputs, None)
+    channel, inputs, hooks = (leg.channel, inputs, None) if params.slots is None else _timed(leg.channel, inputs)
     task = Task(
         params=table,
         inputs=inputs,
@@ -238,9 +224,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     install(task)
     leg.channel.send({"type": "opened"})
     stop = Stop()
-    port = leg.begin(stop.ask, paced=params.paced)
-    if port is not None and hooks is not None:
-        _pace(task, port, leg.channel, stop, hooks)
+    leg.begin(stop.ask)
     if params.slots is not None and hooks is not None:
         _measure(task, params.slots, leg.channel, stop, hooks)
     leg.channel.send({"type": "running"})
@@ -255,24 +239,10 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
 
 def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
     """Return a measured job's channel and inputs, and what adds up how long they took."""
-    from glasshouse.workloads.ports import Hooks, TimedChannel, TimedInputs
+    from glasshouse.workloads.hooks import Hooks, TimedChannel, TimedInputs
 
     hooks = Hooks()
     return TimedChannel(channel, hooks), TimedInputs(inputs, hooks), hooks
-
-
-def _pace(task: Task, port: Port, channel: Channel, stop: Stop, hooks: Hooks) -> None:
-    """Let the job be paced, from its first step on."""
-    # For the log of a run that nobody measures: it goes no further.
-    print("glasshouse: a paced job stands at its first step until it is measured", file=sys.stderr)  # noqa: T201
-    from glasshouse.workloads.pacer import Pacer
-
-    def end() -> None:
-        channel.stopping = True
-        stop.ask()
-
-    pacer = Pacer(task, port, stop=end, stopping=lambda: channel.stopping, hooks_ns=lambda: hooks.ns)
-    task.pace_by(pacer)
 
 
 def _measure(task: Task, slots: Mapping[str, Json], channel: Channel, stop: Stop, hooks: Hooks) -> None:
@@ -284,7 +254,7 @@ def _measure(task: Task, slots: Mapping[str, Json], channel: Channel, stop: Stop
         stop.ask()
 
     measured = Measured(slots, task, end=end, hooks_ns=lambda: hooks.ns)
-    task.pace_by(measured.boundary, measured.record)
+    task.measure_by(measured.boundary, measured.record)
 
 
 def _save_what_there_is(task: Task) -> None:

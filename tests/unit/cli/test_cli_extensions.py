@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ import typer
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.jobs import extensions
+from glasshouse.jobs.installation import beside
 from glasshouse.wire import dsse
 from simulators.slot_measurement import OWNER, measured
 from simulators.world import World
@@ -32,6 +34,11 @@ def twice(number: int) -> int:
     """Print twice a number."""
     typer.echo(str(2 * number))
     return 0
+
+
+def from_distribution(point: EntryPoint, name: str) -> EntryPoint:
+    vars(point).update(dist=SimpleNamespace(name=name))
+    return point
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
@@ -78,6 +85,61 @@ def test_what_lacks_a_library_is_left_out_of_the_help_and_says_so_when_called(
     assert "weigh" not in capsys.readouterr().out
     assert cli.run(["weigh"]) == ExitCode.USAGE
     assert "no_such_library" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "code", ["raise RuntimeError('half installed')", "group = 7", "", "import json.nothing", "group = ("]
+)
+def test_a_broken_distribution_breaks_its_own_command_alone(
+    tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half_installed.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "half_installed", raising=False)
+    install(monkeypatch, EntryPoint("weigh", "half_installed:group", extensions.COMMANDS))
+    assert cli.run(["--help"]) == ExitCode.DONE
+    assert cli.run(["schema"]) == ExitCode.DONE
+    capsys.readouterr()
+    assert cli.run(["weigh", "twice"]) == ExitCode.USAGE
+    assert "weigh" in capsys.readouterr().err
+
+
+def test_what_is_claimed_twice_is_taken_from_neither(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [EntryPoint("weigh", f"{__name__}:GROUP", extensions.COMMANDS) for _ in range(2)]
+    install(monkeypatch, from_distribution(both[0], "Scales"), from_distribution(both[1], "other_scales"))
+    assert cli.run(["weigh", "twice", "21"]) == ExitCode.USAGE
+    assert "claimed by other-scales, scales" in capsys.readouterr().err
+
+
+def test_a_name_of_ours_is_taken_from_our_distribution_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = EntryPoint("bench", f"{__name__}:GROUP", extensions.COMMANDS)
+    install(monkeypatch, from_distribution(taken, "bench-of-another"))
+    assert cli.run(["bench", "twice", "21"]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "glasshouse-train-bench, which is not installed" in said.err
+    install(monkeypatch, from_distribution(taken, "Glasshouse_Train.Bench"))
+    assert cli.run(["bench", "twice", "21"]) == ExitCode.DONE
+
+
+def test_without_the_bench_its_command_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["bench", "overhead", "--workload", "mlp"]) == ExitCode.USAGE
+    said = "".join(capsys.readouterr().err.split())
+    assert "benchneedsglasshouse-train-bench,whichisnotinstalled" in said
+    assert beside("bench", "glasshouse-train-bench").replace(" ", "") in said
+
+
+def test_the_bench_that_is_installed_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "--help"]) == ExitCode.DONE
+    assert "overhead" in capsys.readouterr().out
 
 
 def test_a_measurement_is_verified_by_what_the_bench_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

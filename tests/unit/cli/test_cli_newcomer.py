@@ -304,6 +304,7 @@ def test_a_log_segment_that_was_exchanged_is_noticed(
     assert (code, found["segments_match"], found["outputs_match"], found["not_looked_at"]) == (0, 1, 3, [])
     assert found["heads"] > 1
     segment = folder.out / "log" / "0000.sealed"
-    segment.write_bytes(segment.read_bytes()[:-1] + b"!")
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     code, _, err = verified("latest", *home, capsys=capsys)
     assert (code, "[output-tampered]" in err) == (ExitCode.VERIFICATION_FAILED, True)

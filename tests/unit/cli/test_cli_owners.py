@@ -17,8 +17,8 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import OwnerPublic
 from glasshouse.wire.canonical import decode
 from simulators import package_world
-from simulators.measurement import OWNER, write
 from simulators.owner_side import OwnersWorld
+from simulators.slot_measurement import OWNER, measured
 from simulators.world import World
 
 WARNING = "THE OWNER IS NOT KNOWN"
@@ -82,7 +82,7 @@ def test_a_key_that_came_along_is_said_loudly_and_is_no_known_owner(verifier: Ve
 
 
 def test_a_measurement_brings_no_owner_either(verifier: Verifier) -> None:
-    write(verifier.sent / "out", sessions=2, blocks=2, phases=0)
+    measured(verifier.sent / "out", sessions=3, length_ns=800_000_000)
     key = verifier.sent / "out" / "owner.pub"
     key.write_bytes(OwnerPublic(signing=OWNER.public, sealing=verifier.theirs.owner_hpke.public).encode())
     words = ("verify", str(verifier.sent / "out"), "--owner", str(key))

@@ -13,7 +13,7 @@ import pytest
 
 import glasshouse
 from glasshouse.jobs import installation
-from glasshouse.jobs.installation import DISTRIBUTION, install_command
+from glasshouse.jobs.installation import DISTRIBUTION, beside, install_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,12 +45,14 @@ def test_a_checkout_installs_itself_with_what_is_missing(monkeypatch: pytest.Mon
     monkeypatch.chdir(ROOT)
     assert install_command("train") == "python -m pip install -e '.[train]'"
     monkeypatch.chdir(tmp_path)
-    assert install_command("bench") == f"python -m pip install -e '{ROOT}[bench]'"
+    assert install_command("examples") == f"python -m pip install -e '{ROOT}[examples]'"
+    assert beside("bench", "glasshouse-train-bench") == f"python -m pip install -e {ROOT}/bench"
 
 
 def test_what_came_from_the_index_is_called_by_its_name_there(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from(monkeypatch, None)
     assert install_command("train") == "python -m pip install 'glasshouse-train[train]'"
+    assert beside("bench", "glasshouse-train-bench") == "python -m pip install glasshouse-train-bench"
 
 
 def test_what_was_installed_from_a_folder_is_installed_from_there(
@@ -71,6 +73,7 @@ def test_what_was_installed_from_a_folder_is_installed_from_there(
 def test_an_origin_that_is_none_is_passed_over(elsewhere: Path, monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
     installed_from(monkeypatch, origin)
     assert install_command("train") == "python -m pip install 'glasshouse-train[train]'"
+    assert beside("bench", "glasshouse-train-bench") == "python -m pip install glasshouse-train-bench"
 
 
 def test_nothing_that_is_installed_at_all(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +82,7 @@ def test_nothing_that_is_installed_at_all(elsewhere: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(metadata, "distribution", none)
     assert install_command("train") == "python -m pip install 'glasshouse-train[train]'"
+    assert beside("bench", "glasshouse-train-bench") == "python -m pip install glasshouse-train-bench"
 
 
 def test_the_interpreter_at_hand_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ GOOD = [
     SCRIPT + '[env]\nWANDB_MODE = "offline"\nEMPTY = ""\n',
     SCRIPT.replace('script = "train.py"', 'module = "pkg.train"\noutputs = ["outputs/", "a b/c"]\nthreads = 2'),
     SCRIPT.replace("[params]", '[params]\nrequirements = ["torch>=2.11,<3", "numpy", "x[y] ~= 1"]\narguments = [""]'),
-    LORA.replace("[params]", "[params]\npaced = true"),
     LORA.replace("config:qwen2-tiny", "inputs:models/x").replace(
         "[params]", "[params]\nlearning_rate = 1\ndropout = 0.1"
     ),
@@ -93,7 +92,7 @@ BAD = [
     LORA.replace("config:qwen2-tiny", "config:gpt-9"),
     LORA.replace("config:qwen2-tiny", "a/b/c"),
     LORA.replace("[params]", "[params]\ntarget_modules = []"),
-    LORA.replace("[params]", "[params]\npaced = true\nsteps = 5"),
+    LORA.replace("[params]", "[params]\npaced = true"),
     LORA.replace("[params]", "[params]\nlearning_rate = 11"),
     MLP.replace("[params]", '[params]\nlabel = "y"'),
     MLP.replace("[params]", '[params]\nlearning_rate = "fast"'),

@@ -108,7 +108,6 @@ def stay(
     machine: Machine,
     watcher: Watching,
     interrupts: supervise.Interrupts,
-    pace: int | None = None,
 ):
     return supervise.supervise(
         folder,
@@ -118,7 +117,6 @@ def stay(
         broker=NoBroker(world.home),
         watcher=watcher,
         interrupts=interrupts,
-        pace=pace,
     )
 
 
@@ -132,13 +130,7 @@ def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder:
     (request,) = machine.requests
     assert request.launch == b"launch"
     assert "launch" not in repr(request)
-    assert (request.out, request.max_seconds, request.pace) == (folder.out, 3600, None)
-
-
-def test_a_run_that_is_measured_is_placed_with_its_channel(world: OwnersWorld, folder: RunFolder) -> None:
-    machine = Machine([told(world, folder), lambda: 0])
-    stay(world, folder, machine, Watching(), supervise.Interrupts(), pace=7)
-    assert [request.pace for request in machine.requests] == [7]
+    assert (request.out, request.max_seconds) == (folder.out, 3600)
 
 
 def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: OwnersWorld, folder: RunFolder) -> None:

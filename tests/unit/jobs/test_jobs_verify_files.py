@@ -13,10 +13,9 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Probe
 from glasshouse.jobs.chain import walk
-from glasshouse.jobs.verify import Status, Verdict, verify_bundle, verify_file, verify_log_beside
+from glasshouse.jobs.verify import Verdict, verify_bundle, verify_file, verify_log_beside
 from glasshouse.wire.states import Outcome, State
 from simulators.world import Run, World
 
@@ -72,38 +71,6 @@ def test_a_receipt_that_tells_another_story_than_its_log(world: World, run: Run)
         with pytest.raises(VerificationError, match="different") as caught:
             verify_log_beside(verdict, told.lines)
         assert caught.value.code is Code.LOG_INVALID
-
-
-def test_a_measurement_is_never_told_as_a_run_whose_watch_did_not_rest(world: World, run: Run) -> None:
-    def paced(receipt: Receipt) -> Receipt:
-        assert receipt.work is not None
-        return replace(receipt, work=replace(receipt.work, stop_reason="paced"))
-
-    plain = verify_log_beside(verify_bundle(run.data, owner=world.owner.public), run.lines)
-    assert (plain.paced, plain.to_json()["paced"]) == (False, False)
-    assert "measurement" not in plain.sentence
-    measured = World().run(notices=["paced"], change=paced)
-    verdict = verify_bundle(measured.data, owner=world.owner.public)
-    for found in (verdict, verify_log_beside(verdict, measured.lines)):
-        assert (found.status, found.paced, found.to_json()["paced"]) == (Status.GOOD, True, True)
-        assert "assurance software" in found.sentence
-        assert "watch for debuggers rested" in found.sentence
-    for liar in (World().run(notices=["paced"]), World().run(change=paced)):
-        with pytest.raises(VerificationError, match="different pacing") as caught:
-            verify_log_beside(verify_bundle(liar.data, owner=world.owner.public), liar.lines)
-        assert caught.value.code is Code.LOG_INVALID
-
-
-def test_a_measurement_that_failed_says_so_by_its_log(world: World) -> None:
-    broken = World().run(
-        notices=["paced"],
-        outcome=Outcome.FAILED,
-        code=Code.WORKER_KILLED,
-        reach=State.RUNNING,
-        change=lambda receipt: replace(receipt, work=None),
-    )
-    verdict = verify_bundle(broken.data, owner=world.owner.public)
-    assert verify_log_beside(verdict, broken.lines).paced
 
 
 def test_a_log_whose_digests_are_of_something_else(world: World) -> None:

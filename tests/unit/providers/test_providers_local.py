@@ -95,25 +95,6 @@ def test_only_standard_input_carries_the_launch_file(tmp_path: Path, monkeypatch
     assert len(told["descriptors"]) <= 4, "nothing of ours is inherited"  # type: ignore[arg-type]
 
 
-def test_a_run_that_is_measured_inherits_its_channel_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    try:
-        placement = LocalProvider().place(replace(play(tmp_path, monkeypatch), pace=writer))
-        assert placement.wait(10) == 0
-    finally:
-        os.close(reader)
-        os.close(writer)
-    told = wait_for(tmp_path / "told")
-    assert told["argv"][-2:] == ["--pace-fd", str(writer)]  # type: ignore[index]
-    descriptors = told["descriptors"]
-    assert isinstance(descriptors, list)
-    assert str(writer) in descriptors
-    assert str(reader) not in descriptors
-    assert len(descriptors) <= 5
-
-
 def test_the_runtimes_words_go_to_a_private_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placement = LocalProvider().place(play(tmp_path, monkeypatch))
     assert placement.wait(10) == 0

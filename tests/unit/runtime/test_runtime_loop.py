@@ -41,23 +41,6 @@ def test_a_cancelled_timer_says_nothing() -> None:
     assert told == []
 
 
-def test_while_it_rests_pausable_timers_wait_and_are_due_as_much_later() -> None:
-    loop, told = Loop(), []
-    loop.after(0.1, lambda: told.append("before"), pausable=True)
-    loop.rest()
-    loop.rest()
-    loop.after(0.1, lambda: told.append("made meanwhile"), pausable=True)
-    loop.after(0.1, lambda: told.append("lease"))
-    loop.sleep(0.3)
-    assert told == ["lease"]
-    begun = loop.now_s()
-    loop.wake()
-    loop.wake()
-    assert loop.run_until(lambda: len(told) == 3, within_s=20)
-    assert told == ["lease", "before", "made meanwhile"]
-    assert loop.now_s() - begun >= 0.09, "none was overdue"
-
-
 def test_a_handler_may_forget_another_that_is_ready_too() -> None:
     loop, told = Loop(), []
     pipes = [os.pipe(), os.pipe()]

@@ -178,7 +178,7 @@ def test_a_worker_may_say_why_it_failed() -> None:
     "change",
     [
         {"work": {**FINISHED["work"], "stop_reason": "A path /home/alice"}},
-        {"work": {**FINISHED["work"], "stop_reason": "paced"}},  # the agent's word
+        {"work": {**FINISHED["work"], "stop_reason": "paced"}},  # no reason of any run
         {"work": {**FINISHED["work"], "unit": "patients"}},
         {"loss": {"first": "nan", "final": "0"}},
         {"loss": {"first": "1", "final": None}},

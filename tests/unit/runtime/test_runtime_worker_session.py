@@ -249,32 +249,6 @@ def test_a_worker_that_gives_up_says_why(talk: Talk) -> None:
     assert caught.value.code is Code.NONFINITE_LOSS
 
 
-def test_what_a_paced_worker_reports_is_heard_while_it_runs_and_not_in_the_middle_of_an_output(talk: Talk) -> None:
-    heard: list[Any] = []
-    talk.session._on_pace = heard.append
-    talk.until(Stage.OPENED)
-    parked = {"type": "pace-parked", "done": 0}
-    with pytest.raises(RunError):
-        talk.say(parked)
-    talk.say({"type": "running"}, parked)
-    assert heard == [parked]
-    talk.say({"type": "output", "name": "a", "kind": "output", "class": "file", "bytes": 6})
-    with pytest.raises(RunError):
-        talk.say(parked)
-
-
-def test_progress_that_waits_to_be_told_waits_while_the_run_rests(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    quickly(monkeypatch)
-    talk.until(Stage.RUNNING)
-    talk.say(progress(1), progress(2))
-    talk.loop.rest()
-    talk.loop.sleep(0.6)
-    assert [one.done for one in talk.progress] == [1]
-    talk.loop.wake()
-    talk.loop.sleep(0.6)
-    assert [one.done for one in talk.progress] == [1, 2]
-
-
 def ended(talk: Talk) -> Code:
     with pytest.raises(RunError) as caught:
         talk.loop.run_until(lambda: False, within_s=5)

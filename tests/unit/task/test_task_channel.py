@@ -18,8 +18,6 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.task import channel
 from glasshouse.task.channel import AgentLink, EventLines
 from glasshouse.wire import frames
-from glasshouse.wire.pacing import End
-from glasshouse.workloads.ports import AgentPort
 
 
 @pytest.fixture
@@ -135,33 +133,6 @@ def test_stop_is_heard_once_while_the_job_works(ends: tuple[socket.socket, Agent
     listener.join(timeout=10)
     assert link.stopping
     assert not heard.acquire(blocking=False)
-
-
-@pytest.mark.parametrize("kind", ["pace-go", "pace-end"])
-def test_an_order_to_a_job_that_is_not_paced_ends_its_process(
-    ends: tuple[socket.socket, AgentLink], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    agent, link = ends
-    codes: list[int] = []
-    monkeypatch.setattr(channel, "_END_PROCESS", codes.append)
-    agent.sendall(frames.control({"type": kind, "until": 1}))
-    link._listen(None)
-    assert codes == [1]
-
-
-def test_orders_are_handed_over_and_what_is_refused_ends_the_process(
-    ends: tuple[socket.socket, AgentLink], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, link = ends
-    codes: list[int] = []
-    monkeypatch.setattr(channel, "_END_PROCESS", codes.append)
-    port = AgentPort(link)
-    agent.sendall(frames.control(End(until=3).to_json()))
-    agent.sendall(frames.control({"type": "stop"}))
-    agent.sendall(frames.control({"type": "pace-end", "until": -1}))
-    link._listen(port.wake, port.heard)
-    assert (port.order(), port.order(), link.stopping) == (End(until=3), None, True)
-    assert codes == [1]
 
 
 def _until_eof(link: AgentLink, on_stop: object) -> None:

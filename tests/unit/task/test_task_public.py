@@ -18,20 +18,17 @@ PUBLIC = {
     "inputs",
     "last_report",
     "lay_out",
+    "measure_by",
     "open",
     "output_dir",
-    "pace_by",
     "params",
     "pass_on",
     "progress",
     "read_into",
-    "running_s",
     "save",
     "save_bytes",
     "should_stop",
     "size",
-    "stamps",
-    "stood_still",
     "stop_reason",
     "tensors",
     "workspace",
@@ -40,7 +37,7 @@ PUBLIC = {
 
 def test_the_public_names_are_pinned() -> None:
     assert sorted(glasshouse.task.__all__) == ["Task", "current"]
-    assert {name for name in dir(Task) if not name.startswith("_")} | {"asks_to_stop", "stamps"} == PUBLIC
+    assert {name for name in dir(Task) if not name.startswith("_")} | {"asks_to_stop"} == PUBLIC
 
 
 def test_importing_it_loads_no_framework() -> None:

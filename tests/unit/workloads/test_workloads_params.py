@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.workloads.params import KINDS, LoraParams, MlpParams, ScriptParams, canonical, measured, parse
+from glasshouse.workloads.params import KINDS, LoraParams, MlpParams, ScriptParams, canonical, parse
 
 GOOD: dict[str, dict[str, Any]] = {
     "mlp": {"data": "a.csv", "epochs": 5, "learning_rate": 0.01},
@@ -106,38 +105,6 @@ def test_a_parameter_like_no_other_is_told_all() -> None:
     with pytest.raises(UsageError) as refused:
         parse("mlp", {"zzz": 1})
     assert refused.value.hint.startswith("known: data, depth, ")
-
-
-# ---- jobs that are measured
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_job_to_be_measured_is_the_same_without_its_targets(kind: str) -> None:
-    table = GOOD[kind] | {"deterministic": True}
-    found = parse(kind, measured(kind, table))
-    plain = parse(kind, table)
-    assert (found.paced, plain.paced) == (True, False)
-    others = {field.name for field in fields(plain)} - {"epochs", "steps", "seconds", "paced"}
-    assert {name: getattr(found, name) for name in others} == {name: getattr(plain, name) for name in others}
-    assert [getattr(found, name, None) for name in ("epochs", "steps", "seconds")] == [None] * 3
-    assert measured(kind, canonical(kind, table)) == canonical(kind, measured(kind, table))
-
-
-@pytest.mark.parametrize(
-    ("kind", "target"), [("mlp", "epochs"), ("mlp", "seconds"), ("lora", "steps"), ("lora", "seconds")]
-)
-def test_a_paced_job_has_no_target_of_its_own(kind: str, target: str) -> None:
-    table = measured(kind, GOOD[kind]) | {target: 5}
-    with pytest.raises(UsageError, match=f"params.{target} must be absent in a paced job"):
-        parse(kind, table)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_job_that_is_not_paced_travels_as_it_always_did(kind: str) -> None:
-    assert canonical(kind, GOOD[kind] | {"paced": False}) == canonical(kind, GOOD[kind])
-    assert "paced" not in canonical(kind, GOOD[kind])
-    with pytest.raises(UsageError, match="paced must be true or false"):
-        parse(kind, GOOD[kind] | {"paced": 1})
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,9 @@ def test_only_a_script_of_ones_own_runs_in_several_ranks(tmp_path: Path) -> None
     assert "several ranks are for a script of your own" in ended.log
 
 
-def test_a_job_of_several_ranks_cannot_be_paced(tmp_path: Path) -> None:
-    ended = raw(tmp_path, "pass", paced=True)
+def test_a_job_of_several_ranks_cannot_be_measured(tmp_path: Path) -> None:
+    slots = {"arm": "A", "end_ns": "1", "seed": "00" * 32, "slot_ns": 10**6, "steps": 1, "uncounted": 1}
+    ended = raw(tmp_path, "pass", slots=slots | {"warmup_steps": 0})
     assert ended.one("failed")["code"] == "job-invalid"
     assert "cannot be measured" in ended.log
 

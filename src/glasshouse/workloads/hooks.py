@@ -1,83 +1,19 @@
-"""How a paced worker gets its orders: over a socket of its own (raw), or through the agent (protected)."""
+"""How long a measured worker waits in its channel and its inputs: what protection costs it, by direct accounting."""
 
 from __future__ import annotations
 
 import io
-import queue
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from glasshouse.errors import Code, UsageError
-from glasshouse.task.channel import AgentLink, Channel, Message
+from glasshouse.task.channel import Channel, Message
 from glasshouse.task.inputs import Buffer, Inputs
-from glasshouse.wire import pacing
-from glasshouse.wire.pacing import Order, Report
 
 if TYPE_CHECKING:
     from glasshouse.package.chunks import SealedAsset
 
-__all__ = ["AgentPort", "Hooks", "SocketPort", "TimedChannel", "TimedInputs"]
-
-
-class SocketPort:
-    """The raw worker's own end of a pacing channel: a SOCK_SEQPACKET socket, one message a datagram.
-
-    Args:
-        descriptor: of the socket; belongs to this object from now on.
-
-    Raises:
-        UsageError: `usage`: it is no such socket.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        try:
-            self._socket = socket.socket(fileno=descriptor)
-        except OSError:
-            raise _no_channel() from None
-        if (self._socket.family, self._socket.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            self._socket.close()
-            raise _no_channel()
-        self._socket.set_inheritable(False)
-
-    def tell(self, report: Report) -> None:
-        self._socket.send(pacing.encode(report), socket.MSG_NOSIGNAL)
-
-    def order(self) -> Order | None:
-        """Wait for an order.
-
-        Raises:
-            FormatError: something else came.
-        """
-        data = self._socket.recv(pacing.MAX_BYTES + 1)
-        return pacing.order(data) if data else None
-
-    def wake(self) -> None:
-        """Let `order` return None; called by a signal handler, in the thread that waits."""
-        self._socket.shutdown(socket.SHUT_RD)
-
-
-class AgentPort:
-    """Orders that the agent relays among its other messages; the thread that listens to it hands them over."""
-
-    def __init__(self, link: AgentLink) -> None:
-        self._link = link
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-
-    def tell(self, report: Report) -> None:
-        self._link.send(report.to_json())
-
-    def order(self) -> Order | None:
-        return self._orders.get()
-
-    def heard(self, message: Message) -> None:
-        """Take an order from the thread that listens; raises `FormatError`."""
-        self._orders.put(pacing.parse_order(message))
-
-    def wake(self) -> None:
-        """Let `order` return None."""
-        self._orders.put(None)
+__all__ = ["Hooks", "TimedChannel", "TimedInputs"]
 
 
 class Hooks:
@@ -174,7 +110,3 @@ class _Timed(io.RawIOBase):
     def close(self) -> None:
         self._stream.close()
         super().close()
-
-
-def _no_channel() -> UsageError:
-    return UsageError(Code.USAGE, "--pace-fd is not the descriptor of a pacing channel")

@@ -1,1 +1,0 @@
-"""Measurements: what sealing, the lifecycle, the evidence and the protection of a training step cost."""
