@@ -176,7 +176,8 @@ def build() -> dict[str, bytes]:
 
 
 if __name__ == "__main__":
+    built = build()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    for name, data in build().items():
+    for name, data in built.items():
         (FOLDER / name).write_bytes(data)

@@ -202,6 +202,22 @@ def test_strict_holds_here_or_is_refused_with_the_reason(world: Callable[..., Wo
     verified(agent)
 
 
+def test_a_run_whose_look_beneath_what_is_shown_was_killed_is_refused(world: Callable[..., World]) -> None:
+    killed = """
+import os, signal, sys
+from glasshouse.runtime.shown import Look
+from glasshouse.runtime.surroundings import default_read_paths
+look = Look.start(default_read_paths())
+os.kill(look._pid, signal.SIGKILL)
+from glasshouse.runtime.agent import main
+sys.exit(main(sys.argv[1:], sys.stdin.buffer, look=look))
+"""
+    agent = world().start(program=("-c", killed))
+    ended(agent, exit_code=ExitCode.REFUSED, outcome="refused", code=Code.HARDENING_MISSING)
+    assert "egress-closed" in agent.stderr.read_text()
+    assert not {"attested", "released"} & {event["state"] for event in agent.events()}
+
+
 @pytest.mark.parametrize("arguments", [[], ["--package", "x"], ["--package", "x", "--out", "y", "--max-seconds", "0"]])
 def test_a_command_line_that_is_none(tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     import io

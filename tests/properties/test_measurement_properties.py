@@ -19,6 +19,7 @@ from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from glasshouse_bench.verify import verify_measurement
 from simulators.slot_measurement import OWNER, measured
+from tools.artifact_stories import fitted, payload, sign
 
 INTEGERS = st.sampled_from([0, -1, 1, 2**40, 2**53 - 1, 1 - 2**53])
 TEXTS = st.sampled_from(["", "0", "-1", "9" * 19, "nan", "1e400", "00" * 32, "x" * 97, "../..", "A"])
@@ -62,7 +63,7 @@ def altered(data: bytes, draw: st.DataObject) -> bytes:
 def test_one_member_of_one_file_is_altered(draw: st.DataObject) -> None:
     path = folder() / draw.draw(st.sampled_from(names()))
     note = path.parent / "session.json"
-    kept = {one: one.read_bytes() for one in {path, note} if one.exists()}
+    kept = {one: one.read_bytes() for one in {path, note, folder() / "statement.json"} if one.exists()}
     data = kept[path]
     if path.suffix == ".steps":
         lines = data.splitlines(keepends=True)
@@ -76,11 +77,19 @@ def test_one_member_of_one_file_is_altered(draw: st.DataObject) -> None:
         changed = altered(data, draw)
     path.write_bytes(changed)
     try:
-        verify_measurement(folder(), owner=OWNER.public)
-    except VerificationError:
-        assert changed != data
-    else:
-        assert changed == data
+        assert refused() is (changed != data)
+        if path.name != "statement.json":
+            # The owner may sign what they like: it is refused, or it is a measurement, and nothing else happens.
+            sign(folder(), fitted(folder(), payload(folder())))
+            refused()
     finally:
         for one, content in kept.items():
             one.write_bytes(content)
+
+
+def refused() -> bool:
+    try:
+        verify_measurement(folder(), owner=OWNER.public)
+    except VerificationError:
+        return True
+    return False

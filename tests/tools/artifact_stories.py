@@ -14,6 +14,7 @@ from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.fields import b64encode
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode
 from glasshouse_bench.statement import STATEMENT_TYPE, write_statement
@@ -21,7 +22,7 @@ from simulators.slot_measurement import CREATED_US, OWNER, measured
 from simulators.world import World
 from tools.measurement_cases import files_of, outcome
 
-__all__ = ["artifacts", "edit", "payload", "sign"]
+__all__ = ["artifacts", "edit", "fitted", "payload", "sign"]
 
 BASE = "artifact-good"
 FIRST = "interleaved/sessions/0000"
@@ -35,6 +36,18 @@ def payload(folder: Path) -> dict[str, Any]:
 
 def sign(folder: Path, told: dict[str, Any], *, key: Any = OWNER, kind: str = STATEMENT_TYPE) -> None:
     (folder / "statement.json").write_bytes(dsse.sign(kind, encode(told), [key]).encode())
+
+
+def fitted(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """The statement with the digests of the designs and notes that lie there now."""
+    for one in told["parts"]:
+        part = folder / one["mode"]
+        tree = Tree()
+        for path in sorted(part.glob("sessions/*/session.json")):
+            tree.append(leaf_hash(path.read_bytes()))
+        one["design_sha256"] = sha256((part / "design.json").read_bytes()).hex()
+        one["attempts"] = {"root": tree.root().hex(), "size": len(tree)}
+    return told
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -72,7 +85,7 @@ def step_shorter_and_noted(folder: Path) -> None:
     step_shorter(folder)
     digest = sha256((folder / FIRST / "protected.steps").read_bytes()).hex()
     edit(folder / FIRST / "session.json", lambda note: note["protected"].update(record_sha256=digest))
-    sign(folder, payload(folder))
+    sign(folder, fitted(folder, payload(folder)))
 
 
 def records_of_another_session(folder: Path) -> None:
@@ -83,7 +96,7 @@ def records_of_another_session(folder: Path) -> None:
     for arm in ("raw", "protected"):
         notes[0][arm]["record_sha256"] = notes[1][arm]["record_sha256"]
     (folder / FIRST / "session.json").write_bytes(encode(notes[0]))
-    sign(folder, payload(folder))
+    sign(folder, fitted(folder, payload(folder)))
 
 
 def receipt_of_another_session(folder: Path) -> None:
@@ -141,7 +154,7 @@ STORIES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "session-left-out": ("the last session was taken away after the signature", last_left_out),
     "session-in-the-middle-left-out": (
         "a session was taken away, and the owner signed",
-        lambda folder: shutil.rmtree(folder / FIRST),
+        lambda folder: (shutil.rmtree(folder / FIRST), sign(folder, fitted(folder, payload(folder)))),
     ),
     "design-other": (
         "the margin was named afterwards",
@@ -151,7 +164,7 @@ STORIES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "another seed, of which these records are not",
         lambda folder: (
             edit(folder / "interleaved" / "design.json", lambda one: one.update(seed="77" * 32)),
-            sign(folder, payload(folder)),
+            sign(folder, fitted(folder, payload(folder))),
         ),
     ),
     "word-changed-and-signed": (

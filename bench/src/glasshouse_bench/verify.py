@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,23 @@ from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 from glasshouse_bench.analysis import check_same
-from glasshouse_bench.artifact import ANALYSIS, DESIGN, NOTE, RECEIPTS, RECORDS, SESSIONS, Attempt, Part, read_file
-from glasshouse_bench.design import Mode
+from glasshouse_bench.artifact import (
+    ANALYSIS,
+    DESIGN,
+    MAX_NOTE_BYTES,
+    NOTE,
+    RECEIPTS,
+    RECORDS,
+    SESSIONS,
+    Attempt,
+    Part,
+    read_file,
+)
+from glasshouse_bench.design import MAX_SESSIONS, Mode
 from glasshouse_bench.statement import (
     MAX_ANALYSIS_BYTES,
     MAX_STATEMENT_BYTES,
@@ -40,6 +53,17 @@ from glasshouse_bench.statement import (
 from glasshouse_bench.verdict import Backing, MeasurementVerdict
 
 __all__ = ["refuse_first_format", "verify_measurement"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Claimed:
+    """What the statement has of one part, as far as it is needed to open its files."""
+
+    analysis_sha256: bytes
+    design_sha256: bytes
+    root: bytes
+    size: int
+
 
 _PART = {DESIGN, ANALYSIS, SESSIONS}
 
@@ -59,14 +83,17 @@ def verify_measurement(folder: Path, *, owner: OwnerPublic | bytes, now_us: int 
     public = owner if isinstance(owner, bytes) else owner.signing
     with _artifact():
         payload = _signed(folder, public)  # 1
-        created_us, analyses = _read(payload)  # 2
+        created_us, claimed = _read(payload)  # 2
         if now_us is not None and created_us > now_us + CLOCK_LEEWAY_US:
             raise _wrong(f"it was signed on {utc(created_us)}, which is in the future")
         for mode in Mode:  # 3
-            if is_there(folder / mode.value) is not (mode in analyses):
+            if is_there(folder / mode.value) is not (mode in claimed):
                 raise _wrong(f"the statement and the folder do not agree on the part {mode.value}")
-        for mode in analyses:
-            _check_listed(Part.open(folder, mode))
+        for mode, signed in claimed.items():
+            part = Part.open(folder, mode)
+            _check_signed(part, signed)
+            _check_listed(part)
+        analyses = {mode: signed.analysis_sha256 for mode, signed in claimed.items()}
         measurement = Measurement.load(folder)  # 4
         for one in measurement.parts:  # 5
             data = read_file(one.part.folder / ANALYSIS, max_bytes=MAX_ANALYSIS_BYTES)
@@ -119,17 +146,36 @@ def _signed(folder: Path, owner: bytes) -> Json:
     return decode(envelope.verify(STATEMENT_TYPE, owner), max_bytes=MAX_STATEMENT_BYTES)
 
 
-def _read(payload: Json) -> tuple[int, dict[Mode, bytes]]:
+def _read(payload: Json) -> tuple[int, dict[Mode, _Claimed]]:
     """Step 2: what is needed to open the files; step 6 compares the whole."""
     fields = Fields(payload, "statement")
-    analyses: dict[Mode, bytes] = {}
+    claimed: dict[Mode, _Claimed] = {}
     for value in fields.items("parts", max_items=len(Mode)):
         part = Fields(value, "statement.parts")
         mode = Mode(part.choice("mode", [one.value for one in Mode]))
-        if mode in analyses:
+        if mode in claimed:
             raise FormatError(Code.SCHEMA, f"a statement with two parts {mode.value}")
-        analyses[mode] = part.digest("analysis_sha256")
-    return fields.integer("created_us"), analyses
+        attempts = part.child("attempts")
+        claimed[mode] = _Claimed(
+            analysis_sha256=part.digest("analysis_sha256"),
+            design_sha256=part.digest("design_sha256"),
+            root=attempts.digest("root"),
+            size=attempts.integer("size", high=MAX_SESSIONS),
+        )
+    return fields.integer("created_us"), claimed
+
+
+def _check_signed(part: Part, signed: _Claimed) -> None:
+    """Step 3: only the owner can make a reader parse records, for the notes name the digest of each."""
+    mode = part.design.mode.value
+    if part.design.sha256 != signed.design_sha256:
+        raise _wrong(f"{mode}/{DESIGN} is not the one that was signed")
+    tree = Tree()
+    for number in range(signed.size):
+        path = part.folder / SESSIONS / f"{number:04d}" / NOTE
+        tree.append(leaf_hash(read_file(path, max_bytes=MAX_NOTE_BYTES)))
+    if tree.root() != signed.root or part.attempted != signed.size:
+        raise _wrong(f"the attempts in {mode}/ are not those that were signed")
 
 
 def _check_listed(part: Part) -> None:

@@ -124,7 +124,7 @@ class Gate:
         token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
         request_sha256 = sha256(body)
 
-        def known(connection: Connection) -> tuple[bytes | None, int]:
+        def known(connection: Connection) -> tuple[bytes | None, int, bool]:
             record = store.deployment_record(connection, token.deployment)
             launch = store.launch_record(connection, token.jti)
             if record is None or launch is None:
@@ -138,26 +138,27 @@ class Gate:
             # is the same challenge again: a recording cannot use up what a deployment may have open.
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
             if again is None:
-                self._check_room(connection, token.deployment, token.jti, now_us)
-                return None, now_us
-            return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us
+                return None, now_us, self._check_room(connection, token.deployment, token.jti, now_us)
+            return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us, False
 
         def decide(connection: Connection) -> Answer:
             # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
             store.lock_deployment(connection, token.deployment)
-            again, now_us = known(connection)
-            return Answer(body=again or self._issued(connection, token, request_sha256, now_us))
+            again, now_us, first = known(connection)
+            return Answer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
 
         # A recording that is played again takes no lock, nor does a request for which there is no room.
-        again, _ = self._database.read(known)
+        again, _, _ = self._database.read(known)
         if again is not None:
             return Decision(decide=lambda: Answer(body=again), fresh=False)
         return Decision(decide=partial(self._database.write, decide))
 
-    def _issued(self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int) -> bytes:
+    def _issued(
+        self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int, *, first: bool
+    ) -> bytes:
         """Make and store a challenge for a token whose standing was checked, and for which there is room."""
         # Later than all of this launch before it, whatever the clock shows: later evidence takes the place of earlier.
-        last = connection.execute(_LAST_OF_LAUNCH, {"jti": token.jti}).scalars()
+        last = () if first else connection.execute(_LAST_OF_LAUNCH, {"jti": token.jti}).scalars()
         now_us = max([now_us, *(Challenge.parse(body).issued_us + 1 for body in last)])
         end_us = token.expires_s * 1_000_000
         challenge = broker_side.make_challenge(
@@ -219,13 +220,15 @@ class Gate:
             store.sweep(connection, now_us)
             self._swept_us = now_us
 
-    def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> None:
+    def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> bool:
+        """Return whether this would be its launch's first challenge; raises `RefusedError`, `too-many-challenges`."""
         values = {"deployment": deployment, "jti": jti, "now_us": now_us}
         limits = self._limits
         outstanding, of_launch, ever = connection.execute(_ROOM, values).one()
         full = outstanding >= limits.outstanding or of_launch >= limits.outstanding_per_launch
         if full or ever >= limits.per_launch:
             raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment or launch")
+        return bool(ever == 0)
 
     def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:
         # None when it was swept since it was looked up.

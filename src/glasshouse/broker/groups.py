@@ -215,8 +215,9 @@ class Groups:
         def settle(connection: Connection) -> _Asked:
             store.lock_deployment(connection, asked.launch.deployment)
             now_us, group = max(self._clock_us(), asked.not_before_us), _of(asked.launch)
-            if asked.refusal is not None:
-                refuse(connection, group.id, machine=group.machine, code=asked.refusal.code, now_us=now_us)
+            refusal = look(connection).refusal  # now: the owner may have mended it since
+            if refusal is not None:
+                refuse(connection, group.id, machine=group.machine, code=refusal.code, now_us=now_us)
             self._current(connection, group.id, now_us)
             return look(connection)
 

@@ -3,8 +3,9 @@
 Laws: a socket that is open is worth nothing; a request that has arrived is. So a connection whose request is not
 whole gives way, the oldest first, to a new one: of the same address when that has too many, of the address that has
 most of them when there is no room at all. Of unfinished requests that keep too many bytes, the longest gives way of the
-address that keeps most. One whose request is whole is never cut off for others, and none for what a single other
-address does. Nothing is turned away while anything idles.
+address that keeps most. An address with few of them, or with no more bytes than one message has, takes no more than any
+other: between such ones age decides, so that many addresses with a little each cannot cut an honest one with a little
+more. One whose request is whole is never cut off for others. Nothing is turned away while anything idles.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["ACCEPTED_AT_ONCE", "Connection", "Room", "Troubles", "room_for"]
 MOST_CONNECTIONS = 512
 MOST_OF_ADDRESS = 64
 MOST_BYTES = 16 * 1024 * 1024
+SHARES = 64  # an address with no more than its share of the room, in connections or bytes, takes no more than others
 ACCEPTED_AT_ONCE = 16
 # The database, the listeners, the standard streams; and what the loop has accepted or cut and not yet counted or
 # closed: a few turns' worth. Without it a burst uses all up, and the loop accepts no connection for a second.
@@ -97,8 +99,13 @@ class Room:
             mine.bytes += count
             self._bytes += count
         while self._bytes > MOST_BYTES:
-            most = max(self._addresses.values(), key=lambda one: one.bytes)
-            self._drop(max(most.idle, key=most.idle.__getitem__))
+            few = MOST_BYTES // SHARES  # as many as the longest message has
+            keeping = [one for one in self._addresses.values() if one.bytes]
+            most = max(keeping, key=lambda one: (max(one.bytes, few), -self._first(one, least=1)))
+            if most.bytes > few:
+                self._drop(max(most.idle, key=most.idle.__getitem__))
+            else:
+                self._drop(next(one for one, count in most.idle.items() if count))
 
     def whole(self, connection: Connection) -> None:
         """Note that a connection's request has arrived: it gives way no more."""
@@ -120,7 +127,13 @@ class Room:
     def _with_most_idle(self) -> _Address:
         """Return the address with most connections that idle; of several, that of the one that idles longest."""
         idling = [one for one in self._addresses.values() if one.idle]
-        return max(idling, key=lambda one: (len(one.idle), -self._open[next(iter(one.idle))][1]), default=_Address())
+        return max(
+            idling, key=lambda one: (max(len(one.idle), self._most // SHARES), -self._first(one)), default=_Address()
+        )
+
+    def _first(self, of: _Address, least: int = 0) -> int:
+        """Return the place of the oldest that idles, of those with so many bytes at least."""
+        return self._open[next(one for one, count in of.idle.items() if count >= least)][1]
 
     def _drop_oldest(self, of: _Address) -> bool:
         oldest = next(iter(of.idle), None)

@@ -89,7 +89,15 @@ _OVER = select(schema.groups.c.id).where(
     schema.groups.c.state == GroupState.OPEN.value, schema.groups.c.deadline_us <= bindparam("now_us")
 )
 _SWEEP_WAITING = update(schema.members).where(schema.members.c.group_id.in_(_OVER)).values(evidence=None)
-_SWEEP = delete(schema.challenges).where(schema.challenges.c.keep_until_us <= bindparam("now_us"))
+# With what a machine of an open group waits stays until the group is decided, whatever became of its token.
+_WAITED_WITH = (
+    select(schema.members.c.nonce)
+    .join(schema.groups, schema.groups.c.id == schema.members.c.group_id)
+    .where(schema.groups.c.state == GroupState.OPEN.value, schema.members.c.nonce.is_not(None))
+)
+_SWEEP = delete(schema.challenges).where(
+    schema.challenges.c.keep_until_us <= bindparam("now_us"), schema.challenges.c.nonce.not_in(_WAITED_WITH)
+)
 
 
 def has_broker_key(connection: Connection) -> bool:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from glasshouse.runtime.agent import main
+from glasshouse.runtime.shown import Look
+from glasshouse.runtime.surroundings import default_read_paths
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], sys.stdin.buffer))
+    # First of all: it takes about as long as this process takes to import the rest, and another core.
+    look = Look.start(default_read_paths())
+    from glasshouse.runtime.agent import main
+
+    sys.exit(main(sys.argv[1:], sys.stdin.buffer, look=look))

@@ -16,6 +16,7 @@ from glasshouse.errors import Code, GlasshouseError
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import parse
 from glasshouse.runtime.outdir import OutDir
+from glasshouse.runtime.shown import Look
 from glasshouse.runtime.start import begin
 from glasshouse.wire.canonical import encode
 
@@ -25,13 +26,20 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], RecipientKey] | None = None) -> int:
+def main(
+    argv: Sequence[str],
+    stdin: BinaryIO,
+    *,
+    make_key: Callable[[], RecipientKey] | None = None,
+    look: Look | None = None,
+) -> int:
     """Run one job; returns the exit code.
 
     Args:
         argv: arguments without the program's name.
         stdin: the launch file, up to its end.
         make_key: makes the run's HPKE key, in the custodian. For tests that must know it.
+        look: beneath what the worker is shown, if one goes on already.
     """
     try:
         options = parse(argv)
@@ -40,7 +48,7 @@ def main(argv: Sequence[str], stdin: BinaryIO, *, make_key: Callable[[], Recipie
         _say(error.code, error.hint)
         return error.exit_code
     loop = Loop()
-    begun = begin(options, loop, make_key)
+    begun = begin(options, loop, make_key, look)
     # The worker is on its way: what is imported from here on costs no time of its own.
     from glasshouse.runtime.live import live
 

@@ -103,7 +103,7 @@ def attest(
             if not again or loop.now_s() + wait_s > give_up_s:
                 raise
             if error.code in _USED_UP:
-                exchange = None
+                asking, exchange = b"", None
         loop.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
 

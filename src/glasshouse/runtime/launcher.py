@@ -5,14 +5,15 @@ python -I -B -X pycache_prefix=D -c 'from glasshouse.runtime.launcher import mai
 ```
 (`-m` would import 45 ms of the import system.) LINK is the descriptor of the socket to the agent, SPEC
 that of a pipe with the specification, which holds no secret (`sandbox.SandboxSpec`), PID that of a socket on
-which the agent is told the init's pid and given the view of the package. In order:
+which the agent is told the init's pid and given the view of the package. On `LOOK_FD` comes what was found beneath all
+that is shown (`shown.Look`). In order:
 
 1. die with the agent;
 2. namespaces, each by itself: user (where not allowed otherwise), processes, mounts, network, IPC, host name;
 3. a child in them goes on as the init (`init`); this process is gone before it does, so that the agent is its parent;
    the init's child becomes the worker;
 4. the package once more, through a read-only mount; where that cannot be, copied into sealed memory;
-5. private root in memory; where that cannot be, a named directory; a look beneath all that is shown; for several
+5. private root in memory; where that cannot be, a named directory; what lies beneath all that is shown; for several
    ranks, the loopback of the network namespace, and nothing else of it;
 6. no capability, no_new_privs, limits, Landlock, system call filter last;
 7. trials of all that is forbidden; one `sandbox` frame says what happened;
@@ -52,9 +53,9 @@ from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 __all__ = ["attempt", "main", "run"]
 
 LINK_FD = 3
-PACKAGE_FD = 6
+LOOK_FD = 6
+PACKAGE_FD = 7
 _CONTROL = 1
-_IN_PART = "shown-searched-in-part"
 _KILLED_FIRST = "1000"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
@@ -116,7 +117,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     os.setsid()
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
-    found = _search(kernel, spec, base, notes)
+    found = _found_beneath(kernel, base, notes)
     _connect_ranks(spec, notes)
     abi = _confine(kernel, spec, base, notes)
     observed = _observe(kernel, spec, base, abi, notes, package, found)
@@ -231,9 +232,10 @@ def _house(kernel: Kernel, spec: dict[str, object], notes: list[str], taken: int
     return named
 
 
-def _search(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str]) -> list[tuple[str, str]]:
-    """Look for what must not be shown while this process may still look everywhere; cover what it may not look into."""
-    found, whole = shown.search(_texts(spec, "read"))
+def _found_beneath(kernel: Kernel, base: str, notes: list[str]) -> list[tuple[str, str]]:
+    """Wait for what was found beneath all that is shown, and cover what could not be looked into."""
+    found, whole = shown.answer(LOOK_FD)
+    os.close(LOOK_FD)
     for folder in [path for kind, path in found if kind == "closed"]:
         try:
             if base != private_root.BASE:
@@ -242,7 +244,7 @@ def _search(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str]
         except OSError:
             whole = False
     if not whole:
-        notes.append(_IN_PART)
+        notes.append(shown.IN_PART)
     return [(kind, path) for kind, path in found if kind != "closed"]
 
 
@@ -347,7 +349,7 @@ def _observe(
         notes += [f"open-{name}" for name in of_kernel]  # without mounts nothing can hide them
     observed: dict[str, bool | None] = {name: not succeeded for name, succeeded in tried.items()}
     notes += [f"open-{name}" for succeeded in tried.values() for name in succeeded]
-    if _IN_PART in notes and observed["egress-closed"]:
+    if shown.IN_PART in notes and observed["egress-closed"]:
         observed["egress-closed"] = None  # there may be a way out where nothing looked
     if not abi:
         observed["landlock"] = None if abi == 0 else False

@@ -24,6 +24,7 @@ from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import init, named_directory, read_only, shown
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
+from glasshouse.runtime.shown import Look
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import IDENTIFIER, Fields
@@ -152,7 +153,7 @@ class Worker:
 
     def __init__(
         self, *, kernel: Kernel, launcher: int, answer: socket.socket, link: socket.socket, stdout: int, stderr: int,
-        private: str, controls: Controls, source: int | None = None,
+        private: str, controls: Controls, look: Look, source: int | None = None,
     ) -> None:  # fmt: skip
         self.link, self.stdout, self.stderr = link, stdout, stderr
         self.pid: int | None = None
@@ -163,14 +164,14 @@ class Worker:
         self.package = -1
         self._source = source
         self._kernel, self._private, self._controls = kernel, private, controls
-        self._launcher, self._answer = launcher, answer
+        self._launcher, self._answer, self._look = launcher, answer, look
 
     def confirm(self, message: Json) -> SandboxReport:
         """Take the `sandbox` frame, the first that comes over the link.
 
         Returns:
             the report, corrected by what the agent itself saw: a target that was reached fails
-            `egress-closed` whatever the launcher says.
+            `egress-closed` whatever the launcher says, and a look that cannot be ended leaves it open.
 
         Raises:
             FormatError: not the frame, or a second one.
@@ -189,6 +190,10 @@ class Worker:
         observed, notes = dict(report.observed), list(report.notes)
         touched, unproven = self._controls.touched(), self._controls.unproven
         notes += [f"reached-{name}" for name in touched] + [f"unproven-{name}" for name in unproven]
+        if not self._look.end():
+            notes.append(shown.IN_PART)  # what is traced may answer anything
+            if observed.get("egress-closed") is CheckResult.PASSED:
+                observed["egress-closed"] = CheckResult.UNAVAILABLE
         if touched:
             observed["egress-closed"] = CheckResult.FAILED
         self._controls.close()
@@ -257,6 +262,7 @@ class Worker:
             self.kill()
             while self.poll() is None and time.monotonic() < deadline:
                 time.sleep(_REAP_S)
+        self._look.end(patience_s=patience_s)
         self._controls.close()
         named_directory.remove(self._private)
         self._answer.close()
@@ -312,11 +318,12 @@ def _first_child(kernel: Kernel, pid: int) -> int | None:
     return int(children[0]) if children else None
 
 
-def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:
+def start(spec: SandboxSpec, *, look: Look | None = None, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:
     """Spawn the launcher; the first frame on the link tells when it is becoming the worker.
 
     Args:
         spec: what the sandbox shall be.
+        look: beneath `spec.read_paths`, which it must be; ended with the worker, or here. By default one begins here.
         kernel: the kernel.
         spawn: starts the launcher with the given streams as its descriptors 0, 1, 2 and so on, and returns its
             pid; by default a new interpreter.
@@ -324,6 +331,22 @@ def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = Non
     Raises:
         PlatformError: `platform-unsupported`: this machine starts no process, or something listens where it would see.
     """
+    try:
+        look = look or Look.start(spec.read_paths)
+    except OSError as error:
+        raise PlatformError(Code.PLATFORM, f"no process can be started: {error}") from error
+    try:
+        return _start(spec, look, kernel, spawn or _spawn)
+    except BaseException:
+        look.end()
+        raise
+    finally:
+        look.hand_on()
+
+
+def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worker:
+    if look.paths != spec.read_paths:
+        raise ValueError("a look beneath other paths than are shown")
     if shown.bound_beneath(kernel, spec.read_paths):
         raise PlatformError(
             Code.PLATFORM,
@@ -343,8 +366,8 @@ def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = Non
             raise ValueError("a sandbox with too many paths")
         os.write(given[1], data)
         # Its standard input is an empty pipe: the machine's /dev/null would keep a mode and times that it sets.
-        streams = [nothing[0], out[1], err[1], theirs.fileno(), given[0], theirs_answer.fileno()]
-        launcher = (spawn or _spawn)(spec, streams if spec.package is None else [*streams, spec.package])
+        streams = [nothing[0], out[1], err[1], theirs.fileno(), given[0], theirs_answer.fileno(), look.reader]
+        launcher = spawn(spec, streams if spec.package is None else [*streams, spec.package])
     except (OSError, ValueError) as error:
         controls.close()
         named_directory.remove(private)
@@ -360,7 +383,7 @@ def start(spec: SandboxSpec, *, kernel: Kernel = REAL, spawn: Spawn | None = Non
             os.close(descriptor)
     return Worker(
         kernel=kernel, launcher=launcher, answer=answer, link=ours, stdout=out[0], stderr=err[0],
-        private=private, controls=controls, source=spec.package,
+        private=private, controls=controls, look=look, source=spec.package,
     )  # fmt: skip
 
 

@@ -1,22 +1,40 @@
 """What lies beneath the paths that a worker is shown and must not: sockets and pipes, through which other processes are
 reached whatever the mount, and an owner's state, which a training script has no business with.
+
+A process of its own looks (`Look`), beside all else that happens at a run's start. Laws: it is gone before anything is
+released; what it found is read before the worker's own code begins; an answer that is not whole, or does not come, is
+no clean one.
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
 # ruff: noqa: PTH110
 from __future__ import annotations
 
+# The C modules beneath `signal` and `socket`, which cost 40 and 50 ms to import without compiled bytecode.
+import _signal  # type: ignore[import-not-found]
+import _socket
 import errno
+import marshal
 import os
+import resource
+import select
 import stat
 import time
 
-from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel
 
-__all__ = ["GIVE_UP_S", "bound_beneath", "search"]
+__all__ = ["GIVE_UP_S", "IN_PART", "Look", "answer", "bound_beneath", "search"]
 
 # Warm, 250,000 entries take half a second; on a cold disk several. The agent waits for a minute.
 GIVE_UP_S = 40.0
+# The note where not everything was looked at.
+IN_PART = "shown-searched-in-part"
+_GRACE_S = 5.0
+_REAP_S = 0.002
+_PIECE_BYTES = 1 << 16
+
+# What a folder is met with that is exchanged or removed between the listing of its name and its opening.
+_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)
 
 # A project's state folder, and the keys of an owner and of a broker wherever they are kept.
 _STATE = frozenset((".glasshouse", "broker.key", "owner.key"))
@@ -36,6 +54,85 @@ def bound_beneath(kernel: Kernel, paths: tuple[str, ...]) -> list[str]:
     names = {fields[7] for line in lines if len(fields := line.split(" ", 7)) == 8 and fields[7].startswith("/")}
     real = {name: os.path.realpath(name) for name in names}
     return sorted(name for name, place in real.items() if place.startswith(roots) and os.path.lexists(place))
+
+
+class Look:
+    """A process that looks at everything beneath some paths, seen from the process that started it.
+
+    It is forked, executes nothing and holds nothing but its end of a socket: unlike a pipe, that is opened by no name
+    beneath /proc, so that no other process can answer in its place.
+
+    Attributes:
+        paths: what is looked beneath.
+        reader: descriptor that the answer is read from (`answer`); -1 once it was handed on.
+    """
+
+    def __init__(self, paths: tuple[str, ...], pid: int, reader: int) -> None:
+        self.paths, self.reader = paths, reader
+        self._pid = pid
+
+    @classmethod
+    def start(cls, paths: tuple[str, ...]) -> Look:
+        """Begin to look; raises `OSError` where no process can be started."""
+        ours, theirs = _socket.socketpair()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _look(list(paths), parent, theirs)
+        theirs.close()
+        return cls(paths, pid, ours.detach())
+
+    def hand_on(self) -> None:
+        """Close this process's descriptor of the answer, once another has it."""
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
+
+    def end(self, *, patience_s: float = 2.0) -> bool:
+        """Kill and reap it, as far as it is still there. May be called twice.
+
+        Returns:
+            whether it is gone; one that is traced may not be, `patience_s` later.
+        """
+        self.hand_on()
+        deadline = time.monotonic() + patience_s
+        while self._pid:
+            os.kill(self._pid, _signal.SIGKILL)  # our child and not waited for: the number is still its own
+            if os.waitpid(self._pid, os.WNOHANG)[0]:
+                self._pid = 0
+            elif time.monotonic() > deadline:
+                return False
+            else:
+                time.sleep(_REAP_S)
+        return True
+
+
+def answer(reader: int, *, patience_s: float = GIVE_UP_S + _GRACE_S) -> tuple[list[tuple[str, str]], bool]:
+    """Return what a `Look` found, as `search` does; of one that failed, was ended or is late nothing, and not whole."""
+    deadline, pieces = time.monotonic() + patience_s, []
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if piece := os.read(reader, _PIECE_BYTES):
+            pieces.append(piece)
+            continue
+        try:
+            found, whole = marshal.loads(b"".join(pieces))  # noqa: S302 - written by our own process; json costs 80 ms
+        except (EOFError, TypeError, ValueError):
+            break
+        return found, whole is True
+    return [], False
+
+
+def _look(paths: list[str], parent: int, writer: _socket.socket) -> None:
+    """Look, answer and end, as a child of `parent`."""
+    try:
+        os.closerange(0, writer.fileno())
+        os.closerange(writer.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        REAL.prctl(PR_SET_DUMPABLE, 0)
+        REAL.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
+        if os.getppid() == parent:
+            writer.sendall(marshal.dumps(search(paths)))
+    finally:
+        os._exit(0)  # nothing of the parent's is run, and no error printed: the answer that is missing says it
 
 
 def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tuple[str, str]], bool]:
@@ -80,19 +177,27 @@ def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:
                         folders.append(entry.path)
                     elif kind := _special(entry.path):
                         found.append((kind, entry.path))
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # gone, or a file that is shown by itself
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM):
+            if error.errno in _CHANGED:
+                # Gone, a file that is shown by itself, or put in its place just now: that is looked into as well.
+                folders += [folder] if _is_folder(folder) else []
+            elif error.errno not in (errno.EACCES, errno.EPERM):
                 whole = False
             elif os.access(folder, os.X_OK):
                 found.append(("closed", folder))
     return whole
 
 
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError as error:
+        return error.errno == errno.ESTALE  # asked again, while there is time
+
+
 def _special(path: str) -> str | None:
     try:
         mode = os.lstat(path).st_mode
-    except (FileNotFoundError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None  # gone, or in a folder that nothing is reached through; any other error is no answer
     return "socket" if stat.S_ISSOCK(mode) else "pipe" if stat.S_ISFIFO(mode) else None

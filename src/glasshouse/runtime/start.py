@@ -3,7 +3,8 @@
 What is imported here is what the worker's start needs, and no more: the worker compiles its own modules
 meanwhile, on another core, while the agent goes on to import the rest. Laws: the sentinel and the
 custodian are forked before this process has a thread or a secret; nothing is started from a process that
-is not hardened yet.
+is not hardened yet, but the look beneath what the worker is shown (`shown.Look`), which executes nothing, holds no
+secret and hardens itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import Options
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.sentinel import Sentinel
+from glasshouse.runtime.shown import Look
 from glasshouse.wire.frames import control
 
 if TYPE_CHECKING:
@@ -53,26 +55,33 @@ class Beginning:
     error: GlasshouseError | None = None
 
 
-def begin(options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None) -> Beginning:
+def begin(
+    options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None, look: Look | None = None
+) -> Beginning:
     """Harden this process and start the others.
 
     Args:
         options: the command line.
         loop: where the custodian is listened to.
         make_key: makes the run's HPKE key, in the custodian; None for a fresh one.
+        look: beneath what the worker is shown, if one goes on already; it becomes the worker's, or is ended.
     """
     found = Beginning()
     try:
-        _begin(found, options, loop, make_key)
+        _begin(found, options, loop, make_key, look)
     except GlasshouseError as error:
         found.error = error
     except Exception:
         # Its text may hold a path; what is there is ended in order all the same.
         found.error = InternalError(Code.INTERNAL, "the run could not be started")
+    if look is not None and found.worker is None:
+        look.end()
     return found
 
 
-def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None) -> None:
+def _begin(
+    found: Beginning, options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None, look: Look | None
+) -> None:
     checks.harden_agent()
     found.sentinel = sentinel.start()
     # Opened once: what is parsed here is what custodian and worker read later, whatever becomes of the name.
@@ -84,8 +93,11 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
     manifest = found.package.manifest
     if options.ranks is not None and manifest.workload != "script":
         raise UsageError(Code.USAGE, "only the job of a script runs in several ranks")
-    specification = _specification(options, manifest.workload, manifest.floor.egress, found.package_file.fileno())
-    found.worker = sandbox.start(specification)
+    paths = sandbox.default_read_paths() if look is None else look.paths
+    specification = _specification(
+        options, manifest.workload, manifest.floor.egress, found.package_file.fileno(), paths
+    )
+    found.worker = sandbox.start(specification, look=look)
     # It may import its frameworks as soon as it lives; it is given nothing before it has been observed.
     found.worker.link.sendall(control({"type": "prepare"}))
 
@@ -99,7 +111,9 @@ def _begin(found: Beginning, options: Options, loop: Loop, make_key: Callable[[]
     found.custodian = Custodian.start(loop, found.package_file, found.regions, make_key)
 
 
-def _specification(options: Options, workload: str, egress: tuple[str, ...], package: int) -> sandbox.SandboxSpec:
+def _specification(
+    options: Options, workload: str, egress: tuple[str, ...], package: int, read_paths: tuple[str, ...]
+) -> sandbox.SandboxSpec:
     prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
     argv = ("-c", _WORKER, "--fd", "3", "--workload", workload, "--workspace", "{workspace}")
     ranks = () if options.ranks is None else ("--ranks", str(options.ranks))
@@ -107,7 +121,7 @@ def _specification(options: Options, workload: str, egress: tuple[str, ...], pac
         argv=(sys.executable, "-I", "-B", "-X", f"pycache_prefix={prefix}", *argv, *ranks),
         pycache_prefix=prefix,
         workspace_bytes=_workspace_bytes(),
-        read_paths=sandbox.default_read_paths(),
+        read_paths=read_paths,
         device_paths=sandbox.default_devices(),
         egress=egress,
         loopback=options.ranks is not None,

@@ -77,9 +77,15 @@ def _importable(path: str) -> set[str]:
             found.add(entry.path)
         elif entry.name.isidentifier() and entry.is_dir():
             # Perhaps a namespace: its packages, and nothing beside them.
-            names = os.listdir(entry.path) if os.access(entry.path, os.R_OK) else []
-            found |= {f"{entry.path}/{name}" for name in names if os.path.isfile(f"{entry.path}/{name}/__init__.py")}
+            found |= {path for path in _beneath(entry.path) if os.path.isfile(f"{path}/__init__.py")}
     return found
+
+
+def _beneath(folder: str) -> list[str]:
+    try:
+        return [f"{folder}/{name}" for name in os.listdir(folder)]
+    except OSError:
+        return []  # it may not be read, or is gone
 
 
 def default_devices() -> tuple[str, ...]:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.broker import audit
 from glasshouse.broker.client import Reply
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.releases import Release, Releases
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.evidence.heads import CountersignedHead
+from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import ReleaseMessage, ReleaseRequest
 from glasshouse.tamper.stage import Actor, Owner
@@ -232,6 +234,38 @@ def test_a_token_of_another_machine_or_another_group_is_refused_and_named(owner:
         assert reply.problem().code in {Code.TOKEN_CLAIM, Code.RANK_REFUSED}
     assert client.group(places[0].id)["refused"] == {"code": "token-claim-mismatch", "machine": 0}
     assert client.group(other_place.id)["state"] == "open", "another group pays for nothing"
+
+
+def test_a_machine_whose_token_ends_while_it_waits_is_the_one_that_is_blamed(broker: LocalBroker, owner: Owner) -> None:
+    """Any challenge sweeps what is over; what a machine of an open group waits with is not."""
+    places = owner.client().add_group(owner.deployment, machines=3, ranks=1)
+    launches = [owner.launch(group=one, lifetime_s=60 if at == 1 else 600) for at, one in enumerate(places)]
+    machines = [Machine.enter(Actor.enter(owner, one)) for one in launches[:2]]
+    for one in machines:
+        pending(one.attest())
+    broker.advance(61)
+    last = Machine.enter(Actor.enter(owner, launches[2]))
+    assert refused(last.attest()) == (Code.RANK_REFUSED, "machine 1: token-expired")
+    assert owner.client().group(group_id(last))["refused"] == {"code": "token-expired", "machine": 1}
+
+
+def test_a_delegation_that_is_renewed_while_a_machine_asks_refuses_no_group(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = group(owner, 2)
+    pending(first.attest())
+    check, asked = broker_side.check_releasable, []
+
+    def late(*arguments: Any, **others: Any) -> None:
+        asked.append(None)
+        if len(asked) == 1:
+            raise CheckFailedError("2", Code.CHAIN_DELEGATION, "it was over when the machine asked")
+        check(*arguments, **others)
+
+    monkeypatch.setattr(broker_side, "check_releasable", late)
+    pending(first.ask())
+    monkeypatch.setattr(broker_side, "check_releasable", check)
+    assert last.attest().status == 200
 
 
 def test_the_owner_takes_the_key_back_while_machines_wait(owner: Owner) -> None:

@@ -129,6 +129,32 @@ def test_one_address_cuts_no_others_request_in_a_room_that_it_fills() -> None:
     assert ended(found) == list(range(14))
 
 
+def test_many_addresses_with_one_each_do_not_cut_an_address_with_a_few() -> None:
+    """Several machines behind one NAT, whose requests are under way."""
+    room = Room(MOST_CONNECTIONS)
+    strangers = [Line(room, f"198.51.{number // 250}.{number % 250}") for number in range(2 * MOST_CONNECTIONS)]
+    assert all(one.enter() for one in strangers[: MOST_CONNECTIONS - 4])
+    honest = lines(room, 8)
+    assert all(one.enter() for one in strangers[MOST_CONNECTIONS - 4 : MOST_CONNECTIONS + 200])
+    assert ended(honest) == []
+
+
+def test_many_addresses_with_some_bytes_do_not_cut_one_long_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "MOST_BYTES", 64_000)
+    room = Room(MOST_CONNECTIONS)
+    strangers = [Line(room, f"198.51.{number // 250}.{number % 250}") for number in range(500)]
+    for one in strangers:
+        assert one.enter()
+        room.received(one, 200)
+    [honest] = lines(room, 1)
+    for _ in range(10):
+        room.received(honest, 100)
+    assert not honest.ended
+    assert ended(strangers)[0] == 0
+    room.received(honest, 500)
+    assert honest.ended, "longer than any message, from an address that keeps more than its share"
+
+
 def test_what_left_is_forgotten() -> None:
     room = Room(2, of_address=2)
     for _ in range(3):

@@ -22,14 +22,14 @@ from glasshouse_bench.verdict import Lack, MeasurementVerdict
 from glasshouse_bench.verify import refuse_first_format, verify_measurement
 from simulators.sealed_design import MACHINE
 from simulators.slot_measurement import CREATED_US, OWNER, measured
-from tools.artifact_stories import FIRST, STORIES, edit, payload, sign
+from tools.artifact_stories import FIRST, STORIES, edit, fitted, payload, sign
 
 WHY = {
     "step-changed": "not the record that its note names",
     "step-changed-and-signed": "analysis.json",
-    "session-left-out": "analysis.json",
-    "session-in-the-middle-left-out": "sessions/ that the statement does not know",
-    "design-other": "follows another schedule",
+    "session-left-out": "lacks sessions/0002/session.json",
+    "session-in-the-middle-left-out": "lacks sessions/0000/session.json",
+    "design-other": "design.json is not the one that was signed",
     "seed-other-and-signed": "follows another schedule",
     "word-changed-and-signed": "claim.word",
     "interval-narrowed-and-signed": "slowdown_95.high",
@@ -146,6 +146,7 @@ def test_blocks_of_stolen_time_are_excluded_by_the_designs_rule_and_throttling_v
 
 def test_a_background_spread_over_more_than_its_slots_is_refused(folder: Path) -> None:
     edit(folder / FIRST / "session.json", lambda note: note["background"].update(over_ns=10**12))
+    sign(folder, fitted(folder, payload(folder)))
     assert "spread over more" in refusal(folder).message
 
 
@@ -164,6 +165,7 @@ def test_one_deployment_behind_two_sessions_is_refused(folder: Path) -> None:
     notes = [folder / "interleaved" / "sessions" / name / "session.json" for name in ("0000", "0001")]
     names = json.loads(notes[0].read_bytes())["protected"]
     edit(notes[1], lambda note: note["protected"].update(deployment=names["deployment"]))
+    sign(folder, fitted(folder, payload(folder)))
     assert "one deployment stands behind two" in refusal(folder).message
 
 
@@ -199,6 +201,13 @@ def test_a_huge_file_is_not_read(folder: Path, name: str, size: int) -> None:
     assert "longer than" in refusal(folder).message
 
 
+def test_no_record_is_read_for_a_stranger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = sha256((folder / FIRST / "raw.steps").read_bytes() + b"more").hex()
+    edit(folder / FIRST / "session.json", lambda note: note["raw"].update(record_sha256=changed))
+    monkeypatch.setattr(Part, "records", lambda *_: pytest.fail("a record was read before its note was the owner's"))
+    assert "the attempts in interleaved/" in refusal(folder).message
+
+
 def test_a_record_that_is_no_text_at_all_is_refused(folder: Path) -> None:
     (folder / FIRST / "raw.steps").write_bytes(b"\xff" * 1000)
     assert refusal(folder).code is Code.ARTIFACT_INVALID
@@ -209,6 +218,7 @@ def test_nothing_that_names_a_path_has_room(folder: Path) -> None:
         note["protected"]["deployment"] = "../../etc/passwd"
 
     edit(folder / FIRST / "session.json", named)
+    sign(folder, fitted(folder, payload(folder)))
     assert "protected.deployment" in refusal(folder).message
 
 

@@ -195,3 +195,22 @@ def test_who_has_nobody_to_wait_for_is_not_made_to(world: World) -> None:
         ask()
     assert caught.value.code is Code.BROKER_PROTOCOL
     assert len(gate.asked) == 1
+
+
+def test_a_challenge_that_was_over_before_its_answer_arrived_is_not_asked_for_again() -> None:
+    """The machine was suspended between request and answer: the same request is refused for good."""
+    world, clock = World.in_group(), Clock()
+    gate = Gate([AWAY, RefusedError(Code.NONCE_EXPIRED, "a challenge that has expired")])
+    with pytest.raises(RefusedError):
+        attest.attest(
+            loop=clock,  # type: ignore[arg-type]
+            gate=gate,  # type: ignore[arg-type]
+            launch=world.launch_file(),
+            manifest=None,  # type: ignore[arg-type]
+            evidence_key=world.evidence_key,
+            claims=lambda challenge, now_us: pytest.fail("there is no challenge"),
+            sent=lambda evidence: None,
+        )
+    lost, again, *others = [body for _, body in gate.asked]
+    assert lost == again, "nothing was answered"
+    assert len({again, *others}) == 1 + len(others) > 2, "and then another request each time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -63,6 +64,24 @@ attacks['package'] |= {
 }
 print(json.dumps({'attacks': attacks, 'same': os.pread(package, 1 << 20, 0).hex(), 'rest': sys.stdin.read()}))
 """
+
+
+@pytest.mark.parametrize("times", [5, 1000], ids=["now and then", "each time"])
+def test_a_folder_that_another_process_changes_in_that_moment_is_not_taken_for_one_that_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    numbers = iter(range(times))
+
+    def refused(target: object, *_: object, **__: object) -> None:
+        number = next(numbers, None) if target == str(tmp_path) else None
+        if number is not None:
+            (tmp_path / str(number)).mkdir()
+        raise OSError(errno.EROFS, "a mount that is read-only")
+
+    for name in ("utime", "chmod", "chown"):
+        monkeypatch.setattr(os, name, refused)
+    found = outside.metadata(REAL, package=None, paths=[str(tmp_path)])
+    assert ("shown-times" in found) is (times == 1000)
 
 
 def kept(path: Path) -> tuple[object, ...]:

@@ -232,7 +232,7 @@ def _broken(spec: sandbox.SandboxSpec, streams: list[int]) -> int:
     reader, writer = os.pipe()
     os.write(writer, b"{0")  # an empty mapping, as marshal writes it
     os.close(writer)
-    return sandbox._spawn(spec, [*streams[:4], reader, streams[5]])
+    return sandbox._spawn(spec, [*streams[:4], reader, *streams[5:]])
 
 
 # as another user
