@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.errors import UsageError
 from glasshouse.jobs.identity import Identity
 from glasshouse_bench.artifact import Attempt, Ended, Part
 from glasshouse_bench.design import Mode, Planted
+from glasshouse_bench.harness import alone
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
-from glasshouse_bench.harness.subject import builtin
+from glasshouse_bench.harness.subject import builtin, owners
 from glasshouse_bench.records import parse
 from glasshouse_bench.sessions import Outcome, session_of
 from glasshouse_bench.statement import write_statement
@@ -73,3 +75,33 @@ def test_what_is_planted_in_one_of_two_raw_workers_is_found(tmp_path: Path) -> N
     assert found.blocks is not None
     # Half as long again; whatever else this machine does, not by half of that.
     assert math.log(1.25) < found.blocks.contrast < math.log(1.8)
+
+
+@pytest.mark.slow
+def test_both_arms_alone_are_timed_and_make_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "RAW_S", 1.0)
+    with Stop() as stop, Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=Identity.generate()) as at:
+        found = alone.calibrated(at, stop, device=False)
+        same = alone.parity(at, stop)
+    assert min(len(found.raw_ns), len(found.protected_ns)) >= 20
+    assert found.lifecycle is not None
+    assert same is not None
+    assert same.same
+    assert same.deployment != found.deployment
+    assert alone._committed(bytes(32), {"a": bytes(32)}) != alone._committed(bytes(32), {"a": bytes(31) + b"\1"})
+
+
+def test_a_script_that_takes_no_step_is_told_what_a_step_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('no step')\n")
+    (tmp_path / "job.toml").write_text(
+        'name = "mine"\nworkload = "script"\n[inputs]\n"train.py" = "train.py"\n[params]\nscript = "train.py"\n'
+        '[policy]\nassurance = "software"\nprofile = "standard"\n'
+    )
+    mine = owners(tmp_path / "job.toml", "script")
+    with (
+        Stop() as stop,
+        Stage(lambda _folder: mine, identity=Identity.generate()) as at,
+        pytest.raises(UsageError, match="took no step") as refused,
+    ):
+        alone.calibrated(at, stop, device=False)
+    assert "task.progress" in refused.value.hint

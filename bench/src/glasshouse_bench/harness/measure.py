@@ -18,39 +18,34 @@ from typing import Protocol
 
 import numpy as np
 
-from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.files import is_there, private_folder, write_private
 from glasshouse.jobs.identity import Identity
 from glasshouse.wire.canonical import decode
-from glasshouse.workloads.slots import ALONE, BLOCK, Plan
-from glasshouse_bench.artifact import Attempt, Ended, Part, read_file
+from glasshouse.workloads.slots import BLOCK
+from glasshouse_bench.artifact import Attempt, Part, read_file
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.calibration import LEAST_BLOCKS, LEAST_NS, Calibrated, calibrate
 from glasshouse_bench.design import Design, Exclusions, Kind, Mode, Padding, Planted, Workload
 from glasshouse_bench.documents import plain
-from glasshouse_bench.harness.arms import PADDING_BYTES, Left, Worker
-from glasshouse_bench.harness.machine import Card, clock, describe
-from glasshouse_bench.harness.session import lifecycle_of, read, run_session
+from glasshouse_bench.harness.alone import calibrated, parity
+from glasshouse_bench.harness.arms import PADDING_BYTES
+from glasshouse_bench.harness.machine import Card, describe
+from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import Subject
-from glasshouse_bench.records import Record
 
 __all__ = ["CALIBRATION", "Viewer", "Wish", "measure", "refuse_short"]
 
-CALIBRATION = "calibration.json"
-RAW_S = 10.0
+CALIBRATION, PARITY = "calibration.json", "parity.json"
 STEAL_PPM = 20_000
-# The deviation of a session's contrast that no length of it takes away: 1.4 to 2.3 % for two processes started afresh.
-BETWEEN = 0.018
 # The null needs half of the headline's precision: a third of its sessions gives 1.7 times the width.
 NULL_SHARE = 3
 LEAST_SESSIONS, WANTED_SESSIONS = 6, 20
 _LEAST_ALTERNATING = 10
 _LONGEST_NS = 60_000_000_000
-_PATIENCE_S = 1800.0
 _END_S = 2.0  # from the schedule's end until both arms have ended and the note is written
-_MOST_STEPS = 65_536
 _MAX_BYTES = 4 << 20
 
 
@@ -123,7 +118,8 @@ def measure(
             parts = [Part.begin(folder, Part.open(folder, mode).design) for mode in begun]
         else:
             on_card = card is not None and stage.subject.job.params.get("device") != "cpu"
-            calibration = _calibrated(stage, viewer, stop, device=on_card)
+            viewer.doing("calibrating: a raw and a protected run without slots")
+            calibration = calibrated(stage, stop, device=on_card)
             write_private(private_folder(folder) / CALIBRATION, calibration.encode(), replace=False)
             designs = plan(wish, calibration, stage.subject, cpus=chosen, card=card)
             parts = [Part.begin(folder, design) for design in designs]
@@ -135,6 +131,11 @@ def measure(
             arms = stage.arms(part.design, number)
             note, reason = run_session(part, number, arms, start_s=calibration.start_us / 1e6, stop=stop, card=card)
             viewer.session(part, note, reason)
+        if not stop.asked and not is_there(folder / PARITY):
+            viewer.doing("work parity: a raw and a protected run with the same target")
+            same = parity(stage, stop)
+            if same is not None:
+                write_private(folder / PARITY, same.encode(), replace=False)
     return parts
 
 
@@ -206,67 +207,6 @@ def plan(wish: Wish, found: Calibration, subject: Subject, *, cpus: tuple[int, .
             )
         )
     return designs
-
-
-def _calibrated(stage: Stage, viewer: Viewer, stop: Stop, *, device: bool) -> Calibration:
-    viewer.doing("calibrating: a raw run without slots")
-    raw, raw_start_us = _timed(stage, stage.raw, stop)
-    viewer.doing("calibrating: a protected run without slots")
-    protected, start_us = _timed(stage, stage.protected, stop)
-    return Calibration(
-        raw_ns=_steps(raw),
-        protected_ns=_steps(protected),
-        start_us=max(raw_start_us, start_us),
-        between_ppm=round(BETWEEN * 1e6),
-        device=device,
-        lifecycle=lifecycle_of(raw, protected),
-        deployment=protected.arm.deployment,
-    )
-
-
-def _timed(stage: Stage, make: Callable[..., Worker], stop: Stop) -> tuple[Left, int]:
-    """Run one arm alone for ten seconds; return what it left, and the microseconds to its first step."""
-    began_ns = clock().monotonic_ns
-    alone = Plan(seed=bytes(32), arm=ALONE, slot_ns=1_000_000, steps=64, uncounted=1, warmup_steps=0, end_ns=2**61)
-    worker = make(alone, **stage.subject.timed(RAW_S))
-    try:
-        worker.start()
-        until_s = time.monotonic() + _PATIENCE_S
-        ends_by_itself = bool(stage.subject.timed(RAW_S))
-        stops_s = until_s if ends_by_itself else time.monotonic() + 3 * RAW_S
-        while worker.alive and not stop.asked and time.monotonic() < stops_s:
-            time.sleep(0.05)
-        if worker.alive:
-            worker.stop()
-        left = worker.left(Ended.INTERRUPTED if stop.asked else Ended.COMPLETED)
-    finally:
-        worker.close()
-    if stop.asked:
-        raise RunError(Code.INTERRUPTED, "the measurement was interrupted while it was calibrated")
-    record = _record(left)
-    return left, (int(record.steps.begin[0]) - began_ns) // 1000
-
-
-def _record(left: Left) -> Record:
-    record = read(left)
-    if record is None or (left.arm.code is not None and left.arm.code is not Code.INTERRUPTED):
-        raise RunError(
-            left.arm.code or Code.WORKER_FAILED, f"the job does not run: {left.reason or 'it left no record'}"
-        )
-    if not len(record.steps.begin):
-        raise UsageError(
-            Code.USAGE,
-            "the job took no step",
-            hint="a step is one call of task.progress: call it once a step, from the thread that trains",
-        )
-    return record
-
-
-def _steps(left: Left) -> tuple[int, ...]:
-    steps = _record(left).steps
-    lengths = steps.end - steps.begin
-    warm = lengths[max(3, len(lengths) // 10) :] if len(lengths) > 30 else lengths
-    return tuple(int(one) for one in warm[:_MOST_STEPS])
 
 
 def _cpus(subject: Subject) -> tuple[int, ...]:
