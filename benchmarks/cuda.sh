@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Measures what protection costs on one CUDA machine, in under ten minutes, downloading nothing.
+# Measures what protection costs on one CUDA machine, in about a quarter of an hour, downloading nothing.
 #
 #   bash benchmarks/cuda.sh [OUT]
 #
-# OUT (default: overhead-cuda) receives one folder a workload, each with raw slices, a signed statement and
-# report.html, and summary.json. `glasshouse verify OUT/lora-7b` recomputes every number anywhere.
+# OUT (default: overhead-cuda) receives one folder a workload, each with step records, a signed statement and
+# report.html, and summary.json. `glasshouse verify OUT/lora-7b` computes every number again anywhere.
 #
-# Needs Python 3.11 or newer with torch, transformers, peft, numpy, scipy and matplotlib. What else Glasshouse
-# needs (cryptography, fastapi, psutil, sqlalchemy, uvicorn, typer, rich) is taken from the machine or, without a network, from
-# wheels in the folder that WHEELS names; fill it where there is a network:
-#   pip download --only-binary :all: --python-version 3.12 -d wheels cryptography fastapi psutil sqlalchemy uvicorn typer rich
+# Needs Python 3.11 or newer with torch, transformers, peft, numpy, scipy, matplotlib and jinja2. What else Glasshouse needs
+# (blake3, cryptography, fastapi, h11, pathspec, platformdirs, psutil, rich, sqlalchemy, typer, uvicorn) is taken from the machine or,
+# without a network, from wheels in the folder that WHEELS names; fill it where there is a network:
+#   pip download --only-binary :all: --python-version 3.12 -d wheels 'cryptography>=50,<51' blake3 fastapi h11 pathspec platformdirs psutil \
+#     rich sqlalchemy typer uvicorn
 #
 #   PYTHON=python3   the interpreter that has torch
 #   WHEELS=wheels    a folder of wheels, if the machine lacks any
-#   SMALL=1          a few seconds of each on the CPU: tries this script out, measures nothing
+#   SMALL=1          some minutes on the CPU: tries this script out, measures nothing
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -37,18 +38,27 @@ venv=$out/.venv
 "$python" -m venv --without-pip "$venv"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$python" - "$site" "$here" <<'PY'
-import pathlib, site, sys, sysconfig
+import pathlib, site, sys, sysconfig, tomllib
 target, source = map(pathlib.Path, sys.argv[1:])
-paths = [str(source / "src"), str(source), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+paths = [str(source / "src"), str(source / "bench" / "src"), str(source), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
 (target / "glasshouse-bench.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
+# What an installation of bench/ would leave: its entry points, by which its commands and its verifier are found.
+project = tomllib.loads((source / "bench" / "pyproject.toml").read_text())["project"]
+info = target / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+info.mkdir()
+(info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+groups = project["entry-points"].items()
+(info / "entry_points.txt").write_text(
+    "".join(f"[{group}]\n" + "".join(f"{name} = {point}\n" for name, point in points.items()) for group, points in groups)
+)
 PY
-if ! "$venv/bin/python" -c 'import cryptography, fastapi, psutil, sqlalchemy, uvicorn, typer, rich' 2>/dev/null; then
+if ! "$venv/bin/python" -c 'import blake3, cryptography, fastapi, h11, pathspec, platformdirs, psutil, rich, sqlalchemy, typer, uvicorn' 2>/dev/null; then
   if [ -z "$wheels" ]; then
     echo "this machine lacks what Glasshouse needs: fill a folder of wheels as this script's head says, and name it: WHEELS=DIR" >&2
     exit 2
   fi
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$wheels" --target "$site" \
-    'cryptography>=50,<51' fastapi psutil sqlalchemy uvicorn typer rich
+    'cryptography>=50,<51' blake3 fastapi h11 pathspec platformdirs psutil rich sqlalchemy typer uvicorn
 fi
 gh() { "$venv/bin/glasshouse-bench" "$@"; }
 cat > "$venv/bin/glasshouse-bench" <<SH
@@ -61,13 +71,13 @@ gh init >/dev/null
 
 if [ -n "$small" ]; then
   device=cpu
-  subjects=("mlp|--workload mlp|0" "lora-tiny|--workload lora|0")
+  subjects=("mlp|--workload mlp --mode sequential|90")
   runs=1
 else
   device=cuda
   subjects=(
-    "mlp|--workload mlp|130"
-    "lora-0.5b|--workload lora --model config:qwen2.5-0.5b|160"
+    "mlp|--workload mlp|120"
+    "lora-0.5b|--workload lora --model config:qwen2.5-0.5b|150"
     "lora-7b|--workload lora --model config:qwen2.5-7b|210"
   )
   runs=2
@@ -83,22 +93,18 @@ status=0
 gpu=
 for subject in "${subjects[@]}"; do
   IFS='|' read -r name words time_s <<<"$subject"
-  if [ -n "$small" ]; then
-    length=(--sessions 1 --blocks 2 --steps 200 --warmup 1s)
-    time_s=240
-  else
-    length=(--time "${time_s}s" --warmup 5s)
-  fi
-  say "$name: interleaved, null and sequential, phases"
+  say "$name: $words"
   before=$(gpu_memory)
-  # A machine that is slower than it looked is stopped as by Ctrl-C: what is complete by then is kept, signed and drawn.
+  # A null beside it takes a third more, and calibration some minutes where a model is large. A machine that is slower than it
+  # looked is stopped as by Ctrl-C: what is complete by then is kept and signed.
   # shellcheck disable=SC2086
-  timeout --signal=INT --kill-after=60 "$((time_s + 40))" "$venv/bin/glasshouse-bench" \
-    bench overhead $words --mode all --phases "${length[@]}" --device "$device" -o "$out/$name" --json >"$out/$name.json" ||
+  timeout --signal=INT --kill-after=60 "$((2 * time_s + 180))" "$venv/bin/glasshouse-bench" \
+    bench overhead $words --time "${time_s}s" --device "$device" -o "$out/$name" --json >"$out/$name.json" ||
     { code=$?; echo "$name: exit status $code" >&2; status=1; }
   after=$(gpu_memory)
   gpu="$gpu{\"name\":\"$name\",\"used_mib_before\":$before,\"used_mib_after\":$after},"
   if [ -f "$out/$name/statement.json" ]; then
+    gh bench report "$out/$name" || status=1
     gh verify "$out/$name" --owner "$out/$name/owner.pub" || true
   fi
 done
