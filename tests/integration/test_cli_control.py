@@ -73,7 +73,9 @@ def test_a_detached_run_is_followed_and_ends_by_itself(shell: Shell) -> None:
     run = shell.wait_until_running()
     assert run["run_id"] == placed["run_id"]
     running = shell.ask("status", "--json").object["runs"][0]
-    assert (running["run_id"], running["phase"], running["outcome"]) == (placed["run_id"], "running", None)
+    assert running["run_id"] == placed["run_id"]
+    # On a busy machine the run may end while `status` starts; that it ran was seen above.
+    assert (running["phase"], running["outcome"]) in {("running", None), ("ended", "completed")}
     attached = shell.ask("attach", placed["run_id"][:8], "--json")
     assert (attached.code, attached.object["outcome"]) == (ExitCode.DONE, "completed")
     assert attached.object["receipt"]["verdict"] == "good"
