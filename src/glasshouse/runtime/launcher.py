@@ -347,6 +347,8 @@ def _observe(
         tried["landlock"] += of_kernel
     else:
         notes += [f"open-{name}" for name in of_kernel]  # without mounts nothing can hide them
+        # What is written elsewhere stays on a disk, or is read from a pipe by another process.
+        tried["egress-closed"] += [name for name in tried["landlock"] if name in ("create-outside", "write-outside")]
     observed: dict[str, bool | None] = {name: not succeeded for name, succeeded in tried.items()}
     notes += [f"open-{name}" for succeeded in tried.values() for name in succeeded]
     if shown.IN_PART in notes and observed["egress-closed"]:

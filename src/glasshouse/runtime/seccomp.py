@@ -52,6 +52,9 @@ _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
 _ATTRIBUTE_IOCTLS = (
     0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x800C6613, 0x40806685, 0x41009432, 0xC0189436,
 )  # fmt: skip
+# Kinds of controls that are of no file system: NVIDIA's three, terminals and pipes, sockets.
+_IOCTL_KINDS = (0x00, ord("F"), ord("m"), ord("T"), 0x89)
+_IOCTL_KIND_MASK = 0xFF00
 # F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read.
 _FILE_NOTES = (1024, 1036, 1038)
 
@@ -167,7 +170,10 @@ def worker(
         filter_.families(_AF_UNIX)
     filter_.worker_prctl()
     filter_.personality()
-    filter_.no_value("ioctl", 1, (_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS))
+    # Every file system has controls of its own that leave something on a disk by a descriptor for reading, and of which
+    # Landlock hears nothing: ext4 another number for a file's version, btrfs a new folder. A list of them has no end.
+    kinds = () if private_root else _IOCTL_KINDS
+    filter_.controls((_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS), kinds)
     filter_.no_value("fcntl", 1, _FILE_NOTES)
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
     filter_.refuse(_LASTING, errno.ENOSYS)
@@ -263,6 +269,13 @@ class _Filter:
     def no_value(self, name: str, argument: int, values: tuple[int, ...]) -> None:
         checks = [(_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
         self._rule(name, [_low(argument), *checks, _allow(), _answer(errno.EPERM)])
+
+    def controls(self, refused: tuple[int, ...], kinds: tuple[int, ...]) -> None:
+        """Refuse some ioctls, and where `kinds` are given all of others."""
+        only = [(_JEQ, len(kinds) - index, 0, kind << 8) for index, kind in enumerate(kinds)]
+        tail = [(_AND, 0, 0, _IOCTL_KIND_MASK), *only, _answer(errno.ENOTTY)] if kinds else []
+        checks = [(_JEQ, len(refused) - index + len(tail), 0, value) for index, value in enumerate(refused)]
+        self._rule("ioctl", [_low(1), *checks, *tail, _allow(), _answer(errno.EPERM)])
 
     def clone(self) -> None:
         """Let processes and threads be made, but no namespaces."""

@@ -143,20 +143,32 @@ def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tupl
         give_up_s: after that many seconds no further folder is looked into.
 
     Returns:
-        ``socket``, ``pipe`` or ``state`` and a path, for each that was found, and ``closed`` for each folder that can
-        be passed through but not looked into; and whether everything else was looked at.
+        ``socket``, ``pipe`` or ``state`` and a path beneath one of `paths`, for each that was found, and ``closed`` for
+        each folder that can be passed through but not looked into; and whether everything else was looked at.
     """
     deadline = time.monotonic() + give_up_s
     found: list[tuple[str, str]] = []
     whole, last = True, ""
-    for path in sorted({os.path.realpath(path) + "/" for path in paths if os.path.exists(path)}):
+    names = [(path, os.path.realpath(path).rstrip("/")) for path in paths if os.path.exists(path)]
+    for path in sorted({f"{real}/" for _, real in names}):
         if last and path.startswith(last):
             continue  # it lies beneath one that was looked at
         last, top = path, path.rstrip("/") or "/"
         kind = _special(top)
         found += [(kind, top)] if kind else []
         whole = _beneath(top, deadline, found) and whole
-    return found, whole
+    return _as_shown(found, names), whole
+
+
+def _as_shown(found: list[tuple[str, str]], names: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Name what was found as the worker does: where a link led there, its private root has the link's name alone."""
+    named = [
+        (kind, name + path[len(real) :])
+        for kind, path in found
+        for name, real in names
+        if f"{path}/".startswith(f"{real}/")
+    ]
+    return list(dict.fromkeys(named))
 
 
 def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:

@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import stat
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,27 @@ def test_a_folder_that_another_process_changes_in_that_moment_is_not_taken_for_o
         monkeypatch.setattr(os, name, refused)
     found = outside.metadata(REAL, package=None, paths=[str(tmp_path)])
     assert ("shown-times" in found) is (times == 1000)
+
+
+@pytest.mark.parametrize("tick_ns", [4_000_000, 10**9], ids=["a tick of 4 ms", "a tick of a second"])
+def test_a_folder_whose_times_can_be_set_is_found_where_the_clock_of_its_file_system_is_coarse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tick_ns: int
+) -> None:
+    real, waited = os.stat, [time.time_ns()]
+
+    def coarse(target: object, **given: object) -> object:
+        found = real(target, **given)  # type: ignore[call-overload]
+        noted = changed[0] // tick_ns * tick_ns
+        facts = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+        return types.SimpleNamespace(**{**facts, "st_ctime_ns": noted})
+
+    changed = [waited[0]]
+    for name in ("utime", "chmod", "chown"):
+        monkeypatch.setattr(os, name, lambda *_, **__: changed.__setitem__(0, waited[0]))
+    monkeypatch.setattr(os, "stat", coarse)
+    monkeypatch.setattr(time, "time_ns", lambda: waited[0])
+    monkeypatch.setattr(time, "sleep", lambda s: waited.__setitem__(0, waited[0] + int(s * 10**9)))
+    assert "shown-times" in outside.metadata(REAL, package=None, paths=[str(tmp_path)])
 
 
 def kept(path: Path) -> tuple[object, ...]:
@@ -261,3 +284,18 @@ def test_a_descriptor_for_writing_is_no_view_of_a_package(package: Path) -> None
         assert os.pread(copy, 1 << 20, 0) == SEALED
     finally:
         os.close(copy)
+
+
+@needs_landlock
+@pytest.mark.parametrize("number", [0x40086604, 0x5000940E, 0x40047211, 0x4004F50D, 0x6609])
+def test_where_nothing_is_mounted_no_control_of_a_file_system_is_reached(tmp_path: Path, number: int) -> None:
+    """ext4's older number for a version, btrfs's new folder, FAT's attributes, f2fs's pin, ext4's other form."""
+    code = f"""
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+word = ctypes.create_string_buffer(4096)
+assert libc.ioctl(os.open({str(tmp_path)!r}, os.O_RDONLY), ctypes.c_ulong({number}), word) == -1
+print(errno.errorcode[ctypes.get_errno()])
+"""
+    ran = run(code, kernel=WithoutMounts(), read_paths=(*specification("").read_paths, str(tmp_path)))
+    assert (ran.output.strip(), ran.report.observed["metadata-closed"]) == ("ENOTTY", CheckResult.PASSED)

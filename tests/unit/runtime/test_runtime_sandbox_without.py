@@ -279,3 +279,12 @@ def test_root_without_its_capabilities_as_in_a_container_uses_a_user_namespace(p
     assert ("unmapped-user" in ran.report.notes) is not private
     assert ran.report.workspace is (WorkspaceKind.TMPFS if private else WorkspaceKind.DIRECTORY)
     assert not private or ran.output == "False\n"
+
+
+def test_where_neither_mounts_nor_landlock_keep_files_closed_egress_is_not_called_closed() -> None:
+    class Neither(WithoutMounts, WithoutLandlock):
+        """As in a container on an older kernel."""
+
+    ran = run("pass", kernel=Neither())
+    assert ran.report.observed["egress-closed"] is CheckResult.FAILED
+    assert "open-write-outside" in ran.report.notes

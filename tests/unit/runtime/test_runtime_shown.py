@@ -226,9 +226,13 @@ def test_everything_is_looked_at_however_much_lies_beside_it_and_however_deep(tm
     os.mkfifo(deep / "pipe")
     (tmp_path / "link").symlink_to(deep)
     with listening(deep / "s"):
-        found = [("pipe", f"{deep}/pipe"), ("socket", f"{deep}/s"), ("state", f"{deep}/owner.key")]
-        for paths in ([str(tmp_path)], [str(deep), str(tmp_path)], [f"{tmp_path}/link"]):
+        for paths, top in (
+            ([str(tmp_path)], deep),
+            ([str(deep), str(tmp_path)], deep),
+            ([f"{tmp_path}/link"], tmp_path / "link"),
+        ):
             seen, whole = shown.search(paths)
+            found = [("pipe", f"{top}/pipe"), ("socket", f"{top}/s"), ("state", f"{top}/owner.key")]
             assert (sorted(seen), whole) == (found, True)
         assert shown.search([f"{deep}/s", f"{deep}/gone"]) == ([("socket", f"{deep}/s")], True)
 
@@ -561,3 +565,18 @@ def _let_in(folder: Path) -> None:
     for parent in folder.parents:
         if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o7777 == 0o700:
             parent.chmod(0o711)
+
+
+@needs_landlock
+@needs_namespaces
+@pytest.mark.parametrize("deep", [False, True], ids=["the link is shown", "what lies beneath it is shown"])
+def test_what_is_shown_by_a_link_is_looked_at_by_the_name_that_the_worker_sees(tmp_path: Path, deep: bool) -> None:
+    models = tmp_path / "disk" / "hub" / "models"
+    models.mkdir(parents=True)
+    os.mkfifo(models / "pipe")
+    (models / "owner.key").write_text("a key")
+    (tmp_path / "cache").symlink_to(tmp_path / "disk" / "hub")
+    place = tmp_path / "cache" / "models" if deep else tmp_path / "cache"
+    ran = run("pass", read_paths=(*specification("").read_paths, str(place)))
+    assert ran.report.observed["egress-closed"] is CheckResult.FAILED
+    assert {"open-shown-pipe", "open-shown-state"} <= set(ran.report.notes)
