@@ -6,6 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
+from glasshouse.errors import ExitCode
+from glasshouse.jobs.identity import OwnerPublic
+from glasshouse_bench.verdict import percent
+from glasshouse_bench.verify import verify_measurement
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,6 +23,17 @@ def test_links_and_figures_of_the_page_exist() -> None:
     assert targets
     for target in targets:
         assert (ROOT / "docs" / target).exists(), target
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("overhead-*")), ids=lambda path: path.name)
+def test_kept_measurements_are_verified_and_the_page_says_what_they_say(folder: Path) -> None:
+    owner = OwnerPublic.parse((folder / "owner.pub").read_bytes())
+    verdict = verify_measurement(folder, owner=owner)
+    assert verdict.exit_code is ExitCode.DONE
+    assert folder.name in PAGE
+    result = verdict.measurement.main.analysis["result"]
+    for end in (result["slowdown"], result["slowdown_95"]["low"], result["slowdown_95"]["high"]):
+        assert percent(end).removesuffix(" %").replace("-", "−") in PAGE
 
 
 def test_the_benches_results_are_data() -> None:

@@ -46,7 +46,8 @@ def overhead(
         str, typer.Option("--mode", help="interleaved (with a null beside it), sequential, alternating, or null.")
     ] = "interleaved",
     time_: Annotated[
-        str, typer.Option("--time", metavar="TIME", help="For the sessions; a null beside them takes a third more.")
+        str,
+        typer.Option("--time", metavar="TIME", help="For the sessions; a null beside them takes half of it more."),
     ] = "10m",
     margin: Annotated[
         str, typer.Option("--margin", metavar="PERCENT", help="Differences below it count as equivalent.")

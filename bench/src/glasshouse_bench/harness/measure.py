@@ -40,8 +40,8 @@ __all__ = ["CALIBRATION", "Viewer", "Wish", "measure", "refuse_short"]
 
 CALIBRATION, PARITY = "calibration.json", "parity.json"
 STEAL_PPM = 20_000
-# The null needs half of the headline's precision: a third of its sessions gives 1.7 times the width.
-NULL_SHARE = 3
+# The null's interval may be twice as wide: half of the sessions give 1.4 times the width, and t adds to it.
+NULL_SHARE = 2
 LEAST_SESSIONS, WANTED_SESSIONS = 6, 20
 _LEAST_ALTERNATING = 10
 _LONGEST_NS = 60_000_000_000
@@ -55,7 +55,7 @@ class Wish:
 
     Args:
         modes: the parts.
-        seconds: for the sessions of the first part, and a third as much for a null beside it.
+        seconds: for the sessions of the first part, and half as much for a null beside it.
         margin: of equivalence, such as 0.01.
         planted: added to the second raw arm of a null measurement.
     """
