@@ -131,7 +131,7 @@ def add_message_route(
             decision = await intake.read(reading, address=address, size=len(body), fresh=lambda found: found.fresh)
             return await asyncio.get_running_loop().run_in_executor(executor, decision.decide)
 
-    # A bare route: the framework's own parses query and cookies of whoever asks, which costs milliseconds.
+    # A bare route: the framework's own parses query and cookies before anything is authenticated, in milliseconds.
     app.add_route(path, _endpoint(work, limits), methods=["POST"])
 
 

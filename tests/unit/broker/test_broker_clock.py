@@ -1,26 +1,24 @@
-"""A broker's clock that is set back: the owner's delegation is judged at no time before what it was used for."""
+"""A broker's clock that is set back, and a delegation that changes: judged at no time before what it was used for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.errors import Code
+from glasshouse.evidence.heads import CountersignedHead
+from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation
+from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.wire import jwt
 from glasshouse.wire.states import State
 from simulators.gate_machines import Machine, group, pending
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter, release_to
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture
@@ -101,3 +99,45 @@ def test_a_delegation_that_ended_before_the_decision_hands_out_no_release(broker
     broker.advance(-20)
     delegate(owner, not_after_us=now_us - 10_000_000)
     assert first.ask().problem().code is Code.CHAIN_DELEGATION
+
+
+def test_a_clock_that_steps_back_dates_no_machines_release_before_its_challenge(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    """The last machine of a group is released to with the others; its challenge may be dated before theirs."""
+    launches = owner.group(2)
+    broker.advance(20)
+    first = Machine.enter(Actor.enter(owner, launches[0]))
+    pending(first.attest())
+    broker.advance(-40)
+    last = Machine.enter(Actor.enter(owner, launches[1]))
+    assert last.key(last.attest()) == owner.package_key
+    for machine, reply in ((first, first.ask()), (last, last.ask())):
+        released_s = jwt.parse(ReleaseMessage.parse(reply.content()).ear).claims["iat"]
+        assert released_s >= machine.challenge.issued_us // 1_000_000
+        reporter = Reporter(machine.actor)
+        head = CountersignedHead.parse(
+            reporter.send(reporter.submission()).content(),
+            broker_public=broker.broker_public,
+            evidence_public=machine.actor.evidence.public,
+        )
+        assert head.time_us >= released_s * 1_000_000
+
+
+def test_a_delegation_that_is_renewed_while_a_machine_asks_refuses_no_group(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = group(owner, 2)
+    pending(first.attest())
+    check, asked = broker_side.check_releasable, []
+
+    def late(*arguments: Any, **others: Any) -> None:
+        asked.append(None)
+        if len(asked) == 1:
+            raise CheckFailedError("2", Code.CHAIN_DELEGATION, "it was over when the machine asked")
+        check(*arguments, **others)
+
+    monkeypatch.setattr(broker_side, "check_releasable", late)
+    pending(first.ask())
+    monkeypatch.setattr(broker_side, "check_releasable", check)
+    assert last.attest().status == 200

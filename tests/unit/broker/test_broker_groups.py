@@ -11,38 +11,21 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.broker import audit
 from glasshouse.broker.client import Reply
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.releases import Release, Releases
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.evidence.heads import CountersignedHead
-from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.messages import ReleaseMessage, ReleaseRequest
+from glasshouse.handshake.messages import ReleaseRequest
 from glasshouse.tamper.stage import Actor, Owner
-from glasshouse.wire import jwt
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.gate_machines import Machine, group, group_id, pending
 from simulators.local_broker import LocalBroker
-from simulators.reporting import Reporter
 
-LIMITS = GateLimits()
-LIFETIME_S = LIMITS.challenge_lifetime_us / 1_000_000
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path, limits=LIMITS) as running:
-        yield running
-
-
-@pytest.fixture
-def owner(broker: LocalBroker) -> Owner:
-    return Owner(broker, releases=3)
+LIFETIME_S = GateLimits().challenge_lifetime_us / 1_000_000
 
 
 def refused(reply: Reply) -> tuple[Code, str]:
@@ -69,29 +52,6 @@ def test_nobody_is_released_to_before_the_last_machine_was_accepted_and_then_eve
     assert owner.releases() == 3
     assert owner.client().group(group_id(machines[0]))["state"] == "released"
     assert events(owner).count("accepted") == events(owner).count("release") == 3
-
-
-def test_a_clock_that_steps_back_dates_no_machines_release_before_its_challenge(
-    broker: LocalBroker, owner: Owner
-) -> None:
-    """The last machine of a group is released to with the others; its challenge may be dated before theirs."""
-    launches = owner.group(2)
-    broker.advance(20)
-    first = Machine.enter(Actor.enter(owner, launches[0]))
-    pending(first.attest())
-    broker.advance(-40)
-    last = Machine.enter(Actor.enter(owner, launches[1]))
-    assert last.key(last.attest()) == owner.package_key
-    for machine, reply in ((first, first.ask()), (last, last.ask())):
-        released_s = jwt.parse(ReleaseMessage.parse(reply.content()).ear).claims["iat"]
-        assert released_s >= machine.challenge.issued_us // 1_000_000
-        reporter = Reporter(machine.actor)
-        head = CountersignedHead.parse(
-            reporter.send(reporter.submission()).content(),
-            broker_public=broker.broker_public,
-            evidence_public=machine.actor.evidence.public,
-        )
-        assert head.time_us >= released_s * 1_000_000
 
 
 def test_every_machine_gets_a_release_of_its_own_and_the_same_one_each_time(owner: Owner) -> None:
@@ -247,25 +207,6 @@ def test_a_machine_whose_token_ends_while_it_waits_is_the_one_that_is_blamed(bro
     last = Machine.enter(Actor.enter(owner, launches[2]))
     assert refused(last.attest()) == (Code.RANK_REFUSED, "machine 1: token-expired")
     assert owner.client().group(group_id(last))["refused"] == {"code": "token-expired", "machine": 1}
-
-
-def test_a_delegation_that_is_renewed_while_a_machine_asks_refuses_no_group(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, last = group(owner, 2)
-    pending(first.attest())
-    check, asked = broker_side.check_releasable, []
-
-    def late(*arguments: Any, **others: Any) -> None:
-        asked.append(None)
-        if len(asked) == 1:
-            raise CheckFailedError("2", Code.CHAIN_DELEGATION, "it was over when the machine asked")
-        check(*arguments, **others)
-
-    monkeypatch.setattr(broker_side, "check_releasable", late)
-    pending(first.ask())
-    monkeypatch.setattr(broker_side, "check_releasable", check)
-    assert last.attest().status == 200
 
 
 def test_the_owner_takes_the_key_back_while_machines_wait(owner: Owner) -> None:

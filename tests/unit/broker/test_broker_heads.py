@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,17 +20,6 @@ from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter, release_to
 
 BEFORE_RUNNING = (State.HARDENED, State.MEASURED, State.ATTESTED, State.RELEASED, State.OPENED)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def owner(broker: LocalBroker) -> Owner:
-    return Owner(broker, releases=3)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -49,12 +48,6 @@ OWNER_ROUTES = [
     ("POST", "/v1/packages/{package_id}/revoke"),
     ("PUT", "/v1/delegation"),
 ]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path) as running:
-        yield running
 
 
 def raw(broker: LocalBroker, data: bytes, *, close: bool = False) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from glasshouse.wire.canonical import encode
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 from simulators.local_broker import LocalBroker
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from glasshouse.broker.gate import Gate, GateLimits
 from glasshouse.errors import Code
@@ -17,19 +13,7 @@ from glasshouse.wire.hpke import RecipientKey
 from simulators.gate_machines import Machine, group_id, pending
 from simulators.local_broker import LocalBroker
 
-LIMITS = GateLimits()
-LIFETIME_S = LIMITS.challenge_lifetime_us / 1_000_000
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path, limits=LIMITS) as running:
-        yield running
-
-
-@pytest.fixture
-def owner(broker: LocalBroker) -> Owner:
-    return Owner(broker, releases=3)
+LIFETIME_S = GateLimits().challenge_lifetime_us / 1_000_000
 
 
 def accepted_later(broker: LocalBroker, owner: Owner, **earlier: object) -> tuple[Machine, Machine, Actor]:
@@ -119,7 +103,7 @@ def test_which_is_later_does_not_hang_on_a_clock_that_was_set_back(broker: Local
 
 def test_it_gives_its_sender_none_of_the_room_that_is_kept_for_runs(broker: LocalBroker, owner: Owner) -> None:
     """Neither the first time that it is played again, nor where it never arrived and its challenge is over."""
-    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, LIMITS)
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, GateLimits())
     first, late = (Machine.enter(Actor.enter(owner)) for _ in range(2))
     assert gate.evidence(first.evidence).fresh
     first.attest().content()

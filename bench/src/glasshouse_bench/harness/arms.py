@@ -190,7 +190,7 @@ class ProtectedArm:
         package: the sealed job, with its schedule; this arm removes it.
         home: of the measurement; holds the owner's public part and the package's key.
         identity: the owner.
-        broker: started by the first run and given back by whoever made it.
+        broker: started by the first run; the caller that made it closes it.
         cpus: where its worker may train; empty for anywhere.
     """
 

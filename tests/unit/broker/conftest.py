@@ -1,0 +1,22 @@
+"""A broker in this process, and an owner whose deployment lets three launches in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasshouse.tamper.stage import Owner
+from simulators.local_broker import LocalBroker
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(broker: LocalBroker) -> Owner:
+    return Owner(broker, releases=3)
