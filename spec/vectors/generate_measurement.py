@@ -41,6 +41,13 @@ def whole(begin_ms: int, step_ms: int) -> str:
     return train(alone, SlotClock(begin_ms * MS), itertools.repeat(step_ms * MS)).record().decode()
 
 
+def commitments() -> Iterator[Case]:
+    job = {"chunk_bytes": 65536, "files": {"notes.txt": "5a" * 32}, "profile": "standard", "suite": "AES-256-GCM"}
+    for name, params in (("narrow", {"width": 16}), ("wide", {"width": 32})):
+        given = {"job": {**job, "params": params}, "key": bytes(range(32)).hex(), "seed": "11" * 32}
+        yield f"commitment-{name}", case("commitment", "what a design has of its job", **given)
+
+
 def schedules() -> Iterator[Case]:
     instants = ["0", "99999999", "100000000", "12345678901", "9007199254740993", str(2**62 - 1)]
     for name, given, first in (
@@ -171,7 +178,8 @@ def sensitivities() -> Iterator[Case]:
 
 def build() -> dict[str, bytes]:
     """Return every file of the folder by its name."""
-    found = itertools.chain(schedules(), records(), sessions(), estimates(), sensitivities(), artifacts())
+    kinds = (commitments, schedules, records, sessions, estimates, sensitivities, artifacts)
+    found = itertools.chain.from_iterable(kind() for kind in kinds)
     return {f"{name}.json": json.dumps(one, indent=1, sort_keys=True).encode() + b"\n" for name, one in found}
 
 

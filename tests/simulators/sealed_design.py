@@ -22,6 +22,7 @@ MACHINE = Machine(
     torch="2.5.0",
     virtualised=True,
 )
+COMMITMENT = b"c" * 32
 
 
 def design(mode: Mode = Mode.INTERLEAVED, **changed: Any) -> Design:
@@ -40,7 +41,9 @@ def design(mode: Mode = Mode.INTERLEAVED, **changed: Any) -> Design:
         "exclusions": Exclusions(steal_ppm=50_000),
         "padding": Padding(fixed_bytes=4096, random_bytes=4096),
         "assurance": None if mode is Mode.NULL else Assurance.SOFTWARE,
-        "workload": Workload(kind=Kind.MLP, name="mlp", commitment=None, deterministic=True, threads=1, cpus=(0, 1)),
+        "workload": Workload(
+            kind=Kind.MLP, name="mlp", commitment=COMMITMENT, deterministic=True, threads=1, cpus=(0, 1)
+        ),
         "machine": MACHINE,
         "calibration_sha256": None,
         "created_us": 1_700_000_000_000_000,

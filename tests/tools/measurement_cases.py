@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from glasshouse.errors import GlasshouseError
+from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import b64decode
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.slots import Plan, order_of
 from glasshouse_bench.claim import claim
 from glasshouse_bench.estimate import Estimate, estimate
+from glasshouse_bench.harness.subject import commitment
 from glasshouse_bench.records import parse
 from glasshouse_bench.sensitivity import sensitivity
 from glasshouse_bench.sessions import Blocks, session_of
@@ -30,6 +34,11 @@ def outcome(kind: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def number(value: float | None) -> str | None:
     return None if value is None else f"{value + 0.0:.11e}"
+
+
+def _commitment(given: dict[str, Any]) -> dict[str, Any]:
+    owner, seed = SigningKey(bytes.fromhex(given["key"])), bytes.fromhex(given["seed"])
+    return {"commitment": commitment(owner, seed, sha256(encode(given["job"]))).hex()}
 
 
 def _schedule(given: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +139,7 @@ def _artifact(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "commitment": _commitment,
     "schedule": _schedule,
     "record": _record,
     "session": _session,

@@ -61,7 +61,7 @@ def test_vector(name: str) -> None:
 
 def test_every_kind_is_there_with_its_refusals() -> None:
     kinds = {case["kind"] for case in CASES.values()}
-    assert kinds == {"schedule", "record", "session", "estimate", "sensitivity", "artifact"}
+    assert kinds == {"commitment", "schedule", "record", "session", "estimate", "sensitivity", "artifact"}
     codes = {case["expect"]["code"] for case in CASES.values()}
     assert {None, "artifact-invalid", "schema-invalid", "usage", "not-canonical"} <= codes
 

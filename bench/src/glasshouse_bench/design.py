@@ -63,8 +63,8 @@ class Workload(Document):
 
     Args:
         kind, name: of the job; the name is for readers.
-        commitment: SHA-256 of 32 bytes that the owner keeps and of the job's parameters without the schedule: a bare
-            digest of parameters can be guessed. None where there is none.
+        commitment: HMAC-SHA-256 of the job's digest, parameters and files, under a key that its owner alone can make
+            again: a bare digest of parameters can be guessed. None where there is none.
         deterministic: whether losses of equal steps have to be equal.
         threads: of each arm.
         cpus: on which both arms may run.

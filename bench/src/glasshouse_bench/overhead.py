@@ -14,7 +14,6 @@ import typer
 from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, unlock
 from glasshouse.cli.output import Output, printable
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
-from glasshouse.jobs.files import write_private
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from glasshouse.jobs.identity import Identity
     from glasshouse_bench.artifact import Attempt, Part
     from glasshouse_bench.design import Design, Mode, Planted
-    from glasshouse_bench.harness.measure import Wish
+    from glasshouse_bench.harness.planning import Wish
     from glasshouse_bench.harness.subject import Subject
 
 __all__ = ["overhead"]
@@ -55,7 +54,12 @@ def overhead(
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Where the files go; a measurement that lies there goes on."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Where the files go; a measurement of yours that lies there goes on by its design.",
+        ),
     ] = None,
     planted: Annotated[str | None, typer.Option("--planted", hidden=True)] = None,
     passphrase_file: PassphraseFile = None,
@@ -64,7 +68,8 @@ def overhead(
     as_json: Json = False,
 ) -> int:
     from glasshouse_bench.harness.machine import Card
-    from glasshouse_bench.harness.measure import measure, refuse_short
+    from glasshouse_bench.harness.measure import measure
+    from glasshouse_bench.harness.planning import refuse_short
     from glasshouse_bench.harness.stop import Stop
 
     wish = _wish(mode, time_, margin, planted)
@@ -85,7 +90,7 @@ def _wish(mode: str, time_: str, margin: str, planted: str | None) -> Wish:
     """Return what was asked for; raises `UsageError` before anything is started."""
     from glasshouse.jobs.durations import parse_s
     from glasshouse_bench.design import Mode
-    from glasshouse_bench.harness.measure import Wish
+    from glasshouse_bench.harness.planning import Wish
 
     _choice("--mode", mode, _MODES)
     seconds, share = parse_s(time_), _PERCENT.fullmatch(margin.strip())
@@ -139,7 +144,8 @@ def _owner(home: Path | None, passphrase_file: Path | None, passphrase_fd: int |
     if home is not None or place.owner_public.is_file():
         return unlock(place.require(), passphrase_file, passphrase_fd)
     output.warn(
-        "no owner's identity here: a key made for this measurement signs it; `glasshouse init` makes a lasting one"
+        "no owner's identity here: a key made for this measurement signs it, and it cannot be taken up again once it "
+        "is interrupted; `glasshouse init` makes a lasting one"
     )
     return Identity.generate()
 
@@ -169,7 +175,8 @@ class _View:
             how = "whole processes" if mode.whole else slots
             self._say(f"{mode.value}: {design.sessions} sessions of {design.length_ns / 1e9:.0f} s, {how}")
             self._say(f"  design {design.sha256.hex()}")
-        self._say(f"about {format_s(seconds)} from now; Ctrl-C keeps what is complete, and -o with the folder goes on")
+        self._say(f"about {format_s(seconds)} from now; Ctrl-C keeps what is complete")
+        self._say("the same command goes on with it, with -o and its folder")
 
     def session(self, part: Part, note: Attempt, reason: str) -> None:
         from glasshouse.jobs.durations import format_s
@@ -191,7 +198,6 @@ def _close(output: Output, folder: Path, parts: list[Part], identity: Identity, 
 
     if not any(part.attempted for part in parts):
         raise RunError(Code.INTERRUPTED, "the measurement was interrupted before its first session ended")
-    write_private(folder / "owner.pub", identity.public.encode())  # whoever checks the statement needs to know whose
     write_statement(folder, owner=identity.signing, created_us=time.time_ns() // 1000)
     verdict = verify_measurement(folder, owner=identity.public)
     output.result({**verdict.to_json(), "folder": str(folder), "interrupted": interrupted})

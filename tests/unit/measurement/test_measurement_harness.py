@@ -11,17 +11,18 @@ import pytest
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.jobs.jobfile import Job
 from glasshouse.wire.policy import Assurance
+from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.artifact import Arm, Ended, Part
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.harness import session as sessions
 from glasshouse_bench.harness.arms import Left
 from glasshouse_bench.harness.machine import Sampler, clock, describe
-from glasshouse_bench.harness.measure import Wish, plan, refuse_short
+from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import builtin, owners
-from simulators.sealed_design import design
+from simulators.sealed_design import MACHINE, design
 
 SHORT_NS = 300_000_000
 
@@ -171,7 +172,11 @@ def wish(seconds: float = 600.0, *modes: Mode) -> Wish:
 
 
 def planned(tmp_path: Path, asked: Wish, found: Calibration) -> list[Design]:
-    return plan(asked, found, builtin("mlp", tmp_path), cpus=(1,), card=None)
+    subject = builtin("mlp", tmp_path)
+    owner = SigningKey(bytes(32))
+    return plan(
+        asked, found, Setting(subject=subject, subject_sha256=subject.sha256, owner=owner, cpus=(1,), machine=MACHINE)
+    )
 
 
 def test_ten_minutes_become_many_short_sessions_and_a_null_of_half_as_many(tmp_path: Path) -> None:

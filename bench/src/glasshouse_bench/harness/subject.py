@@ -5,6 +5,7 @@ Law: the raw and the sealed form are made of one `Job`, and differ in the arm of
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.content import content_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.jobfile import Deployment, Job, load
@@ -20,15 +22,18 @@ from glasshouse.jobs.seal import seal
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.package.limits import MAX_COUNT
 from glasshouse.wire.aead import Suite
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.params import canonical
 from glasshouse.workloads.slots import Plan
 
-__all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "owners"]
+__all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "commitment", "owners"]
 
 WORKLOADS = ("mlp", "lora", "script")
 MODELS = ("config:qwen2-tiny", "config:qwen2.5-0.5b", "config:qwen2.5-7b")
+_COMMITMENT = b"glasshouse/measurement/v1/commitment\x00"
 _TARGETS = ("epochs", "seconds", "steps")
 _DAY_S = 24 * 3600
 # A few milliseconds a step on one CPU core; on a GPU it is bound by the host. It hardly learns, on purpose: a model
@@ -86,6 +91,23 @@ class Subject:
     def timed(self, seconds: float) -> Mapping[str, Json]:
         """Return the target with which a job ends by itself after a time; a script has none, and is stopped."""
         return {} if self.job.workload == "script" else {"seconds": repr(float(seconds))}
+
+    @property
+    def sha256(self) -> bytes:
+        """Return the digest of all that is trained and how it is sealed; anyone could compare it with a guess.
+
+        Raises:
+            UsageError: as `content_of`, or `source-changed`.
+        """
+        job, files = self.job, {}
+        for source in content_of(job).sources:
+            digest = hashlib.sha256()
+            with source.open() as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+            files[source.path] = digest.hexdigest()
+        sealed = {"chunk_bytes": job.chunk_bytes, "profile": job.floor.profile.value, "suite": job.suite.value}
+        return sha256(encode({"files": files, "params": job.params, **sealed}))
 
     @property
     def threads(self) -> int | None:
@@ -164,6 +186,17 @@ def owners(path: Path, workload: str, *, device: str | None = None) -> Subject:
         params["max_outputs"] = min(params["max_outputs"] + 1, MAX_COUNT)
     deployment = replace(job.deployment, releases=1, max_duration_s=max(job.deployment.max_duration_s, _DAY_S))
     return Subject(replace(job, params=canonical(workload, params), deployment=deployment))
+
+
+def commitment(owner: SigningKey, seed: bytes, subject_sha256: bytes) -> bytes:
+    """Return what a design has of its job: only the owner can make it again, and compare (spec section 8).
+
+    Args:
+        owner: whose Ed25519 signatures are a function of key and message, so that nothing has to be kept.
+        seed: the design's.
+        subject_sha256: of the job (`Subject.sha256`).
+    """
+    return salted(sha256(owner.sign(_COMMITMENT + seed)), subject_sha256)
 
 
 def _write_examples(path: Path) -> None:
