@@ -48,6 +48,18 @@ def commitments() -> Iterator[Case]:
         yield f"commitment-{name}", case("commitment", "what a design has of its job", **given)
 
 
+PHASES: dict[str, Any] = {
+    "kind": "phases",
+    "phases": [{"name": "forward", "ns": 60 * MS}, {"name": "hooks", "ns": 1}],
+    "steps": 7,
+}
+
+
+def profiled(at: int = -1, **changed: Any) -> str:
+    """A worker whose last seven steps of 10 ms were profiled."""
+    return altered(lambda lines: lines.insert(len(lines) + at, PHASES | changed))
+
+
 def schedules() -> Iterator[Case]:
     instants = ["0", "99999999", "100000000", "12345678901", "9007199254740993", str(2**62 - 1)]
     for name, given, first in (
@@ -94,6 +106,12 @@ def records() -> Iterator[Case]:
         ("on-after-its-end", altered(lambda lines: lines[-1].update(until_ns=str(4_001 * MS)))),
         ("not-canonical", record("R").replace('"kind":"steps"', '"kind": "steps"')),
         ("last-line-without-its-end", record("R")[:-1]),
+        ("profiled", profiled()),
+        ("profiled-before-its-last-slot", profiled(-2)),
+        ("profiled-of-more-steps-than-it-has", profiled(steps=256)),
+        ("profiled-longer-than-its-steps", profiled(phases=[{"name": "forward", "ns": 71 * MS}])),
+        ("profiled-out-of-order", profiled(phases=PHASES["phases"][::-1])),
+        ("profiled-phase-unknown", profiled(phases=[{"name": "thinking", "ns": 1}])),
     ):
         yield f"record-{name}", case("record", "one worker's steps", record=text)
 
@@ -133,6 +151,7 @@ def sessions() -> Iterator[Case]:
     )
     yield of("not-warm", "an arm began too late", raw, record("P", clock=SlotClock(now_ns=3_990 * MS)))
     yield of("two-raw", "two records of one arm", raw, raw)
+    yield of("profiled", "a profiled worker's steps are of no session", profiled(), protected)
 
 
 def estimates() -> Iterator[Case]:

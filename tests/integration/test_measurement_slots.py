@@ -167,3 +167,72 @@ raise ValueError("the end")
     assert output["name"] == RECORD
     record = parse((arm.folder / "out" / RECORD).read_bytes())
     assert (record.reason, len(record.losses), record.losses[11]) == ("stopped", 19, "nonfinite")
+
+
+def test_a_profiled_job_ends_with_its_profile_and_records_where_its_steps_went(
+    tmp_path: Path, broker: BrokerProcess, stack: ExitStack
+) -> None:
+    slots = schedule("A", end_ns=now_ns() + 3600 * 10**9, slot_ns=10**6, steps=64)
+    params = {**MLP, "slots": slots, "profile": 5}
+    world = stack.enter_context(workload_world(tmp_path, "mlp", params, {}, broker=broker))
+    agent = world.start()
+    receipt = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).chain.receipt
+    outputs = agent.outputs()
+    record = parse(outputs[RECORD])
+    # Four steps of warm-up, three under a cold profiler, and those five: the job had no target of its own.
+    assert (record.reason, len(record.losses)) == ("stopped", 12)
+    assert record.profile is not None
+    assert record.profile.steps == 5
+    assert {"forward", "backward", "optimizer"} <= set(record.profile.phases)
+    assert set(record.profile.phases) <= {"forward", "backward", "optimizer", "hooks"}
+    # An ordinary run: weights, metrics and the record, in which the profile is.
+    assert len(receipt.outputs) == len(outputs) == 3
+
+
+def test_a_script_names_its_own_phases_and_what_lies_in_another_one_counts_once(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    script = b"""
+import itertools, time
+import torch
+from glasshouse.task import current
+task = current()
+weight = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight], lr=0.01)
+for done in itertools.count():
+    with torch.profiler.record_function("data"):
+        with task.open("rows") as rows:
+            rows.read()
+        time.sleep(0.002)
+    time.sleep(0.001)
+    (weight * 2).sum().backward()
+    optimizer.step()
+    task.progress(done)
+"""
+    slots = schedule("A", end_ns=now_ns() + 3600 * 10**9, slot_ns=10**6, steps=64)
+    params = {"script": "train.py", "slots": slots, "profile": 10}
+    arm = raw_arm(stack, tmp_path / "raw", "script", params, {"train.py": script, "rows": b"x" * 1000})
+    record = record_of(arm)
+    assert record.profile is not None
+    phases = dict(record.profile.phases)
+    phases.pop("hooks", None)  # a report, if one fell due
+    assert list(phases) == ["data", "optimizer"]
+    assert phases["data"] >= 10 * 2_000_000
+    steps = (record.steps.end - record.steps.begin)[-10:]
+    assert sum(record.profile.phases.values()) <= int(steps.sum()) - 10 * 1_000_000, "the rest is no phase"
+
+
+def test_a_script_without_pytorch_has_no_phases_and_imports_none(tmp_path: Path, stack: ExitStack) -> None:
+    script = b"""
+import itertools, sys
+from glasshouse.task import current
+for done in itertools.count():
+    current().progress(done)
+    if "torch" in sys.modules:
+        raise SystemExit("torch was imported")
+"""
+    slots = schedule("A", end_ns=now_ns() + 3600 * 10**9, slot_ns=10**6, steps=64)
+    params = {"script": "train.py", "slots": slots, "profile": 2}
+    record = record_of(raw_arm(stack, tmp_path / "raw", "script", params, {"train.py": script}))
+    assert record.profile is not None
+    assert not record.profile.phases

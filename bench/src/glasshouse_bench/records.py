@@ -6,7 +6,7 @@ Law: a record that no pacer could have written under its plan is refused, and no
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.fields import DECIMAL, Fields
+from glasshouse.workloads.phases import PHASES
 from glasshouse.workloads.slots import MAX_STEPS, NONFINITE, Plan
 
-__all__ = ["Integers", "Record", "Steps", "parse"]
+__all__ = ["Integers", "Profile", "Record", "Steps", "parse"]
 
 Integers = NDArray[np.int64]
 
@@ -43,6 +44,19 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """The last steps of a profiled worker.
+
+    Args:
+        steps: how many.
+        phases: nanoseconds that all of them spent in each, in the order of `PHASES`.
+    """
+
+    steps: int
+    phases: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One worker's record.
 
@@ -58,6 +72,7 @@ class Record:
         tokens_per_step: or None.
         reason: why it ended: `end`, `stopped`, `full`; or None where it has no end.
         until_ns: up to when the worker followed the schedule.
+        profile: of a profiled worker, whose record is of no session; None of any other.
     """
 
     plan: Plan
@@ -70,6 +85,7 @@ class Record:
     tokens_per_step: int | None
     reason: str | None
     until_ns: int
+    profile: Profile | None = None
 
 
 def parse(data: bytes) -> Record:
@@ -91,11 +107,12 @@ def parse(data: bytes) -> Record:
     plan = Plan.parse(head.any("plan"))
     tokens = None if head.null("tokens_per_step") else head.integer("tokens_per_step", low=1)
     head.end()
-    reason, until_ns = _end(values[-1]) if _kind(values[-1]) == "end" else (None, 0)
+    reason, until_ns = _end(values.pop()) if _kind(values[-1]) == "end" else (None, 0)
+    profile = _profile(values.pop()) if reason is not None and _kind(values[-1]) == "phases" else None
     table = _Table(plan)
-    for value in values[1 : None if reason is None else -1]:
+    for value in values[1:]:
         table.slot(Fields(value, "slot"))
-    return table.record(tokens, reason, until_ns)
+    return table.record(tokens, reason, until_ns, profile)
 
 
 def _kind(value: Json) -> Json:
@@ -109,6 +126,22 @@ def _end(value: Json) -> tuple[str, int]:
     until_ns = int(fields.text("until_ns", max_chars=19, pattern=_INSTANT))
     fields.end()
     return reason, until_ns
+
+
+def _profile(value: Json) -> Profile:
+    fields = Fields(value, "phases")
+    fields.choice("kind", ("phases",))
+    steps = fields.integer("steps", low=1, high=256)
+    found: dict[str, int] = {}
+    left = list(PHASES)
+    for one in fields.items("phases", max_items=len(PHASES)):
+        phase = Fields(one, "phases.phases")
+        name = phase.choice("name", left)
+        left = left[left.index(name) + 1 :]
+        found[name] = phase.integer("ns", low=1)
+        phase.end()
+    fields.end()
+    return Profile(steps=steps, phases=found)
 
 
 class _Table:
@@ -158,10 +191,15 @@ class _Table:
         self._clocks += [stamp[:3] for stamp in stamps]
         self._losses += losses
 
-    def record(self, tokens: int | None, reason: str | None, until_ns: int) -> Record:
+    def record(self, tokens: int | None, reason: str | None, until_ns: int, profile: Profile | None) -> Record:
         if reason is not None and until_ns > self._plan.end_ns:
             raise FormatError(Code.ARTIFACT_INVALID, "a record goes on after its plan's end")
         steps = _array(self._steps, 4)
+        if profile is not None:
+            lasted = (steps[:, 3] - steps[:, 2])[-profile.steps :]
+            # The profiler's clock is another one, and a hundredth is left to it.
+            if len(lasted) < profile.steps or 100 * sum(profile.phases.values()) > 101 * int(lasted.sum()):
+                raise FormatError(Code.ARTIFACT_INVALID, "phases of more steps, or of longer ones, than the record has")
         return Record(
             plan=self._plan,
             steps=Steps(slot=steps[:, 0], index=steps[:, 1], begin=steps[:, 2], end=steps[:, 3]),
@@ -173,6 +211,7 @@ class _Table:
             tokens_per_step=tokens,
             reason=reason,
             until_ns=until_ns,
+            profile=profile,
         )
 
     def _stamp(self, fields: Fields, origin: int) -> tuple[int, int, int, int]:

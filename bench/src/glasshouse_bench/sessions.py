@@ -116,6 +116,8 @@ def session_of(
     Raises:
         FormatError: `artifact-invalid`, for records that are not of one session.
     """
+    if any(one is not None and one.profile is not None for one in (raw, protected)):
+        raise FormatError(Code.ARTIFACT_INVALID, "a profiled worker's steps are of no session")
     if raw is None or protected is None or raw.reason is None or protected.reason is None:
         return Session(outcome=Outcome.DIED, excluded={})
     if throttled:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from glasshouse.task.channel import Channel, Message
@@ -21,19 +23,28 @@ class Hooks:
 
     Attributes:
         ns: so far.
+        shown: what a profiler sees of each wait; None where there is no profiler.
     """
 
     def __init__(self) -> None:
         self.ns = 0
+        self.shown: Callable[[], AbstractContextManager[object]] | None = None
         self._thread = threading.get_ident()
+        self._wait: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._thread:
             self.ns -= time.perf_counter_ns()
+            if self.shown is not None:
+                self._wait = self.shown()
+                self._wait.__enter__()
 
     def __exit__(self, *_: object) -> None:
         if threading.get_ident() == self._thread:
             self.ns += time.perf_counter_ns()
+            if self._wait is not None:
+                self._wait.__exit__(None, None, None)
+                self._wait = None
 
 
 class TimedChannel:

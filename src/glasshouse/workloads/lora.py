@@ -91,6 +91,9 @@ class _Training:
     ) -> None:
         import torch
 
+        from glasshouse.workloads import phases
+
+        self._phase = phases.ranges(params.profile, device)
         self._task, self._params, self._model, self._batches, self._device = task, params, model, batches, device
         self._torch = torch
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -121,7 +124,8 @@ class _Training:
             task.progress(done, params.steps, loss)
             if params.checkpoint_every and done % params.checkpoint_every == 0:
                 self._check(loss, done)
-                self._checkpoint(done)
+                with self._phase("checkpoint"):
+                    self._checkpoint(done)
         self._check(loss, done)
         devices.wait(self._device)
         elapsed_us = int((time.perf_counter() - started) * 1e6)
@@ -143,13 +147,17 @@ class _Training:
         elif done == params.warmup_steps:
             for group in self._optimizer.param_groups:
                 group["lr"] = params.learning_rate
-        batch = next(self._batches)
-        loss = self._model(**batch).loss
-        loss.backward()
-        if params.gradient_clip:
-            self._torch.nn.utils.clip_grad_norm_(self._trained, params.gradient_clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        with self._phase("data"):
+            batch = next(self._batches)
+        with self._phase("forward"):
+            loss = self._model(**batch).loss
+        with self._phase("backward"):
+            loss.backward()
+        with self._phase("optimizer"):
+            if params.gradient_clip:
+                self._torch.nn.utils.clip_grad_norm_(self._trained, params.gradient_clip)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     def _check(self, loss: Any, step: int) -> None:

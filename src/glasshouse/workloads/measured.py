@@ -12,6 +12,8 @@ from typing import Any
 
 from glasshouse.task.handle import Task
 from glasshouse.wire.canonical import Json
+from glasshouse.workloads.hooks import Hooks
+from glasshouse.workloads.phases import Profiler
 from glasshouse.workloads.slots import Pacer, Plan
 
 __all__ = ["Measured"]
@@ -24,16 +26,25 @@ class Measured:
         slots: the schedule from the job's parameters.
         task: whose steps they are.
         end: ends the job as its owner would; called once, where the schedule is over. May raise into the caller.
-        hooks_ns: how long this thread has waited for channel and inputs so far.
+        hooks: how long this thread has waited for channel and inputs so far.
+        profile: how many steps after the warm-up are profiled; the job ends with them. None for none.
 
     Raises:
         UsageError: `usage`, for a schedule outside its limits.
     """
 
     def __init__(
-        self, slots: Mapping[str, Json], task: Task, *, end: Callable[[], None], hooks_ns: Callable[[], int]
+        self,
+        slots: Mapping[str, Json],
+        task: Task,
+        *,
+        end: Callable[[], None],
+        hooks: Hooks,
+        profile: int | None = None,
     ) -> None:
-        self._pacer = Pacer(Plan.parse(dict(slots)), synchronise=wait_for_device, hooks_ns=hooks_ns)
+        plan = Plan.parse(dict(slots))
+        self._pacer = Pacer(plan, synchronise=wait_for_device, hooks_ns=lambda: hooks.ns)
+        self._profiler = None if profile is None else Profiler(profile, after=plan.warmup_steps, hooks=hooks)
         self._task, self._end = task, end
         self._thread: int | None = None
         self._done: int | None = None
@@ -45,14 +56,20 @@ class Measured:
         if self._task.over or (self._thread or thread) != thread or done == self._done:
             return
         self._thread, self._done = thread, done
-        if not self._pacer.boundary(loss):
+        going_on = (
+            self._pacer.boundary(loss)
+            if self._profiler is None
+            else self._profiler.boundary(lambda: self._pacer.boundary(loss))
+        )
+        if not going_on:
             self._task.over = True
             self._end()
 
     def record(self) -> bytes:
         """Return the whole record; the steps end here, if they have not."""
         self._pacer.stop()
-        return self._pacer.record(tokens_per_step=self._task.tokens_per_step)
+        phases = None if self._profiler is None else self._profiler.line()
+        return self._pacer.record(tokens_per_step=self._task.tokens_per_step, phases=phases)
 
 
 def wait_for_device() -> None:

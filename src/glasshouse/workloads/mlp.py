@@ -73,8 +73,9 @@ def run(task: Task, params: MlpParams, _on_stop: Callable[[Callable[[], None]], 
 def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -> Result:
     import torch
 
-    from glasshouse.workloads import devices
+    from glasshouse.workloads import devices, phases
 
+    phase = phases.ranges(params.profile, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate)
     measure = torch.nn.CrossEntropyLoss()
     task.progress(0, params.epochs, unit="epoch")
@@ -91,10 +92,13 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
         if time.perf_counter() >= deadline:
             reason = "time"
             break
-        optimizer.zero_grad(set_to_none=True)
-        loss = measure(model(data.train_x).float(), data.train_y)
-        loss.backward()
-        optimizer.step()
+        with phase("forward"):
+            loss = measure(model(data.train_x).float(), data.train_y)
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         done += 1
         loss = loss.detach()
         first = loss if first is None else first

@@ -98,6 +98,8 @@ _SLOTS = Table(
     )
 )
 
+_PROFILED = Needs("profile", "slots")
+
 
 def _common(*, device: bool = True) -> tuple[Field, ...]:
     found = (
@@ -118,6 +120,12 @@ def _common(*, device: bool = True) -> tuple[Field, ...]:
             "here; its record is one more output.",
             None,
         ),
+        Field(
+            "profile",
+            Integer(low=1, high=256),
+            "How many steps after the warm-up of a measured job are profiled by phase; the job ends with them.",
+            None,
+        ),
     )
     choice = Field("device", Choice(("auto", "cpu", "cuda")), "`auto` takes a GPU where there is one.", "auto")
     return (*found, choice) if device else found
@@ -128,7 +136,7 @@ class MlpParams:
     """Parameters of `mlp`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "mlp"
-    RULES: ClassVar[tuple[Rule, ...]] = (Needs("label", "data"),)
+    RULES: ClassVar[tuple[Rule, ...]] = (Needs("label", "data"), _PROFILED)
     FIELDS: ClassVar[tuple[Field, ...]] = (
         Field("data", _TEXT, "Input with a CSV table with a header line; without it the data is synthetic.", None),
         Field("label", _TEXT, "Its column to predict; the last one by default.", None),
@@ -164,6 +172,7 @@ class MlpParams:
     max_outputs: int
     max_output_bytes: int
     slots: Mapping[str, Json] | None
+    profile: int | None
 
     @classmethod
     def from_table(cls, values: Mapping[str, Any]) -> MlpParams:
@@ -176,7 +185,7 @@ class LoraParams:
     """Parameters of `lora`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "lora"
-    RULES: ClassVar[tuple[Rule, ...]] = ()
+    RULES: ClassVar[tuple[Rule, ...]] = (_PROFILED,)
     FIELDS: ClassVar[tuple[Field, ...]] = (
         Field("model", _MODEL, "`config:NAME` (random weights), `inputs:FOLDER` (a packed model) or a hub id."),
         Field("revision", _TEXT, "Of a hub id; name a commit, so that it cannot change under you.", None),
@@ -251,6 +260,7 @@ class LoraParams:
     max_outputs: int
     max_output_bytes: int
     slots: Mapping[str, Json] | None
+    profile: int | None
 
     @classmethod
     def from_table(cls, values: Mapping[str, Any]) -> LoraParams:
@@ -264,7 +274,7 @@ class ScriptParams:
     """Parameters of `script`; `FIELDS` says what each is."""
 
     KIND: ClassVar[str] = "script"
-    RULES: ClassVar[tuple[Rule, ...]] = (ExactlyOne("script", "module"),)
+    RULES: ClassVar[tuple[Rule, ...]] = (ExactlyOne("script", "module"), _PROFILED)
     FIELDS: ClassVar[tuple[Field, ...]] = (
         Field("script", _TEXT, "The input to run, by its name in the package.", None),
         Field("module", _MODULE, "The module to run, as `python -m` does from the folder of the inputs.", None),
@@ -315,6 +325,7 @@ class ScriptParams:
     max_outputs: int
     max_output_bytes: int
     slots: Mapping[str, Json] | None
+    profile: int | None
     allow_pickle: bool
     max_restarts: int
 

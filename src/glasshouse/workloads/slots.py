@@ -259,7 +259,7 @@ class Pacer:
         if not self._reason:
             self._over("stopped", self._read())
 
-    def record(self, *, tokens_per_step: int | None = None) -> bytes:
+    def record(self, *, tokens_per_step: int | None = None, phases: dict[str, Json] | None = None) -> bytes:
         """Return the record as lines of canonical JSON (spec/measurement.md, section 3), whole after the end only."""
         head: dict[str, Json] = {
             "kind": "steps",
@@ -268,6 +268,8 @@ class Pacer:
             "version": 1,
         }
         lines = [head, *(self._line(index) for index in range(len(self._slots)) if self._slots[index].end is not None)]
+        if phases is not None:
+            lines.append(phases)
         if self._reason:
             end: dict[str, Json] = {"kind": "end", "reason": self._reason, "until_ns": str(self._until_ns)}
             lines.append(end)

@@ -226,7 +226,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     stop = Stop()
     leg.begin(stop.ask)
     if params.slots is not None and hooks is not None:
-        _measure(task, params.slots, leg.channel, stop, hooks)
+        _measure(task, params, params.slots, leg.channel, stop, hooks)
     leg.channel.send({"type": "running"})
     try:
         result = workload.run(task, params, stop.register)
@@ -245,7 +245,7 @@ def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
     return TimedChannel(channel, hooks), TimedInputs(inputs, hooks), hooks
 
 
-def _measure(task: Task, slots: Mapping[str, Json], channel: Channel, stop: Stop, hooks: Hooks) -> None:
+def _measure(task: Task, params: Params, slots: Mapping[str, Json], channel: Channel, stop: Stop, hooks: Hooks) -> None:
     """Let the job take its slots, from its first step on, and end with its schedule."""
     from glasshouse.workloads.measured import Measured
 
@@ -253,7 +253,7 @@ def _measure(task: Task, slots: Mapping[str, Json], channel: Channel, stop: Stop
         channel.stopping = True
         stop.ask()
 
-    measured = Measured(slots, task, end=end, hooks_ns=lambda: hooks.ns)
+    measured = Measured(slots, task, end=end, hooks=hooks, profile=params.profile)
     task.measure_by(measured.boundary, measured.record)
 
 

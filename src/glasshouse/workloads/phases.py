@@ -1,0 +1,119 @@
+"""Where the time of a step goes: the phases of some steps of a measured job (spec/measurement.md, section 3).
+
+Law: the loop of a job that is not profiled is the same, and starts no profiler.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+from glasshouse.wire.canonical import Json
+from glasshouse.workloads.hooks import Hooks
+
+__all__ = ["PHASES", "Profiler", "ranges"]
+
+PHASES = ("data", "forward", "backward", "communication", "optimizer", "checkpoint", "hooks")
+_HOOKS = "hooks"
+# What PyTorch names by itself.
+_NAMED = {"enumerate(DataLoader)#": "data", "Optimizer.step#": "optimizer"}
+# The first steps under a profiler fill its buffers and take several times as long.
+_COLD = 3
+_MARK = "glasshouse: first step"
+_UNNAMED: AbstractContextManager[None] = nullcontext()
+
+
+def ranges(profile: int | None, device: Any) -> Callable[[str], AbstractContextManager[object]]:
+    """Return what names a part of a step, for the loop of a job with the parameter `profile`."""
+    return partial(_range, device) if profile else lambda _name: _UNNAMED
+
+
+@contextmanager
+def _range(device: Any, name: str) -> Iterator[None]:
+    import torch.profiler
+
+    from glasshouse.workloads import devices
+
+    with torch.profiler.record_function(name):
+        yield
+        devices.wait(device)  # or the phase would end when its work is queued
+
+
+class Profiler:
+    """Profiles some steps of one worker, in the thread that trains.
+
+    Args:
+        steps: how many.
+        after: the steps of the warm-up, before them.
+        hooks: shown as a phase, where they lie in no other one.
+    """
+
+    def __init__(self, steps: int, *, after: int, hooks: Hooks) -> None:
+        self._steps, self._first, self._hooks = steps, after + _COLD, hooks
+        self._calls = 0
+        self._profile: Any = None
+        self._whole = False
+
+    def boundary(self, take: Callable[[], bool]) -> bool:
+        """Take a step boundary, and return whether to go on: not where all steps were profiled.
+
+        Args:
+            take: ends one step and begins the next.
+        """
+        step, self._calls = self._calls, self._calls + 1
+        # Both before the boundary is taken: they belong to the step before, which is not profiled.
+        if step == self._first - _COLD:
+            self._start()
+        if step == self._first and self._profile is not None:
+            with sys.modules["torch"].profiler.record_function(_MARK):
+                pass
+        going_on = take()
+        self._whole = step == self._first + self._steps
+        if self._whole or not going_on:
+            self._stop()
+            return False
+        return True
+
+    def line(self) -> dict[str, Json] | None:
+        """Return the line of the record; None where the job ended before all steps were profiled."""
+        if not self._whole:
+            return None
+        found = dict.fromkeys(PHASES, 0)
+        for name, took_ns in _outermost(self._profile):
+            found[name] += took_ns
+        phases: list[Json] = [{"name": name, "ns": found[name]} for name in PHASES if found[name]]
+        return {"kind": "phases", "phases": phases, "steps": self._steps}
+
+    def _start(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return  # a script without PyTorch has no phases
+        import torch.profiler as profiler
+
+        self._profile = profiler.profile(activities=[profiler.ProfilerActivity.CPU])
+        self._profile.start()
+        self._hooks.shown = lambda: profiler.record_function(_HOOKS)
+
+    def _stop(self) -> None:
+        if self._profile is not None:
+            self._hooks.shown = None
+            self._profile.stop()
+
+
+def _outermost(profile: Any) -> Iterator[tuple[str, int]]:
+    """Yield phases and their nanoseconds; what lies in another phase (the hooks in a loader of data) is that one's."""
+    if profile is None:
+        return
+    events = sorted(profile.events(), key=lambda one: one.time_range.start)
+    mark = next((one for one in events if one.name == _MARK), None)
+    if mark is None:
+        return
+    until_us = mark.time_range.end
+    for one in events:
+        name = next((phase for named, phase in _NAMED.items() if one.name.startswith(named)), one.name)
+        if name in PHASES and one.thread == mark.thread and one.time_range.start >= until_us:
+            until_us = one.time_range.end
+            yield name, round(1000 * (one.time_range.end - one.time_range.start))
