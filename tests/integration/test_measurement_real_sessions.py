@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from glasshouse.errors import UsageError
 from glasshouse.jobs.identity import Identity
 from glasshouse_bench.artifact import Attempt, Ended, Part
-from glasshouse_bench.design import Mode, Planted
+from glasshouse_bench.design import Kind, Mode, Planted
 from glasshouse_bench.harness import alone
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stage import Stage
@@ -89,6 +90,40 @@ def test_both_arms_alone_are_timed_and_make_the_same_weights(tmp_path: Path, mon
     assert same.same
     assert same.deployment != found.deployment
     assert alone._committed(bytes(32), {"a": bytes(32)}) != alone._committed(bytes(32), {"a": bytes(31) + b"\1"})
+
+
+SCRIPT = """
+import itertools, time
+from glasshouse.task import current
+for step in itertools.count(1):
+    time.sleep(0.01)
+    current().progress(step, loss=1 / step)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path, interrupted: bool) -> None:
+    owner = Identity.generate()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.toml").write_text(
+        'name = "mine"\nworkload = "script"\n[inputs]\n"train.py" = "train.py"\n[params]\nscript = "train.py"\n'
+        '[policy]\nassurance = "software"\nprofile = "standard"\n'
+    )
+    mine = owners(tmp_path / "job.toml", "script")
+    sealed = design(Mode.SEQUENTIAL, sessions=1, length_ns=6 * 10**9, slot_ns=10**6, steps=64)
+    sealed = replace(sealed, workload=replace(sealed.workload, kind=Kind.SCRIPT))
+    part = Part.begin(tmp_path / "out", sealed)
+    with Stop() as stop, Stage(lambda _folder: mine, identity=owner) as stage:
+        timer = threading.Timer(8.0, stop.ask)
+        if interrupted:
+            timer.start()
+        note, reason = run_session(part, 0, stage.arms(sealed, 0), start_s=6.0, stop=stop)
+        timer.cancel()
+    write_statement(tmp_path / "out", owner=owner.signing, created_us=note.began.real_us + 120_000_000)
+    found = verify_measurement(tmp_path / "out", owner=owner.public).measurement.main
+    outcome = Outcome.DIED if interrupted else Outcome.COMPLETE
+    assert found.analysis["attempts"]["outcomes"] == {outcome.value: 1}, reason
 
 
 def test_a_script_that_takes_no_step_is_told_what_a_step_is(tmp_path: Path) -> None:

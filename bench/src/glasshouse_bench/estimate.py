@@ -29,10 +29,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def holds_zero(self) -> bool:
-        return self.low <= 0 <= self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

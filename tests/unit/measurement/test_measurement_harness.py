@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from glasshouse.errors import Code, RunError, UsageError
-from glasshouse.jobs.jobfile import Job
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.jobfile import load
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.artifact import Arm, Ended, Part
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode
+from glasshouse_bench.harness import arms, measure
 from glasshouse_bench.harness import session as sessions
 from glasshouse_bench.harness.arms import Left
-from glasshouse_bench.harness.machine import Sampler, clock, describe
+from glasshouse_bench.harness.machine import Card, MemoryPeak, Sampler, clock, describe
 from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import builtin, owners
 from simulators.sealed_design import MACHINE, design
+from tools.waiting import wait_for
 
 SHORT_NS = 300_000_000
 
@@ -66,7 +74,8 @@ class FakeArm:
 
     def left(self, ended: Ended) -> Left:
         how = ended if self._code is None or ended is not Ended.COMPLETED else Ended.FAILED
-        return Left(arm=Arm(ended=how, code=self._code), reason="" if self._code is None else "it broke")
+        reason = "" if self._code is None else "it broke"
+        return Left(arm=Arm(ended=how, code=self._code), record=b"steps", reason=reason)
 
     def close(self) -> None:
         self.closed += 1
@@ -123,6 +132,18 @@ def test_an_interrupt_ends_both_arms_and_is_kept(part: Part) -> None:
     assert (raw.ended, protected.ended) == (Ended.INTERRUPTED, Ended.INTERRUPTED)
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_the_record_of_an_arm_that_did_not_complete_is_not_kept(part: Part, interrupted: bool) -> None:
+    """Its receipt shows a run that was stopped or failed: a verifier refuses the record of such a run's steps."""
+    with Stop() as stop:
+        if interrupted:
+            stop.ask()
+        lasts_s = 60 if interrupted else 0.4
+        raw, protected, _ = attempt(part, FakeArm(lasts_s), FakeArm(lasts_s, code=Code.WORKER_FAILED), stop)
+    assert protected.record_sha256 is None
+    assert (raw.record_sha256 is None) is interrupted
+
+
 def test_an_arm_that_goes_on_behind_its_schedule_is_ended(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "END_S", 0.2)
     monkeypatch.setattr(sessions, "LATE_NS", 0)
@@ -147,17 +168,18 @@ def test_whole_processes_run_one_after_the_other(tmp_path: Path) -> None:
             order.append(self.arm)
             super().start()
 
-    ends = set()
+    ends: list[int] = []
 
     def make(arm: str, end_ns: int) -> Telling:
-        ends.add(end_ns)
+        ends.append(end_ns - clock().monotonic_ns)
         return Telling(arm)
 
     with Stop() as stop:
         for number in range(2):
             run_session(part, number, make, start_s=0.05, stop=stop)
     assert order == [arm for number in range(2) for arm in ("RP" if whole.raw_first(number) else "PR")]
-    assert len(ends) == 2, "both arms of a session have one plan"
+    each_ns = SHORT_NS + 100_000_000
+    assert all(each_ns - 90_000_000 < left_ns <= each_ns for left_ns in ends), "a script ends by its own schedule"
 
 
 def calibration(step_ms: float = 5.0, *, start_s: float = 3.0, device: bool = False) -> Calibration:
@@ -217,17 +239,133 @@ def test_steps_that_no_slot_can_hold_are_sent_to_whole_processes(tmp_path: Path)
     assert whole.sessions >= 10
 
 
-def test_your_own_job_loses_its_target_and_may_return_one_output_more(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('hello')\n")
-    (tmp_path / "job.toml").write_text(
-        'name = "mine"\nworkload = "script"\n[inputs]\n"train.py" = "train.py"\n'
-        '[params]\nscript = "train.py"\nmax_outputs = 2\n[policy]\nassurance = "software"\nprofile = "standard"\n'
+@pytest.mark.parametrize(("mode", "seconds"), [(Mode.SEQUENTIAL, 60), (Mode.ALTERNATING, 420)])
+def test_whole_processes_train_for_as_long_as_a_session_needs_to_count(
+    tmp_path: Path, mode: Mode, seconds: float
+) -> None:
+    """Five seconds of each are not counted, and half of its time has to be."""
+    [whole] = planned(tmp_path, wish(seconds, mode), calibration())
+    assert whole.length_ns - 5 * 10**9 > whole.length_ns // 2
+    with pytest.raises(UsageError, match="too short for this job"):
+        planned(tmp_path, wish(seconds / 2.5, mode), calibration())
+
+
+MINE = {
+    "script": ('"train.py" = "train.py"', 'script = "train.py"\nmax_outputs = 2'),
+    "mlp": ('"notes.txt" = "notes.txt"', "synthetic_rows = 64\nsynthetic_features = 4\nepochs = 3"),
+    "lora": ('"train.jsonl" = "train.jsonl"', 'data = "train.jsonl"\nmodel = "config:qwen2-tiny"\nsteps = 7'),
+}
+
+
+def mine(folder: Path, workload: str, *, policy: str = "", params: str = "") -> Path:
+    """Write a job of its owner's, with a target where the workload has one."""
+    for name in ("train.py", "notes.txt", "train.jsonl"):
+        (folder / name).write_text("")
+    inputs, own = MINE[workload]
+    path = folder / "job.toml"
+    path.write_text(
+        f'name = "mine"\nworkload = "{workload}"\n[inputs]\n{inputs}\n[params]\n{own}\n{params}\n'
+        f'[policy]\nassurance = "software"\nprofile = "standard"\n{policy}\n'
     )
-    subject = owners(tmp_path / "job.toml", "script")
-    assert isinstance(subject.job, Job)
+    return path
+
+
+@pytest.mark.parametrize(("workload", "target"), [("mlp", "epochs"), ("lora", "steps"), ("mlp", "seconds")])
+def test_your_own_job_loses_its_target_and_goes_on_until_its_schedule_ends(
+    tmp_path: Path, workload: str, target: str
+) -> None:
+    path = mine(tmp_path, workload)
+    if target == "seconds":
+        path.write_text(path.read_text().replace("epochs = 3", "seconds = 2.5"))
+    assert target in load(path).params
+    subject = owners(path, workload, device="cpu")
+    assert not {"epochs", "steps", "seconds"} & set(subject.job.params)
+    assert subject.job.params["device"] == "cpu"
+    plan = replace(design(), machine=MACHINE).plan(0, "R", end_ns=10**12)
+    assert subject.planned(plan).params["slots"] == plan.to_json()
+    assert subject.planned(plan, **{target: "2.0" if target == "seconds" else 5}).params[target]
+
+
+def test_your_own_script_may_return_one_output_more(tmp_path: Path) -> None:
+    path = mine(tmp_path, "script")
+    subject = owners(path, "script")
     assert subject.job.params["max_outputs"] == 3
     with pytest.raises(UsageError, match="not mlp"):
-        owners(tmp_path / "job.toml", "mlp")
+        owners(path, "mlp")
+
+
+def test_what_a_raw_worker_prints_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def __init__(self, _plain: object, *, log: IO[bytes], **_more: object) -> None:
+            self.pid, self.alive, self.run_id = os.getpid(), False, "run"
+            log.write(b"a line of data\n")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(arms, "RawProcess", Process)
+    home = Home(path=tmp_path / "home").make()
+    raw = arms.RawArm(builtin("mlp", tmp_path).plain(design().plan(0, "R", end_ns=1)), home=home)
+    before = os.umask(0)
+    try:
+        raw.start()
+    finally:
+        os.umask(before)
+        raw.close()
+    [log] = home.path.glob("raw-*.log")
+    assert (stat.S_IMODE(log.stat().st_mode), log.read_bytes()) == (0o600, b"a line of data\n")
+
+
+def test_a_worker_that_has_just_exited_is_not_counted_as_what_runs_beside_it() -> None:
+    """It has no command line any more, and still all of its processor time, until it is waited for."""
+    script = "import sys, time; sys.stdin.read()"
+    worker = [sys.executable, "-c", script, "--workload"]
+    with subprocess.Popen(worker, stdin=subprocess.PIPE) as process:
+        wait_for(lambda: b"--workload" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+        assert arms._is_worker(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+        wait_for(lambda: not Path(f"/proc/{process.pid}/cmdline").read_bytes())
+        assert arms.processor_ns(process.pid)
+        assert arms._is_worker(process.pid)
+    assert not arms._is_worker(os.getpid())
+
+
+class FakeCard(Card):
+    """A GPU of 24 GiB, of which an arm that runs takes some."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        super().__init__(None, None)
+        self.taken_gib, self.silent = 1.0, silent
+
+    def free_bytes(self) -> int | None:
+        return None if self.silent else round((24 - self.taken_gib) * 2**30)
+
+    def run(self, *, gib: float) -> MemoryPeak:
+        """Return what was seen of an arm that took so much at its peak, and has ended."""
+        seen = MemoryPeak(self)
+        for taken in (0, gib, gib / 2, 0):
+            self.taken_gib = 1 + taken
+            seen.look()
+        return seen
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(0.5, True), (10.5, True), (10.6, False), (20, False)])
+def test_two_arms_fit_on_a_gpu_if_twice_the_peak_of_one_does(gib: float, fits: bool) -> None:
+    assert FakeCard().run(gib=gib).fits_twice is fits
+
+
+def test_arms_that_do_not_fit_at_once_are_sent_to_whole_processes() -> None:
+    crowded = FakeCard().run(gib=12)
+    with pytest.raises(UsageError, match=r"one arm alone takes 12\.0 GiB") as refused:
+        measure._refuse_crowded(crowded, wish())
+    assert "--mode alternating" in refused.value.hint
+    measure._refuse_crowded(crowded, wish(600, Mode.ALTERNATING))
+    measure._refuse_crowded(FakeCard().run(gib=2), wish())
+
+
+def test_memory_that_cannot_be_looked_at_is_neither_enough_nor_too_little() -> None:
+    assert FakeCard(silent=True).run(gib=20).fits_twice is None
+    assert MemoryPeak(None).fits_twice is None
 
 
 def test_the_machine_is_described_without_its_name() -> None:

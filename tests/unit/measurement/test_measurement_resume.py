@@ -64,7 +64,7 @@ class Bench:
                 **{"identity": self.owner, "cpus": (1,), **more},
             )
 
-    def _calibrated(self, _stage: object, _stop: Stop, *, device: bool) -> Calibration:
+    def _calibrated(self, _stage: object, _stop: Stop, *, device: bool, look: object) -> Calibration:
         found = Calibration(
             raw_ns=STEPS,
             protected_ns=STEPS,

@@ -34,15 +34,19 @@ _MOST_STEPS = 65_536
 _TARGETS = {"mlp": "epochs", "lora": "steps"}
 
 
-def calibrated(stage: Stage, stop: Stop, *, device: bool) -> Calibration:
+def calibrated(stage: Stage, stop: Stop, *, device: bool, look: Callable[[], None] = lambda: None) -> Calibration:
     """Time the steps of both arms, one after the other.
+
+    Args:
+        device: whether the steps run on a GPU.
+        look: called about twenty times a second while an arm runs.
 
     Raises:
         UsageError: the job takes no step.
         RunError: it does not run, or `interrupted`.
     """
-    raw, raw_start_us = _run(stage, stage.raw, stop, stage.subject.timed(RAW_S))
-    protected, start_us = _run(stage, stage.protected, stop, stage.subject.timed(RAW_S))
+    raw, raw_start_us = _run(stage, stage.raw, stop, stage.subject.timed(RAW_S), look)
+    protected, start_us = _run(stage, stage.protected, stop, stage.subject.timed(RAW_S), look)
     return Calibration(
         raw_ns=_steps(raw),
         protected_ns=_steps(protected),
@@ -77,7 +81,13 @@ def parity(stage: Stage, stop: Stop) -> Parity | None:
     )
 
 
-def _run(stage: Stage, make: Callable[..., Worker], stop: Stop, targets: Mapping[str, Json]) -> tuple[Left, int]:
+def _run(
+    stage: Stage,
+    make: Callable[..., Worker],
+    stop: Stop,
+    targets: Mapping[str, Json],
+    look: Callable[[], None] = lambda: None,
+) -> tuple[Left, int]:
     """Run one arm to its target; return what it left, and the microseconds to its first step.
 
     A job without a target is asked to end after thrice the time of a calibration.
@@ -89,6 +99,7 @@ def _run(stage: Stage, make: Callable[..., Worker], stop: Stop, targets: Mapping
         worker.start()
         stops_s = time.monotonic() + (_PATIENCE_S if targets else 3 * RAW_S)
         while worker.alive and not stop.asked and time.monotonic() < stops_s:
+            look()
             time.sleep(0.05)
         if worker.alive:
             worker.stop()

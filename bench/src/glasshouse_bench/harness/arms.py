@@ -119,7 +119,9 @@ class RawArm:
         self._arm = Arm()
 
     def start(self) -> None:
-        self._log = self._log_path.open("wb")
+        # What a job prints can be of its data: it is for its owner alone, wherever the folder lies.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._log = os.fdopen(os.open(self._log_path, flags, 0o600), "wb")
         padding = secrets.randbelow(PADDING_BYTES)
         self._arm = Arm(launched_ns=clock().monotonic_ns, padding_bytes=padding)
         with _padded(padding):
@@ -346,7 +348,9 @@ def _padded(size: int) -> Iterator[None]:
 def _is_worker(pid: int) -> bool:
     """Return whether a process is the worker that trains, or one of its own."""
     with contextlib.suppress(OSError):
-        return b"--workload" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        # Empty when it has exited and was not waited for: all that it trained would count as the agent's.
+        return not words or b"--workload" in words
     return True  # gone meanwhile: nothing can be added up any more
 
 

@@ -21,11 +21,12 @@ from glasshouse_bench.artifact import Clock, Sample
 from glasshouse_bench.design import Gpu, Machine
 from glasshouse_bench.documents import plain
 
-__all__ = ["Card", "Sampler", "clock", "descendants", "describe", "pin", "processor_ns", "speculation"]
+__all__ = ["Card", "MemoryPeak", "Sampler", "clock", "descendants", "describe", "pin", "processor_ns", "speculation"]
 
 _STEAL_FIELD = 7  # man 5 proc, /proc/stat: user nice system idle iowait irq softirq steal
 _CPUCLOCK_SCHED = 2
 _EVERY_S = 1.0
+_SPARE_BYTES = 2 << 30  # allocators, kernels that are compiled, and whatever shows the desktop
 _SYSTEM = Path("/sys/devices/system/cpu")
 
 
@@ -70,6 +71,7 @@ class Card:
         return int(mode) == 0 and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
     def free_bytes(self) -> int | None:
+        """Return how much of its memory is free; None where the driver does not say."""
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         return None if memory is None else int(memory.free)
 
@@ -88,6 +90,31 @@ class Card:
             return getattr(self._library, question)(self._handle, *arguments)
         except Exception:
             return None  # a virtual card has no such sensor: not asked is not zero
+
+
+class MemoryPeak:
+    """How much of a GPU's memory one arm takes while it runs alone, against what was free before.
+
+    Args:
+        card: None where nothing runs on a GPU.
+    """
+
+    def __init__(self, card: Card | None) -> None:
+        self._card = card
+        self._free = None if card is None else card.free_bytes()
+        self.taken_bytes = 0
+
+    def look(self) -> None:
+        free = None if self._card is None else self._card.free_bytes()
+        if free is not None and self._free is not None:
+            self.taken_bytes = max(self.taken_bytes, self._free - free)
+
+    @property
+    def fits_twice(self) -> bool | None:
+        """Whether both arms fit at once, with room to spare; None where nothing was seen."""
+        if self._free is None or not self.taken_bytes:
+            return None
+        return 2 * self.taken_bytes + _SPARE_BYTES <= self._free
 
 
 class Sampler:

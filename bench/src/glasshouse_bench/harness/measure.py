@@ -19,7 +19,7 @@ from glasshouse_bench.artifact import Attempt, Part, read_file
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.harness.alone import calibrated, parity
-from glasshouse_bench.harness.machine import Card, describe
+from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
 from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short, session_s
 from glasshouse_bench.harness.resume import begun, check_same, claim_folder
 from glasshouse_bench.harness.session import run_session
@@ -93,7 +93,9 @@ def measure(
         else:
             on_card = card is not None and stage.subject.job.params.get("device") != "cpu"
             viewer.doing("calibrating: a raw and a protected run without slots")
-            calibration = calibrated(stage, stop, device=on_card)
+            memory = MemoryPeak(card if on_card else None)
+            calibration = calibrated(stage, stop, device=on_card, look=memory.look)
+            _refuse_crowded(memory, wish)
             claim_folder(folder, identity.public)
             # One of a measurement that never had a design is of no use to anyone.
             write_private(folder / CALIBRATION, calibration.encode())
@@ -136,13 +138,26 @@ def _cpus(subject: Subject) -> tuple[int, ...]:
 
 
 def _refuse_shared(card: Card | None, wish: Wish) -> None:
-    interleaved = any(not mode.whole for mode in wish.modes)
-    if card is not None and interleaved and card.shared() is False:
+    if card is not None and _interleaved(wish) and card.shared() is False:
         raise UsageError(
             Code.USAGE,
             "this GPU is in a mode in which two processes cannot take turns by themselves (exclusive, or MPS)",
             hint="set its compute mode to DEFAULT and stop MPS, or measure with --mode alternating",
         )
+
+
+def _refuse_crowded(memory: MemoryPeak, wish: Wish) -> None:
+    if _interleaved(wish) and memory.fits_twice is False:
+        raise UsageError(
+            Code.USAGE,
+            f"one arm alone takes {memory.taken_bytes / 2**30:.1f} GiB of this GPU's memory: two do not fit at once, "
+            "with 2 GiB to spare",
+            hint="make the model or the batch smaller, or measure with --mode alternating",
+        )
+
+
+def _interleaved(wish: Wish) -> bool:
+    return any(not mode.whole for mode in wish.modes)
 
 
 def _left_s(parts: Sequence[Part], found: Calibration) -> float:

@@ -33,7 +33,8 @@ STEAL_PPM = 20_000
 NULL_SHARE = 2
 LEAST_SESSIONS, WANTED_SESSIONS = 6, 20
 _LEAST_ALTERNATING = 10
-_LONGEST_NS = 60_000_000_000
+# Of a whole process the first five seconds do not count, and half of its time has to.
+_LEAST_WHOLE_NS, _LONGEST_NS = 12_000_000_000, 60_000_000_000
 _END_S = 2.0  # from the schedule's end until both arms have ended and the note is written
 
 
@@ -163,7 +164,7 @@ def _whole_ns(found: Calibration, seconds: float, sessions: int) -> int:
     """Return for how long each whole process trains: what leaves room for the pairs, and twenty steps at least."""
     room_s = (seconds / sessions - session_s(Mode.ALTERNATING, found, 0)) / 2
     slowest_ns = max(*found.raw_ns, *found.protected_ns)
-    return max(LEAST_NS, 20 * slowest_ns, min(_LONGEST_NS, round(room_s * 1e9)))
+    return max(_LEAST_WHOLE_NS, 20 * slowest_ns, min(_LONGEST_NS, round(room_s * 1e9)))
 
 
 def _length_ns(found: Calibration, chosen: Calibrated, seconds: float) -> int:

@@ -22,9 +22,10 @@ from glasshouse_bench.records import Record, parse
 __all__ = ["Makes", "lifecycle_of", "read", "run_session"]
 
 _LOOK_S = 0.1
-# Steps that are under way at the schedule's end are ended; an arm that is gone earlier has died.
+# Steps that are under way at the schedule's end are ended; an arm that is gone earlier has died. Afterwards a run seals
+# its outputs and wipes itself: one that takes longer than so is stopped, and the attempt is lost.
 _EARLY_NS = 1_000_000_000
-LATE_NS = 10_000_000_000
+LATE_NS = 30_000_000_000
 _BEFORE = ("harden", "attest", "release", "open")
 _AFTER = ("seal_outputs", "zeroize")
 
@@ -77,8 +78,13 @@ def run_session(
         background=pair.background,
         samples=tuple(sampler.samples[:4096]),
     )
-    note = part.keep(note, raw=raw.record, protected=protected.record, receipt=protected.bundle)
+    note = part.keep(note, raw=_whole(raw), protected=_whole(protected), receipt=protected.bundle)
     return note, "; ".join(reason for reason in (raw.reason, protected.reason) if reason)
+
+
+def _whole(left: Left) -> bytes | None:
+    """Return an arm's record, if its run completed: no receipt stands behind the steps of one that did not."""
+    return left.record if left.arm.ended is Ended.COMPLETED else None
 
 
 def _side_by_side(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> _Pair:
@@ -93,15 +99,13 @@ def _side_by_side(part: Part, number: int, make: Makes, start_s: float, stop: St
 
 
 def _one_after_the_other(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> _Pair:
-    """Run each arm alone for the design's length; both have one plan, so its end lies behind both."""
-    each_s = 2 * start_s + part.design.length_ns / 1e9
-    end_ns = clock().monotonic_ns + round(2e9 * (each_s + END_S))
+    """Run each arm alone: to its target, the design's length, or, as a script has none, to the end of its schedule."""
     left: dict[str, Left] = {}
     for arm in ("R", "P") if part.design.raw_first(number) else ("P", "R"):
+        end_ns = clock().monotonic_ns + round(2e9 * start_s) + part.design.length_ns
         with contextlib.ExitStack() as stack:
             workers, lost = _started((arm,), make, end_ns, stack)
-            until_ns = clock().monotonic_ns + round(1e9 * each_s)
-            ends, _ = _watched(workers, until_ns, 0, stop, lost)
+            ends, _ = _watched(workers, end_ns, 0, stop, lost)
             left |= _never_started(lost) | {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
     return _Pair(left=left)
 
@@ -139,11 +143,11 @@ def _watched(
         now_ns = clock().monotonic_ns
         alive = [arm for arm, worker in workers.items() if worker.alive]
         gone = bool(lost) or (len(alive) < len(workers) and now_ns < end_ns - _EARLY_NS)
-        late = now_ns > end_ns + (LATE_NS if length_ns else 0)
+        late = now_ns > end_ns + LATE_NS
         if not asked and (stop.asked or gone or late):
             asked = True
             for arm in alive:
-                ends[arm] = Ended.INTERRUPTED if stop.asked else Ended.KILLED if gone or length_ns else ends[arm]
+                ends[arm] = Ended.INTERRUPTED if stop.asked else Ended.KILLED
                 workers[arm].stop()
         if now_ns > end_ns + round(1e9 * END_S):
             for arm in alive:
