@@ -51,6 +51,7 @@ def commitments() -> Iterator[Case]:
 PHASES: dict[str, Any] = {
     "kind": "phases",
     "phases": [{"name": "forward", "ns": 60 * MS}, {"name": "hooks", "ns": 1}],
+    "first": 113,
     "steps": 7,
 }
 

@@ -13,7 +13,7 @@ from glasshouse.errors import UsageError
 from glasshouse.jobs.identity import Identity
 from glasshouse_bench.artifact import Attempt, Ended, Part
 from glasshouse_bench.design import Kind, Mode, Planted
-from glasshouse_bench.harness import alone
+from glasshouse_bench.harness import alone, profiled
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
@@ -124,6 +124,19 @@ def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path
     found = verify_measurement(tmp_path / "out", owner=owner.public).measurement.main
     outcome = Outcome.DIED if interrupted else Outcome.COMPLETE
     assert found.analysis["attempts"]["outcomes"] == {outcome.value: 1}, reason
+
+
+@pytest.mark.slow
+def test_both_arms_are_profiled_in_one_session_and_did_the_same_work(tmp_path: Path) -> None:
+    sealed = replace(design(Mode.INTERLEAVED), slot_ns=150 * 10**6)
+    with Stop() as stop, Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=Identity.generate()) as at:
+        tries = (profiled.phases(at, sealed, stop, start_s=start_s) for start_s in STARTS_S)
+        found = next(one for one in tries if one is not None)
+    assert found.same
+    assert {one.name for one in found.phases} >= {"forward", "backward", "optimizer"}
+    # Most of a step has a name, in both arms.
+    for arm in ("raw_ns", "protected_ns"):
+        assert sum(getattr(one, arm) for one in found.phases) > getattr(found, arm) / 2
 
 
 def test_a_script_that_takes_no_step_is_told_what_a_step_is(tmp_path: Path) -> None:

@@ -11,18 +11,33 @@ import numpy as np
 
 from glasshouse.evidence.receipt import Receipt
 from glasshouse_bench.artifact import Arm, Attempt, Ended, Lifecycle, Part, Sample, Spent
-from glasshouse_bench.beside import Parity
+from glasshouse_bench.beside import Parity, Phase, Phases
 from glasshouse_bench.design import Design, Kind, Mode
 from glasshouse_bench.statement import write_statement
 from simulators.sealed_design import design, note
 from simulators.slot_clock import MS, SlotClock, train
 from simulators.world import START_US, World
 
-__all__ = ["CREATED_US", "OWNER", "SessionRun", "measured", "step_record"]
+__all__ = ["CREATED_US", "OWNER", "PHASES", "SessionRun", "measured", "step_record"]
 
 CREATED_US = START_US + 60_000_000
 LIFECYCLE = {"attest": 300_000, "harden": 200_000, "open": 100_000, "release": 50_000, "seal_outputs": 80_000}
 LIFECYCLE |= {"zeroize": 20_000}
+# Ten steps of each arm, of 10 ms.
+PHASES = Phases(
+    steps=10,
+    raw_ns=100_000_000,
+    protected_ns=102_000_000,
+    raw_losses=("0.5",) * 10,
+    protected_losses=("0.5",) * 10,
+    phases=(
+        Phase(name="forward", raw_ns=38_000_000, protected_ns=38_500_000),
+        Phase(name="backward", raw_ns=51_000_000, protected_ns=51_700_000),
+        Phase(name="optimizer", raw_ns=9_000_000, protected_ns=9_100_000),
+        Phase(name="hooks", raw_ns=0, protected_ns=90_000),
+    ),
+    deployment="phases-1",
+)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode
 from glasshouse_bench.statement import STATEMENT_TYPE, write_statement
-from simulators.slot_measurement import CREATED_US, OWNER, measured
+from simulators.slot_measurement import CREATED_US, OWNER, PHASES, measured
 from simulators.world import World
 from tools.measurement_cases import files_of, outcome
 
@@ -141,6 +141,21 @@ def one_died(folder: Path) -> None:
     (folder / FIRST / "session.json").write_bytes(died.encode())
 
 
+def phases_beside(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """The owner puts the profile of a step beside the parts, and signs."""
+
+    def put(folder: Path) -> None:
+        path = folder / "phases.json"
+        path.write_bytes(PHASES.encode())
+        edit(path, change)
+        told = payload(folder)
+        told["beside"]["phases"] = sha256(path.read_bytes()).hex()
+        told["deployments"].append(PHASES.deployment)
+        sign(folder, told)
+
+    return put
+
+
 STORIES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "without-receipts": (
         "receipts are not shown: nothing is known of the level",
@@ -202,6 +217,13 @@ STORIES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "record-missing": ("a record is not there", lambda folder: (folder / FIRST / "raw.steps").unlink()),
     "records-of-another-session": ("records follow another session's schedule", records_of_another_session),
     "receipt-of-another-session": ("a receipt is of another session's run", receipt_of_another_session),
+    "phases": ("where the time of a step goes", phases_beside(lambda one: None)),
+    "phases-longer-than-their-steps": (
+        "the phases of an arm do not fit into its steps",
+        phases_beside(lambda one: one["phases"][0].update(protected_ns=45_000_000)),
+    ),
+    "phases-of-fewer-steps": ("a loss is missing", phases_beside(lambda one: one["raw_losses"].pop())),
+    "phases-out-of-order": ("a phase stands before another", phases_beside(lambda one: one["phases"].reverse())),
     "another-owner": ("another owner signed", lambda folder: sign(folder, payload(folder), key=World("rival").owner)),
     "first-format": (
         "a measurement of the first format",

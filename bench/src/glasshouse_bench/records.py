@@ -18,11 +18,12 @@ from glasshouse.wire.fields import DECIMAL, Fields
 from glasshouse.workloads.phases import PHASES
 from glasshouse.workloads.slots import MAX_STEPS, NONFINITE, Plan
 
-__all__ = ["Integers", "Profile", "Record", "Steps", "parse"]
+__all__ = ["MAX_PROFILED", "Integers", "Profile", "Record", "Steps", "loss", "parse", "too_long"]
 
 Integers = NDArray[np.int64]
 
 MAX_BYTES = 64 << 20
+MAX_PROFILED = 256
 _LINE_BYTES = 16384
 _INSTANT = re.compile(r"0|[1-9][0-9]{0,18}")
 
@@ -45,14 +46,18 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """The last steps of a profiled worker.
+    """What a profiled worker recorded of some of its steps.
 
     Args:
-        steps: how many.
+        first: the steps before them.
+        steps: how many they are.
+        together_ns: their length.
         phases: nanoseconds that all of them spent in each, in the order of `PHASES`.
     """
 
+    first: int
     steps: int
+    together_ns: int
     phases: Mapping[str, int]
 
 
@@ -108,11 +113,11 @@ def parse(data: bytes) -> Record:
     tokens = None if head.null("tokens_per_step") else head.integer("tokens_per_step", low=1)
     head.end()
     reason, until_ns = _end(values.pop()) if _kind(values[-1]) == "end" else (None, 0)
-    profile = _profile(values.pop()) if reason is not None and _kind(values[-1]) == "phases" else None
+    phases = values.pop() if reason is not None and _kind(values[-1]) == "phases" else None
     table = _Table(plan)
     for value in values[1:]:
         table.slot(Fields(value, "slot"))
-    return table.record(tokens, reason, until_ns, profile)
+    return table.record(tokens, reason, until_ns, phases)
 
 
 def _kind(value: Json) -> Json:
@@ -128,10 +133,16 @@ def _end(value: Json) -> tuple[str, int]:
     return reason, until_ns
 
 
-def _profile(value: Json) -> Profile:
+def too_long(phases_ns: int, steps_ns: int) -> bool:
+    """Return whether phases take longer than their steps; the profiler's clock is another one and has a hundredth."""
+    return 100 * phases_ns > 101 * steps_ns
+
+
+def _profile(value: Json, lengths: Integers) -> Profile:
+    """Return what a line has of steps, of which `lengths` are all."""
     fields = Fields(value, "phases")
     fields.choice("kind", ("phases",))
-    steps = fields.integer("steps", low=1, high=256)
+    first, steps = fields.integer("first"), fields.integer("steps", low=1, high=MAX_PROFILED)
     found: dict[str, int] = {}
     left = list(PHASES)
     for one in fields.items("phases", max_items=len(PHASES)):
@@ -141,7 +152,10 @@ def _profile(value: Json) -> Profile:
         found[name] = phase.integer("ns", low=1)
         phase.end()
     fields.end()
-    return Profile(steps=steps, phases=found)
+    together_ns = int(lengths[first : first + steps].sum())
+    if first + steps > len(lengths) or too_long(sum(found.values()), together_ns):
+        raise FormatError(Code.ARTIFACT_INVALID, "phases of more steps, or of longer ones, than the record has")
+    return Profile(first=first, steps=steps, together_ns=together_ns, phases=found)
 
 
 class _Table:
@@ -166,7 +180,7 @@ class _Table:
         hooks_ns = line.integer("hooks_ns")
         stamps = [self._stamp(line.child(name), origin) for name in ("begin", "end")]
         steps = [_pair(value) for value in line.items("steps", max_items=self._plan.in_slot)]
-        losses = [_loss(value) for value in line.items("losses", max_items=self._plan.in_slot)]
+        losses = [loss(value) for value in line.items("losses", max_items=self._plan.in_slot)]
         line.end()
         begin, end = stamps[0][0], stamps[1][0]
         late = begin >= min(origin + self._plan.slot_ns, self._plan.end_ns)
@@ -191,15 +205,10 @@ class _Table:
         self._clocks += [stamp[:3] for stamp in stamps]
         self._losses += losses
 
-    def record(self, tokens: int | None, reason: str | None, until_ns: int, profile: Profile | None) -> Record:
+    def record(self, tokens: int | None, reason: str | None, until_ns: int, phases: Json) -> Record:
         if reason is not None and until_ns > self._plan.end_ns:
             raise FormatError(Code.ARTIFACT_INVALID, "a record goes on after its plan's end")
         steps = _array(self._steps, 4)
-        if profile is not None:
-            lasted = (steps[:, 3] - steps[:, 2])[-profile.steps :]
-            # The profiler's clock is another one, and a hundredth is left to it.
-            if len(lasted) < profile.steps or 100 * sum(profile.phases.values()) > 101 * int(lasted.sum()):
-                raise FormatError(Code.ARTIFACT_INVALID, "phases of more steps, or of longer ones, than the record has")
         return Record(
             plan=self._plan,
             steps=Steps(slot=steps[:, 0], index=steps[:, 1], begin=steps[:, 2], end=steps[:, 3]),
@@ -211,7 +220,7 @@ class _Table:
             tokens_per_step=tokens,
             reason=reason,
             until_ns=until_ns,
-            profile=profile,
+            profile=None if phases is None else _profile(phases, steps[:, 3] - steps[:, 2]),
         )
 
     def _stamp(self, fields: Fields, origin: int) -> tuple[int, int, int, int]:
@@ -231,7 +240,8 @@ def _pair(value: Json) -> tuple[int, int]:
     raise FormatError(Code.SCHEMA, "slot.steps is not made of pairs of integers")
 
 
-def _loss(value: Json) -> str | None:
+def loss(value: Json) -> str | None:
+    """Return a loss as records have it; raises `FormatError` for what is none."""
     if value is None or value == NONFINITE or (isinstance(value, str) and DECIMAL.fullmatch(value)):
         return value
     raise FormatError(Code.SCHEMA, f"slot.losses has what is neither a decimal, {NONFINITE!r} nor null")

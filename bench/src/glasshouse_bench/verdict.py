@@ -161,6 +161,11 @@ class MeasurementVerdict:
         if parity is not None:
             same = "the same weights" if parity.same else "different weights"
             found.append(Link("work parity", f"{same} after {parity.steps} steps of each arm", holds=parity.same))
+        phases = self.measurement.phases
+        if phases is not None:
+            deterministic = self.measurement.main.part.design.workload.deterministic
+            says = f"{phases.steps} profiled steps of each arm, {'the same' if phases.same else 'other'} losses"
+            found.append(Link("phases", says, holds=phases.same or not deterministic))
         return tuple(found)
 
     def to_json(self) -> dict[str, Json]:

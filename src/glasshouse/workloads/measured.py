@@ -27,7 +27,7 @@ class Measured:
         task: whose steps they are.
         end: ends the job as its owner would; called once, where the schedule is over. May raise into the caller.
         hooks: how long this thread has waited for channel and inputs so far.
-        profile: how many steps after the warm-up are profiled; the job ends with them. None for none.
+        profile: how many steps after the warm-up are profiled; None for none.
 
     Raises:
         UsageError: `usage`, for a schedule outside its limits.

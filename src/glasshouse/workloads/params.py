@@ -123,7 +123,7 @@ def _common(*, device: bool = True) -> tuple[Field, ...]:
         Field(
             "profile",
             Integer(low=1, high=256),
-            "How many steps after the warm-up of a measured job are profiled by phase; the job ends with them.",
+            "How many steps after the warm-up of a measured job are profiled by phase.",
             None,
         ),
     )

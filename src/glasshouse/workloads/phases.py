@@ -58,7 +58,7 @@ class Profiler:
         self._whole = False
 
     def boundary(self, take: Callable[[], bool]) -> bool:
-        """Take a step boundary, and return whether to go on: not where all steps were profiled.
+        """Take a step boundary, and return whether to go on.
 
         Args:
             take: ends one step and begins the next.
@@ -71,21 +71,21 @@ class Profiler:
             with sys.modules["torch"].profiler.record_function(_MARK):
                 pass
         going_on = take()
-        self._whole = step == self._first + self._steps
-        if self._whole or not going_on:
-            self._stop()
-            return False
-        return True
+        if step == self._first + self._steps:
+            self._rest()
+        return going_on
 
     def line(self) -> dict[str, Json] | None:
         """Return the line of the record; None where the job ended before all steps were profiled."""
+        if self._profile is not None:
+            self._profile.stop()
         if not self._whole:
             return None
         found = dict.fromkeys(PHASES, 0)
         for name, took_ns in _outermost(self._profile):
             found[name] += took_ns
         phases: list[Json] = [{"name": name, "ns": found[name]} for name in PHASES if found[name]]
-        return {"kind": "phases", "phases": phases, "steps": self._steps}
+        return {"first": self._first, "kind": "phases", "phases": phases, "steps": self._steps}
 
     def _start(self) -> None:
         torch = sys.modules.get("torch")
@@ -97,23 +97,28 @@ class Profiler:
         self._profile.start()
         self._hooks.shown = lambda: profiler.record_function(_HOOKS)
 
-    def _stop(self) -> None:
+    def _rest(self) -> None:
+        """Profile nothing more; to end the profiler takes long, and would run beside the other arm's steps."""
+        self._whole = True
         if self._profile is not None:
             self._hooks.shown = None
-            self._profile.stop()
+            self._profile.toggle_collection_dynamic(False, self._profile.activities)
 
 
 def _outermost(profile: Any) -> Iterator[tuple[str, int]]:
     """Yield phases and their nanoseconds; what lies in another phase (the hooks in a loader of data) is that one's."""
     if profile is None:
         return
-    events = sorted(profile.events(), key=lambda one: one.time_range.start)
-    mark = next((one for one in events if one.name == _MARK), None)
+    # What `profile.events()` reads too, which makes an object of each operation: a hundred times as long.
+    events = sorted(profile.profiler.kineto_results.events(), key=lambda one: one.start_ns())
+    mark = next((one for one in events if one.name() == _MARK), None)
     if mark is None:
         return
-    until_us = mark.time_range.end
+    until_ns = mark.end_ns()
     for one in events:
-        name = next((phase for named, phase in _NAMED.items() if one.name.startswith(named)), one.name)
-        if name in PHASES and one.thread == mark.thread and one.time_range.start >= until_us:
-            until_us = one.time_range.end
-            yield name, round(1000 * (one.time_range.end - one.time_range.start))
+        called = one.name()
+        name = next((phase for named, phase in _NAMED.items() if called.startswith(named)), called)
+        in_thread = one.start_thread_id() == mark.start_thread_id()
+        if name in PHASES and in_thread and one.start_ns() >= until_ns:
+            until_ns = one.end_ns()
+            yield name, one.duration_ns()

@@ -12,17 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from glasshouse.errors import FormatError
-from glasshouse_bench.beside import Phase, Phases
 from glasshouse_bench.cli import group
 from glasshouse_bench.design import Mode, Planted
 from glasshouse_bench.report import render
 from glasshouse_bench.report.published import read_rows
 from glasshouse_bench.statement import Measurement
-from simulators.slot_measurement import measured
-
-PHASES = Phases(
-    steps=50, deployment="phases-1", phases=(Phase(name="forward", raw_ns=3_000_000, protected_ns=3_100_000),)
-)
+from simulators.slot_measurement import PHASES, measured
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,17 @@ def test_nothing_runs_and_nothing_is_loaded(page: str) -> None:
     assert found.tags.count("svg") == 4
     assert len(found.ids) == len(set(found.ids))
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
-    assert not re.search(r"#0[1-6]0[1-6]0[1-6]", page)  # every colour is the page's
+    assert not re.search(r"#0[1-7]0[1-7]0[1-7]", page)  # every colour is the page's
+
+
+def test_a_step_of_each_arm_is_divided_into_phases_and_the_rest(page: str) -> None:
+    # Raw: 3.8 + 5.1 + 0.9 of 10 ms; protected: 3.85 + 5.17 + 0.91 + 0.009 of 10.2 ms.
+    [cells] = [re.findall(r"<td>(.*?)</td>", row) for row in page.splitlines() if row.startswith("<tr><th>the rest<")]
+    assert cells == ["200 µs", "261 µs"]
+    [hooks] = [re.findall(r"<td>(.*?)</td>", row) for row in page.splitlines() if row.startswith("<tr><th>hooks<")]
+    assert hooks == ["0 µs", "9 µs"]
+    for name in ("forward", "backward", "optimizer", "hooks", "the rest"):
+        assert f">{name}</text>" in page
 
 
 def test_the_same_measurement_gives_the_same_bytes_whatever_a_user_has_set(good: Path, page: str) -> None:

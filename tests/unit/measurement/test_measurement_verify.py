@@ -45,6 +45,9 @@ WHY = {
     "record-missing": "raw.steps",
     "records-of-another-session": "follows another schedule",
     "receipt-of-another-session": "receipt of session 0 is of another run",
+    "phases-longer-than-their-steps": "phases of the protected arm are longer",
+    "phases-of-fewer-steps": "another number of losses",
+    "phases-out-of-order": "another order",
     "another-owner": "another owner",
     "first-format": "another type",
 }
@@ -97,7 +100,17 @@ def test_what_was_altered_is_refused_for_what_it_is(folder: Path, story: str) ->
 
 def test_every_alteration_is_refused_or_lessens_the_verdict() -> None:
     lessened = {"without-receipts", "one-died", "stopped-early", "no-null"}
-    assert set(STORIES) == set(WHY) | lessened
+    assert set(STORIES) == set(WHY) | lessened | {"phases"}
+
+
+def test_a_profile_of_a_step_is_named_with_whether_both_arms_did_the_same_work(folder: Path) -> None:
+    STORIES["phases"][1](folder)
+    verdict = verified(folder)
+    assert verdict.lacks == ()
+    assert verdict.links[-1] == ("phases", "10 profiled steps of each arm, the same losses", True)
+    edit(folder / "phases.json", lambda one: one["raw_losses"].__setitem__(3, "0.25"))
+    write_statement(folder, owner=OWNER, created_us=CREATED_US)
+    assert verified(folder).links[-1] == ("phases", "10 profiled steps of each arm, other losses", False)
 
 
 def test_receipts_are_counted_of_the_sessions_that_count(tmp_path: Path) -> None:

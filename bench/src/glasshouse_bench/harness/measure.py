@@ -21,6 +21,7 @@ from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.harness.alone import calibrated, parity
 from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
 from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short, session_s
+from glasshouse_bench.harness.profiled import phases
 from glasshouse_bench.harness.resume import begun, check_same, claim_folder
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stage import Stage
@@ -29,7 +30,7 @@ from glasshouse_bench.harness.subject import Subject
 
 __all__ = ["CALIBRATION", "Viewer", "load_calibration", "measure"]
 
-CALIBRATION, PARITY = "calibration.json", "parity.json"
+CALIBRATION, PARITY, PHASES = "calibration.json", "parity.json", "phases.json"
 _MAX_BYTES = 4 << 20
 
 
@@ -113,6 +114,14 @@ def measure(
             same = parity(stage, stop)
             if same is not None:
                 write_private(folder / PARITY, same.encode(), replace=False)
+        interleaved = next((part.design for part in parts if part.design.mode is Mode.INTERLEAVED), None)
+        if not stop.asked and not is_there(folder / PHASES) and interleaved is not None:
+            viewer.doing("phases of a step: one session under a profiler")
+            found = phases(stage, interleaved, stop, start_s=calibration.start_us / 1e6)
+            if found is None:
+                viewer.doing("  none: an arm ended too soon, or nothing in the job names a phase")
+            else:
+                write_private(folder / PHASES, found.encode(), replace=False)
     return parts
 
 

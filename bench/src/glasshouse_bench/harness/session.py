@@ -19,7 +19,7 @@ from glasshouse_bench.harness.machine import Card, Sampler, clock
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.records import Record, parse
 
-__all__ = ["Makes", "lifecycle_of", "read", "run_session"]
+__all__ = ["Makes", "Pair", "lifecycle_of", "read", "run_session", "side_by_side"]
 
 _LOOK_S = 0.1
 # Steps that are under way at the schedule's end are ended; an arm that is gone earlier has died. Afterwards a run seals
@@ -37,8 +37,8 @@ class Makes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """What both arms left."""
+class Pair:
+    """What both arms left, by `R` and `P`."""
 
     _: KW_ONLY
     left: Mapping[str, Left]
@@ -64,10 +64,13 @@ def run_session(
     """
     began = clock()
     part.attempt(Attempt(session=number, began=began))
-    run = _one_after_the_other if part.design.mode.whole else _side_by_side
     # Whatever breaks off in here, the attempt stands: its note has no arms, and it counts as one that died.
     with Sampler(began.monotonic_ns, card) as sampler:
-        pair = run(part, number, make, start_s, stop)
+        if part.design.mode.whole:
+            pair = _one_after_the_other(part, number, make, start_s, stop)
+        else:
+            length_ns = part.design.length_ns
+            pair = side_by_side(make, length_ns=length_ns, start_s=start_s, stop=stop, number=number)
     raw, protected = pair.left["R"], pair.left["P"]
     note = Attempt(
         session=number,
@@ -87,18 +90,24 @@ def _whole(left: Left) -> bytes | None:
     return left.record if left.arm.ended is Ended.COMPLETED else None
 
 
-def _side_by_side(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> _Pair:
-    began_ns = clock().monotonic_ns
-    end_ns = began_ns + round(2e9 * start_s) + part.design.length_ns
+def side_by_side(make: Makes, *, length_ns: int, start_s: float, stop: Stop, number: int = 0) -> Pair:
+    """Run both arms at once, which take turns by their plans, and return what they left.
+
+    Args:
+        length_ns: for which both are to take their slots.
+        start_s: the slowest calibrated start, from sealing to the first step.
+        number: of the session; who is started first follows from it.
+    """
+    end_ns = clock().monotonic_ns + round(2e9 * start_s) + length_ns
     order = ("R", "P") if number % 2 == 0 else ("P", "R")
     with contextlib.ExitStack() as stack:
         workers, lost = _started(order, make, end_ns, stack)
-        ends, background = _watched(workers, end_ns, part.design.length_ns, stop, lost)
+        ends, background = _watched(workers, end_ns, length_ns, stop, lost)
         left = {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
-    return _Pair(left={**_never_started(lost), **left}, background=background)
+    return Pair(left={**_never_started(lost), **left}, background=background)
 
 
-def _one_after_the_other(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> _Pair:
+def _one_after_the_other(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> Pair:
     """Run each arm alone: to its target, the design's length, or, as a script has none, to the end of its schedule."""
     left: dict[str, Left] = {}
     for arm in ("R", "P") if part.design.raw_first(number) else ("P", "R"):
@@ -107,7 +116,7 @@ def _one_after_the_other(part: Part, number: int, make: Makes, start_s: float, s
             workers, lost = _started((arm,), make, end_ns, stack)
             ends, _ = _watched(workers, end_ns, 0, stop, lost)
             left |= _never_started(lost) | {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
-    return _Pair(left=left)
+    return Pair(left=left)
 
 
 def _started(

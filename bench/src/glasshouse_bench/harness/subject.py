@@ -34,7 +34,7 @@ __all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "commitment", "owners"]
 WORKLOADS = ("mlp", "lora", "script")
 MODELS = ("config:qwen2-tiny", "config:qwen2.5-0.5b", "config:qwen2.5-7b")
 _COMMITMENT = b"glasshouse/measurement/v1/commitment\x00"
-_TARGETS = ("epochs", "seconds", "steps")
+_TARGETS = ("epochs", "profile", "seconds", "steps")
 _DAY_S = 24 * 3600
 # A few milliseconds a step on one CPU core; on a GPU it is bound by the host. It hardly learns, on purpose: a model
 # that fits its data has gradients among the subnormal numbers, on which a CPU takes three times as long.

@@ -66,6 +66,7 @@ def render(measurement: Measurement, *, published: Path | None = None) -> str:
         measurement=measurement,
         names=_NAMES,
         null=measurement.part(Mode.NULL),
+        phases=[] if measurement.phases is None else pictures.phase_rows(measurement.phases),
         pictures=[(Markup(svg), caption) for svg, caption in drawn],  # noqa: S704 - drawn here, its texts escaped there
         said=found_of(measurement),
         word=_word(main),

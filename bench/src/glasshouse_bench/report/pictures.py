@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from glasshouse_bench.beside import Phases
@@ -21,11 +22,13 @@ from glasshouse_bench.design import Mode
 from glasshouse_bench.report.published import Published
 from glasshouse_bench.statement import Measured, Measurement
 
-__all__ = ["forest", "jobs", "phases", "sessions"]
+__all__ = ["forest", "jobs", "phase_rows", "phases", "sessions"]
 
 # Colours that stand for those of the page's style, in which they are replaced.
 _INK, _MUTED, _LINE, _RAW, _PROTECTED, _BAND = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
+_PAGE = "#070707"
 _VARIABLES = {_INK: "ink", _MUTED: "muted", _LINE: "line", _RAW: "raw", _PROTECTED: "protected", _BAND: "band"}
+_VARIABLES |= {_PAGE: "page"}
 _STYLE: Any = {
     "axes.edgecolor": _LINE,
     "axes.labelcolor": _MUTED,
@@ -45,6 +48,7 @@ _STYLE: Any = {
     "ytick.color": _MUTED,
 }
 _WIDTH_IN = 4.8
+REST = "the rest"
 _NAMES = {
     Mode.INTERLEAVED: "this measurement",
     Mode.NULL: "null: raw against raw",
@@ -144,20 +148,40 @@ def jobs(main: Measured) -> Picture:
 
 
 def phases(found: Phases) -> Picture:
-    """Return the phases of a step, raw beside protected."""
-    places = range(len(found.phases))
+    """Return a step of each arm, divided into its phases."""
+    arms = (("raw", _RAW), ("protected", _PROTECTED))
+    names = [*(one.name for one in found.phases), REST]
+    shades = [1 - 0.8 * place / len(found.phases) for place in range(len(names))]
 
     def draw(axes: Axes) -> None:
-        for shift, colour, arm in ((-0.2, _RAW, "raw"), (0.2, _PROTECTED, "protected")):
-            values = [getattr(one, f"{arm}_ns") / 1e6 for one in found.phases]
-            axes.barh([place + shift for place in places], values, height=0.36, color=colour, label=arm)
-        axes.set_yticks(places, [one.name for one in found.phases])
-        axes.set_ylim(len(found.phases) - 0.4, -0.6)
-        axes.set_xlabel("milliseconds of a step")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, fontsize=8)
+        for place, (_, colour) in enumerate(arms):
+            left = 0.0
+            for shade, (_, *both) in zip(shades, phase_rows(found), strict=True):
+                width = both[place]
+                axes.barh(place, width, left=left, height=0.6, color=colour, alpha=shade, edgecolor=_PAGE, lw=0.8)
+                left += width
+        axes.set_yticks([0, 1], [arm for arm, _ in arms])
+        axes.set_ylim(1.5, -0.5)
+        axes.set_xlabel("milliseconds of a step under a profiler")
+        keys = [Patch(color=_INK, alpha=shade) for shade in shades]
+        figure = axes.get_figure()
+        assert isinstance(figure, Figure)  # noqa: S101 - `_picture` made it
+        figure.legend(keys, names, loc="outside upper center", ncols=4, fontsize=8, handlelength=1)
 
-    caption = f"Phases of a step, by a profiler in runs of their own ({found.steps} steps of each arm)."
-    return _picture("phases", draw, caption, height=1.2 + 0.4 * len(found.phases))
+    caption = (
+        f"Where the time of a step goes: means of {found.steps} steps of each arm in one session of their own. A "
+        "profiler slows them down, and one pair of processes is no measure of what protection costs."
+    )
+    return _picture("phases", draw, caption, height=2.3)
+
+
+def phase_rows(found: Phases) -> list[tuple[str, float, float]]:
+    """Return each phase with the milliseconds of a raw and a protected step in it, and at last what is in none."""
+    per_ms = found.steps * 1e6
+    rows = [(one.name, one.raw_ns / per_ms, one.protected_ns / per_ms) for one in found.phases]
+    raw = found.raw_ns / per_ms - sum(one for _, one, _ in rows)
+    protected = found.protected_ns / per_ms - sum(one for _, _, one in rows)
+    return [*rows, (REST, max(0.0, raw), max(0.0, protected))]
 
 
 def _picture(name: str, draw: Any, caption: str, *, height: float = 2.7) -> Picture:
