@@ -41,6 +41,40 @@ def whole(begin_ms: int, step_ms: int) -> str:
     return train(alone, SlotClock(begin_ms * MS), itertools.repeat(step_ms * MS)).record().decode()
 
 
+def calibrations() -> Iterator[Case]:
+    def steps(number: int, mean_ns: int, spread_ns: int) -> list[int]:
+        return [mean_ns + (37 * k) % 41 * spread_ns // 40 for k in range(number)]
+
+    short: dict[str, Any] = {
+        "version": 1,
+        "raw_ns": steps(41, 5_000_000, 700_001),
+        "protected_ns": steps(30, 5_050_003, 1_200_000),
+        "start_us": 3_200_500,
+        "between_ppm": 18_000,
+        "device": False,
+        "lifecycle": None,
+        "deployment": None,
+    }
+    long = {"raw_ns": steps(20, 61_000_001, 9), "protected_ns": steps(21, 60_000_000, 31_000_001)}
+    for name, mode, asked_s, change in (
+        ("short-steps", "interleaved", 600, {}),
+        ("noise-within-sessions", "interleaved", 3_600, {"between_ppm": 2_000}),
+        ("little-time", "null", 250, {}),
+        ("steps-of-30-ms", "interleaved", 600, {"raw_ns": steps(40, 26_000_000, 4_000_000)}),
+        ("long-steps", "interleaved", 3_600, {**long, "between_ppm": 900}),
+        ("no-deviation-of-sessions", "interleaved", 3_600, {"between_ppm": 0}),
+        ("gpu", "interleaved", 3_600, {**long, "device": True}),
+        ("sequential", "sequential", 100, {}),
+        ("alternating", "alternating", 3_600, {}),
+        ("alternating-little-time", "alternating", 300, {}),
+        ("too-few-steps", "interleaved", 600, {"raw_ns": steps(19, 5_000_000, 9)}),
+        ("steps-that-no-slot-holds", "interleaved", 600, {"raw_ns": steps(40, 500_000_000, 9)}),
+        ("no-step", "alternating", 600, {"protected_ns": []}),
+    ):
+        given = {"calibration": {**short, **change}, "mode": mode, "asked_s": asked_s}
+        yield f"calibration-{name}", case("calibration", "the schedule that follows", **given)
+
+
 def commitments() -> Iterator[Case]:
     job = {"chunk_bytes": 65536, "files": {"notes.txt": "5a" * 32}, "profile": "standard", "suite": "AES-256-GCM"}
     for name, params in (("narrow", {"width": 16}), ("wide", {"width": 32})):
@@ -198,7 +232,7 @@ def sensitivities() -> Iterator[Case]:
 
 def build() -> dict[str, bytes]:
     """Return every file of the folder by its name."""
-    kinds = (commitments, schedules, records, sessions, estimates, sensitivities, artifacts)
+    kinds = (calibrations, commitments, schedules, records, sessions, estimates, sensitivities, artifacts)
     found = itertools.chain.from_iterable(kind() for kind in kinds)
     return {f"{name}.json": json.dumps(one, indent=1, sort_keys=True).encode() + b"\n" for name, one in found}
 

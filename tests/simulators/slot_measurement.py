@@ -11,7 +11,7 @@ import numpy as np
 
 from glasshouse.evidence.receipt import Receipt
 from glasshouse_bench.artifact import Arm, Attempt, Ended, Lifecycle, Part, Sample, Spent
-from glasshouse_bench.beside import Parity, Phase, Phases
+from glasshouse_bench.beside import Calibration, Parity, Phase, Phases
 from glasshouse_bench.design import Design, Kind, Mode
 from glasshouse_bench.statement import write_statement
 from simulators.sealed_design import design, note
@@ -82,11 +82,16 @@ def measured(
     attempts: int | None = None,
     receipts: bool = False,
     parity: bool = False,
+    calibration: Calibration | None = None,
     signed: bool = True,
     **changed: Any,
 ) -> Path:
     """Measure, keep and sign; every session is complete but those that `died`."""
     rng = np.random.default_rng(1)
+    if calibration is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "calibration.json").write_bytes(calibration.encode())
+        changed["calibration_sha256"] = calibration.sha256
     for mode in modes:
         sealed = design(mode, **{"seed": bytes([list(Mode).index(mode)]) * 32, **changed})
         if receipts:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
@@ -16,6 +17,7 @@ from glasshouse.wire.fields import b64encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse_bench.artifact import Part
+from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Mode
 from glasshouse_bench.statement import STATEMENT_TYPE, write_statement
 from simulators.slot_measurement import CREATED_US, OWNER, PHASES, measured
@@ -156,6 +158,16 @@ def phases_beside(change: Callable[[dict[str, Any]], object]) -> Callable[[Path]
     return put
 
 
+def calibrated(folder: Path, **changed: Any) -> None:
+    """The owner measures anew, by a design that names a calibration with steps of 10 ms, and signs whatever follows."""
+    shutil.rmtree(folder)
+    steps = tuple(9_900_000 + 10_000 * (k % 21) for k in range(42))
+    found = Calibration(raw_ns=steps, protected_ns=steps, start_us=2_500_000, between_ppm=18_000, device=False)
+    design: dict[str, Any] = {**found.schedule(Mode.INTERLEAVED, 60), "sessions": 1, **changed}
+    with patch.object(Calibration, "check", lambda *_: None):
+        measured(folder, modes=[Mode.INTERLEAVED], calibration=found, **design)
+
+
 STORIES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "without-receipts": (
         "receipts are not shown: nothing is known of the level",
@@ -224,6 +236,19 @@ STORIES: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "phases-of-fewer-steps": ("a loss is missing", phases_beside(lambda one: one["raw_losses"].pop())),
     "phases-out-of-order": ("a phase stands before another", phases_beside(lambda one: one["phases"].reverse())),
+    "calibrated": ("its slots and sessions follow from its calibration; it has no null", calibrated),
+    "calibrated-other-slots": (
+        "slots are a millisecond longer than those that follow from its calibration",
+        lambda folder: calibrated(folder, slot_ns=49_432_000),
+    ),
+    "calibrated-other-length": (
+        "sessions are two microseconds longer",
+        lambda folder: calibrated(folder, length_ns=5_000_002_000),
+    ),
+    "calibration-missing": (
+        "the calibration that its design names does not lie there",
+        lambda folder: (calibrated(folder), (folder / "calibration.json").unlink()),
+    ),
     "another-owner": ("another owner signed", lambda folder: sign(folder, payload(folder), key=World("rival").owner)),
     "first-format": (
         "a measurement of the first format",

@@ -15,7 +15,9 @@ from glasshouse.wire.fields import b64decode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.slots import Plan, order_of
+from glasshouse_bench.beside import Calibration
 from glasshouse_bench.claim import claim
+from glasshouse_bench.design import Mode
 from glasshouse_bench.estimate import Estimate, estimate
 from glasshouse_bench.harness.subject import commitment
 from glasshouse_bench.records import parse
@@ -39,6 +41,10 @@ def number(value: float | None) -> str | None:
 def _commitment(given: dict[str, Any]) -> dict[str, Any]:
     owner, seed = SigningKey(bytes.fromhex(given["key"])), bytes.fromhex(given["seed"])
     return {"commitment": commitment(owner, seed, sha256(encode(given["job"]))).hex()}
+
+
+def _calibration(given: dict[str, Any]) -> dict[str, Any]:
+    return {**Calibration.parse(given["calibration"]).schedule(Mode(given["mode"]), given["asked_s"])}
 
 
 def _schedule(given: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +145,7 @@ def _artifact(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "calibration": _calibration,
     "commitment": _commitment,
     "schedule": _schedule,
     "record": _record,

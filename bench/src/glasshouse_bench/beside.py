@@ -8,11 +8,14 @@ from typing import Annotated
 from glasshouse.errors import Code, FormatError
 from glasshouse.workloads.phases import PHASES
 from glasshouse_bench.artifact import Lifecycle
+from glasshouse_bench.calibration import schedule
+from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.documents import COUNT, DIGEST, FLAG, NAME, Document, Kind, integer, listed, nullable, record
 from glasshouse_bench.records import MAX_PROFILED, loss, too_long
 
 __all__ = ["BESIDE", "Calibration", "Parity", "Phase", "Phases"]
 
+_ROOT_NS = 1000  # to which the root in T is the same in every language
 _STEPS = listed(integer(1), most=65_536)
 _PHASE = Kind(lambda found, name: found.choice(name, PHASES))
 _LOSSES = listed(Kind(lambda found, name: loss(found.any(name))), most=MAX_PROFILED)
@@ -39,6 +42,34 @@ class Calibration(Document):
     device: Annotated[bool, FLAG]
     lifecycle: Annotated[Lifecycle | None, nullable(record(Lifecycle))] = None
     deployment: Annotated[str | None, nullable(NAME)] = None
+
+    def schedule(self, mode: Mode, asked_s: int) -> dict[str, int]:
+        """Return the members of a design that follow from this; raises `UsageError` where none does."""
+        return schedule(
+            mode,
+            self.raw_ns,
+            self.protected_ns,
+            start_us=self.start_us,
+            between_ppm=self.between_ppm,
+            device=self.device,
+            asked_s=asked_s,
+        )
+
+    def check(self, design: Design) -> None:
+        """Refuse a design whose schedule does not follow.
+
+        Raises:
+            FormatError: `artifact-invalid`.
+            UsageError: `usage`, no schedule follows.
+        """
+        for name, follows in self.schedule(design.mode, design.asked_s).items():
+            found = getattr(design, name)
+            if abs(found - follows) > (_ROOT_NS if name == "length_ns" else 0):
+                raise FormatError(
+                    Code.ARTIFACT_INVALID,
+                    f"the {design.mode.value} design does not follow from calibration.json: {name} is {found}, and "
+                    f"{follows} follows",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,8 @@
-"""From a calibration to a design: slots and the length of a session (spec/measurement.md, section 7)."""
+"""From a calibration to a design: slots and the length of a session (spec/measurement.md, section 7).
+
+Law: all of it is a function of the calibration, the mode and the time that was asked for, so that anyone can compute it
+again; every number but the root in T is of whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,21 @@ import numpy as np
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.slots import BLOCK, MAX_SLOT_NS
+from glasshouse_bench.design import Mode
 
-__all__ = ["LEAST_BLOCKS", "LEAST_NS", "Calibrated", "calibrate"]
+__all__ = ["END_NS", "LEAST_SESSIONS", "Calibrated", "calibrate", "schedule"]
 
 LEAST_STEPS = 20
-ROOM = 1.2
 _DEVICE_SLOT_NS, _DEVICE_STEPS, _DEVICE_UNCOUNTED = 250_000_000, 5, 2
 _SHORT_S, _LONG_S = 5, 30
 LEAST_NS = _SHORT_S * 10**9
 # Half of a session may be lost before it fails, and what is left should still be several blocks.
 LEAST_BLOCKS = 8
+# Of a whole process the first five seconds do not count, and half of its time has to.
+_LEAST_WHOLE_NS, _LONGEST_WHOLE_NS = 12 * 10**9, 60 * 10**9
+LEAST_SESSIONS = {Mode.INTERLEAVED: 6, Mode.NULL: 6, Mode.SEQUENTIAL: 1, Mode.ALTERNATING: 10}
+_WANTED_SESSIONS = 20
+END_NS = 2 * 10**9  # from the schedule's end until both arms have ended and the note is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +73,74 @@ def calibrate(
             f"the calibration saw fewer than {LEAST_STEPS} steps of an arm",
             hint="a step is one call of task.progress; make steps shorter, or measure with --mode alternating",
         )
-    typical = max(float(np.median(steps)) for steps in arms)
-    steps = 5 if typical < 10e6 else 3 if typical < 50e6 else 1
+    doubled_ns = max(_doubled_median(lengths) for lengths in (raw_ns, protected_ns))
+    steps = 5 if doubled_ns < 20_000_000 else 3 if doubled_ns < 100_000_000 else 1
     uncounted = 1
     if device:
         steps, uncounted = max(steps, _DEVICE_STEPS), _DEVICE_UNCOUNTED
-    # Type 7, as in R and numpy.
-    q95 = max(float(np.quantile(steps, 0.95)) for steps in arms)
-    slot_ns = math.ceil((steps + uncounted) * ROOM * q95)
+    twentieths = max(_q95_twentieths(lengths) for lengths in (raw_ns, protected_ns))
+    # ⌈(N + U)·1.2·q⌉, with q in twentieths of a nanosecond.
+    slot_ns = -(-(steps + uncounted) * 6 * twentieths // 100)
     slot_ns = max(slot_ns, _DEVICE_SLOT_NS if device else 1_000_000)
     session_ns = round(_session_s(arms, start_s=start_s, between=between) * 1e9)
     if slot_ns > MAX_SLOT_NS or LEAST_BLOCKS * BLOCK * slot_ns > _LONG_S * 10**9:
         raise UsageError(
             Code.USAGE,
-            f"steps of {q95 / 1e9:.1f} s: no session holds {LEAST_BLOCKS} blocks of slots for them",
+            f"steps of {twentieths / 2e10:.1f} s: no session holds {LEAST_BLOCKS} blocks of slots for them",
             hint="make steps shorter (a smaller batch), or measure whole runs with --mode alternating",
         )
     session_ns = max(session_ns, LEAST_BLOCKS * BLOCK * slot_ns)
     return Calibrated(steps=steps, uncounted=uncounted, slot_ns=slot_ns, session_ns=session_ns)
+
+
+def schedule(
+    mode: Mode,
+    raw_ns: Sequence[int],
+    protected_ns: Sequence[int],
+    *,
+    start_us: int,
+    between_ppm: int,
+    device: bool,
+    asked_s: int,
+) -> dict[str, int]:
+    """Return the members of a design that follow from its calibration: its slots, its warm-up and T.
+
+    Args:
+        start_us: of the slower arm, from sealing or launch to its first step.
+        between_ppm: as `calibrate` has it, in millionths.
+        asked_s: the time that was asked for.
+
+    Raises:
+        UsageError: as `calibrate`.
+    """
+    if not raw_ns or not protected_ns:
+        raise UsageError(Code.USAGE, "the calibration saw no step of an arm")
+    members = {"warmup_steps": max(3, -(-(10**9) // _doubled_median(raw_ns)))}
+    start_ns = 1000 * start_us
+    if mode.whole:
+        room_ns = asked_s * 10**9 // (2 * LEAST_SESSIONS[mode]) - start_ns - END_NS
+        length_ns = max(_LEAST_WHOLE_NS, 20 * max(*raw_ns, *protected_ns), min(_LONGEST_WHOLE_NS, room_ns))
+        return members | {"slot_ns": 1_000_000, "steps": 64, "uncounted": 1, "length_ns": length_ns}
+    found = calibrate(raw_ns, protected_ns, start_s=2e-6 * start_us, between=between_ppm / 1e6, device=device)
+    room_ns = asked_s * 10**9 // _WANTED_SESSIONS - 2 * start_ns - END_NS
+    least_ns = max(LEAST_NS, LEAST_BLOCKS * BLOCK * found.slot_ns)
+    length_ns = max(least_ns, min(found.session_ns, room_ns))
+    slots = {"slot_ns": found.slot_ns, "steps": found.steps, "uncounted": found.uncounted}
+    return members | slots | {"length_ns": length_ns}
+
+
+def _doubled_median(lengths: Sequence[int]) -> int:
+    """Return twice the median, which is a whole number."""
+    found = sorted(lengths)
+    return found[(len(found) - 1) // 2] + found[len(found) // 2]
+
+
+def _q95_twentieths(lengths: Sequence[int]) -> int:
+    """Return twenty times the quantile of type 7 (as in R and numpy), which is a whole number."""
+    found = sorted(lengths)
+    place, rest = divmod(19 * (len(found) - 1), 20)
+    above = found[min(place + 1, len(found) - 1)]
+    return 20 * found[place] + rest * (above - found[place])
 
 
 def _session_s(arms: Sequence[np.typing.NDArray[np.float64]], *, start_s: float, between: float) -> float:

@@ -5,7 +5,7 @@ Law: ``Measurement.load`` trusts no number that it finds; the statement is a fun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,10 @@ class Measurement:
             FormatError: files that are missing, cannot be read, or do not fit each other.
             UsageError: `usage`, a record of a schedule outside its limits.
         """
-        parts = tuple(Measured.of(Part.open(folder, mode)) for mode in Mode if is_there(folder / mode.value))
+        parts = [Part.open(folder, mode) for mode in Mode if is_there(folder / mode.value)]
         beside: dict[str, Any] = {name: _beside(folder, name) for name in BESIDE}
-        found = cls(parts=parts, **beside)
+        _check_calibration(beside["calibration"], parts)  # before much is computed from designs that do not follow
+        found = cls(parts=tuple(map(Measured.of, parts)), **beside)
         found._check()
         return found
 
@@ -128,9 +129,6 @@ class Measurement:
             raise FormatError(Code.ARTIFACT_INVALID, "a measurement without a part")
         if len(set(self.deployments)) < len(self.deployments):
             raise FormatError(Code.ARTIFACT_INVALID, "one deployment stands behind two sessions")
-        digest = None if self.calibration is None else self.calibration.sha256
-        if any(one.part.design.calibration_sha256 not in (None, digest) for one in self.parts):
-            raise FormatError(Code.ARTIFACT_INVALID, "calibration.json is not the one that a design names")
 
 
 def write_statement(folder: Path, *, owner: SigningKey, created_us: int) -> Measurement:
@@ -192,6 +190,15 @@ def _beside(folder: Path, name: str) -> Any:
         return None
     data = read_file(path, max_bytes=4 * MAX_NOTE_BYTES)
     return BESIDE[name].parse(decode(data, max_bytes=4 * MAX_NOTE_BYTES))
+
+
+def _check_calibration(calibration: Calibration | None, parts: Sequence[Part]) -> None:
+    for part in parts:
+        if part.design.calibration_sha256 is None:
+            continue
+        if calibration is None or calibration.sha256 != part.design.calibration_sha256:
+            raise FormatError(Code.ARTIFACT_INVALID, "calibration.json is not the one that a design names")
+        calibration.check(part.design)
 
 
 def _check_private(one: Measured) -> None:

@@ -141,9 +141,15 @@ class MeasurementVerdict:
         return f"Signed {utc(self.created_us)} by the owner's clock."
 
     @property
+    def _slots(self) -> Link:
+        if all(one.part.design.calibration_sha256 is not None for one in self.measurement.parts):
+            return Link("slots", "as they follow from the calibration")
+        return Link("slots", "chosen by the owner: a design names no calibration", holds=False)
+
+    @property
     def links(self) -> tuple[Link, ...]:
         """What was checked, in order."""
-        found, lacks = [Link("statement", "signed by the owner")], self.lacks
+        found, lacks = [Link("statement", "signed by the owner"), self._slots], self.lacks
         for one in self.measurement.parts:
             attempts = one.analysis["attempts"]
             complete = attempts["outcomes"].get("complete", 0)

@@ -231,6 +231,12 @@ def test_a_time_too_short_for_this_job_says_how_long_it_takes(tmp_path: Path) ->
     assert refused.value.hint == "ask for --time 6m"
 
 
+@pytest.mark.parametrize("start_us", [3_000_000, 3_000_001, 2_718_281])
+def test_a_time_that_holds_one_pair_exactly_is_not_too_short(tmp_path: Path, start_us: int) -> None:
+    [pair] = planned(tmp_path, wish(100, Mode.SEQUENTIAL), replace(calibration(), start_us=start_us))
+    assert pair.sessions == 1
+
+
 def test_steps_that_no_slot_can_hold_are_sent_to_whole_processes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no session holds") as refused:
         planned(tmp_path, wish(), calibration(2_000))

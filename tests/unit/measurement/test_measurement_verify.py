@@ -48,6 +48,9 @@ WHY = {
     "phases-longer-than-their-steps": "phases of the protected arm are longer",
     "phases-of-fewer-steps": "another number of losses",
     "phases-out-of-order": "another order",
+    "calibrated-other-slots": "slot_ns is 49432000, and 48432000 follows",
+    "calibrated-other-length": "length_ns is 5000002000, and 5000000000 follows",
+    "calibration-missing": "calibration.json is not the one that a design names",
     "another-owner": "another owner",
     "first-format": "another type",
 }
@@ -82,6 +85,7 @@ def test_a_good_measurement_says_its_level_and_whose_word_it_is(good: Path) -> N
     assert "faster" not in verdict.sentence
     assert [link.name for link in verdict.links] == [
         "statement",
+        "slots",
         "interleaved",
         "null",
         "null holds 0",
@@ -98,8 +102,24 @@ def test_what_was_altered_is_refused_for_what_it_is(folder: Path, story: str) ->
     assert WHY[story] in refusal(folder).message
 
 
+def test_slots_that_follow_from_no_calibration_are_the_owners_choice(folder: Path) -> None:
+    def slots() -> tuple[str, bool]:
+        link = next(one for one in verified(folder).links if one.name == "slots")
+        return link.says, link.holds
+
+    assert slots() == ("chosen by the owner: a design names no calibration", False)
+    STORIES["calibrated"][1](folder)
+    assert slots() == ("as they follow from the calibration", True)
+
+
+def test_what_does_not_follow_from_its_calibration_is_not_signed_either(folder: Path) -> None:
+    STORIES["calibrated-other-slots"][1](folder)
+    with pytest.raises(FormatError, match="does not follow from calibration"):
+        write_statement(folder, owner=OWNER, created_us=CREATED_US)
+
+
 def test_every_alteration_is_refused_or_lessens_the_verdict() -> None:
-    lessened = {"without-receipts", "one-died", "stopped-early", "no-null"}
+    lessened = {"calibrated", "without-receipts", "one-died", "stopped-early", "no-null"}
     assert set(STORIES) == set(WHY) | lessened | {"phases"}
 
 

@@ -20,7 +20,7 @@ from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.harness.alone import calibrated, parity
 from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
-from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short, session_s
+from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short, session_ns
 from glasshouse_bench.harness.profiled import phases
 from glasshouse_bench.harness.resume import begun, check_same, claim_folder
 from glasshouse_bench.harness.session import run_session
@@ -171,7 +171,7 @@ def _interleaved(wish: Wish) -> bool:
 
 def _left_s(parts: Sequence[Part], found: Calibration) -> float:
     return sum(
-        (part.design.sessions - part.attempted) * session_s(part.design.mode, found, part.design.length_ns)
+        (part.design.sessions - part.attempted) * session_ns(part.design.mode, found, part.design.length_ns) / 1e9
         for part in parts
     )
 

@@ -14,28 +14,20 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import numpy as np
-
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.signing import SigningKey
-from glasshouse.workloads.slots import BLOCK
 from glasshouse_bench.beside import Calibration
-from glasshouse_bench.calibration import LEAST_BLOCKS, LEAST_NS, Calibrated, calibrate
+from glasshouse_bench.calibration import END_NS, LEAST_SESSIONS
 from glasshouse_bench.design import Design, Exclusions, Kind, Machine, Mode, Padding, Planted, Workload
 from glasshouse_bench.documents import plain
 from glasshouse_bench.harness.arms import PADDING_BYTES
 from glasshouse_bench.harness.subject import Subject, commitment
 
-__all__ = ["Setting", "Wish", "plan", "refuse_short", "session_s"]
+__all__ = ["Setting", "Wish", "plan", "refuse_short", "session_ns"]
 
 STEAL_PPM = 20_000
 # The null's interval may be twice as wide: half of the sessions give 1.4 times the width, and t adds to it.
 NULL_SHARE = 2
-LEAST_SESSIONS, WANTED_SESSIONS = 6, 20
-_LEAST_ALTERNATING = 10
-# Of a whole process the first five seconds do not count, and half of its time has to.
-_LEAST_WHOLE_NS, _LONGEST_NS = 12_000_000_000, 60_000_000_000
-_END_S = 2.0  # from the schedule's end until both arms have ended and the note is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +50,12 @@ class Wish:
 
 def refuse_short(wish: Wish) -> None:
     """Refuse a time in which no job has room, before anything is started."""
-    least_s = LEAST_SESSIONS * (5 + _END_S)
+    least = LEAST_SESSIONS[Mode.INTERLEAVED]
+    least_s = least * (5 + END_NS / 1e9)
     if wish.seconds < least_s:
         raise UsageError(
             Code.USAGE,
-            f"{wish.seconds:.0f} s are too short: {LEAST_SESSIONS} sessions of any job take {least_s:.0f} s or more",
+            f"{wish.seconds:.0f} s are too short: {least} sessions of any job take {least_s:.0f} s or more",
             hint="ask for --time 10m",
         )
 
@@ -117,15 +110,15 @@ def plan(wish: Wish, found: Calibration, setting: Setting) -> list[Design]:
         UsageError: `usage`, steps that no slot can hold, or too short a time for this job.
     """
     created_us = time.time_ns() // 1000
-    chosen = None if all(mode.whole for mode in wish.modes) else _slots(found)
-    typical_ns = float(np.median(found.raw_ns))
     designs = []
     for mode in wish.modes:
         share = NULL_SHARE if mode is Mode.NULL and len(wish.modes) > 1 else 1
-        least = _LEAST_ALTERNATING if mode is Mode.ALTERNATING else 1 if mode is Mode.SEQUENTIAL else LEAST_SESSIONS
-        length_ns = _whole_ns(found, wish.seconds, least) if chosen is None else _length_ns(found, chosen, wish.seconds)
-        each_s = session_s(mode, found, length_ns)
-        sessions = int(wish.seconds / share / each_s)
+        least = LEAST_SESSIONS[mode]
+        schedule: dict[str, Any] = {**found.schedule(mode, round(wish.seconds))}
+        # Of whole numbers: a time that holds the sessions exactly is not too short.
+        each_ns = session_ns(mode, found, schedule["length_ns"])
+        each_s = each_ns / 1e9
+        sessions = round(wish.seconds) * 10**9 // (share * each_ns)
         if sessions < least and share == 1:
             raise UsageError(
                 Code.USAGE,
@@ -135,12 +128,8 @@ def plan(wish: Wish, found: Calibration, setting: Setting) -> list[Design]:
         designs.append(
             Design(
                 **setting.members(mode, wish, secrets.token_bytes(32)),
+                **schedule,
                 sessions=max(sessions, least),
-                length_ns=length_ns,
-                slot_ns=1_000_000 if chosen is None else chosen.slot_ns,
-                steps=64 if chosen is None else chosen.steps,
-                uncounted=1 if chosen is None else chosen.uncounted,
-                warmup_steps=max(3, round(0.5e9 / typical_ns)),
                 calibration_sha256=found.sha256,
                 created_us=created_us,
             )
@@ -148,27 +137,7 @@ def plan(wish: Wish, found: Calibration, setting: Setting) -> list[Design]:
     return designs
 
 
-def session_s(mode: Mode, found: Calibration, length_ns: int) -> float:
+def session_ns(mode: Mode, found: Calibration, length_ns: int) -> int:
     """Return how long a session takes, with the start and the end of its processes."""
-    if mode.whole:
-        return 2 * (length_ns / 1e9 + _END_S + found.start_us / 1e6)
-    return 2e-6 * found.start_us + length_ns / 1e9 + _END_S
-
-
-def _slots(found: Calibration) -> Calibrated:
-    start_s, between = found.start_us / 1e6, found.between_ppm / 1e6
-    return calibrate(found.raw_ns, found.protected_ns, start_s=2 * start_s, between=between, device=found.device)
-
-
-def _whole_ns(found: Calibration, seconds: float, sessions: int) -> int:
-    """Return for how long each whole process trains: what leaves room for the pairs, and twenty steps at least."""
-    room_s = (seconds / sessions - session_s(Mode.ALTERNATING, found, 0)) / 2
-    slowest_ns = max(*found.raw_ns, *found.protected_ns)
-    return max(_LEAST_WHOLE_NS, 20 * slowest_ns, min(_LONGEST_NS, round(room_s * 1e9)))
-
-
-def _length_ns(found: Calibration, chosen: Calibrated, seconds: float) -> int:
-    """Return T: what the calibration says, or what leaves room for the sessions that an interval needs."""
-    room_s = seconds / WANTED_SESSIONS - session_s(Mode.INTERLEAVED, found, 0)
-    least_ns = max(LEAST_NS, LEAST_BLOCKS * BLOCK * chosen.slot_ns)
-    return max(least_ns, min(chosen.session_ns, round(room_s * 1e9)))
+    start_ns = 1000 * found.start_us
+    return 2 * (start_ns + length_ns + END_NS) if mode.whole else 2 * start_ns + length_ns + END_NS
