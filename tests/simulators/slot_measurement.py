@@ -18,7 +18,7 @@ from simulators.sealed_design import design, note
 from simulators.slot_clock import MS, SlotClock, train
 from simulators.world import START_US, World
 
-__all__ = ["CREATED_US", "OWNER", "PHASES", "SessionRun", "measured", "step_record"]
+__all__ = ["CREATED_US", "OWNER", "PHASES", "SessionRun", "attempt_session", "measured", "step_record"]
 
 CREATED_US = START_US + 60_000_000
 LIFECYCLE = {"attest": 300_000, "harden": 200_000, "open": 100_000, "release": 50_000, "seal_outputs": 80_000}
@@ -98,7 +98,9 @@ def measured(
             sealed = replace(sealed, workload=replace(sealed.workload, kind=Kind.LORA))
         part = Part.begin(folder, sealed)
         for session in range(sealed.sessions if attempts is None else attempts):
-            _session(part, session, rng, 1.0 if mode is Mode.NULL else ratio, died=session in died, receipts=receipts)
+            attempt_session(
+                part, session, rng, 1.0 if mode is Mode.NULL else ratio, died=session in died, receipts=receipts
+            )
     if parity:
         both = bytes(32)
         told = Parity(steps=100, raw=both, protected=both, deployment="parity-1")
@@ -108,7 +110,16 @@ def measured(
     return folder
 
 
-def _session(part: Part, session: int, rng: np.random.Generator, ratio: float, *, died: bool, receipts: bool) -> None:
+def attempt_session(
+    part: Part,
+    session: int,
+    rng: np.random.Generator,
+    ratio: float = 1.0,
+    *,
+    died: bool = False,
+    receipts: bool = False,
+) -> None:
+    """Attempt one session and keep what it left."""
     sealed, protected = part.design, part.design.mode is not Mode.NULL
     began = replace(note(0).began, monotonic_ns=(1 + session) * 10**10)
     told = note(session, began=began)

@@ -342,13 +342,14 @@ class Part:
         return [*(self._session(session) / name for name in RECORDS), self.receipt(session)]
 
     def _tidy(self) -> None:
-        """Remove what an attempt that was broken off left beside its note."""
+        """Remove what an attempt that was broken off left beside its note, and files that were not written whole."""
         last = self.attempted - 1
+        folder = self._session(max(last, 0))
+        for place in (self.folder, self.folder / RECEIPTS, folder):
+            for path in place.glob(".*.part"):
+                path.unlink()
         if last < 0:
             return
-        folder = self._session(last)
-        for path in (*folder.glob(".*.part"), *self.receipt(last).parent.glob(".*.part")):
-            path.unlink()
         if not is_there(folder / NOTE):
             folder.rmdir()
             return

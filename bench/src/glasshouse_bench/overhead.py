@@ -193,12 +193,14 @@ class _View:
 
 def _close(output: Output, folder: Path, parts: list[Part], identity: Identity, *, interrupted: bool) -> int:
     """Sign what there is, print what came of it, and return the exit code."""
+    from glasshouse_bench.harness.room import room_for
     from glasshouse_bench.statement import write_statement
     from glasshouse_bench.verify import verify_measurement
 
     if not any(part.attempted for part in parts):
         raise RunError(Code.INTERRUPTED, "the measurement was interrupted before its first session ended")
-    write_statement(folder, owner=identity.signing, created_us=time.time_ns() // 1000)
+    with room_for(folder):
+        write_statement(folder, owner=identity.signing, created_us=time.time_ns() // 1000)
     verdict = verify_measurement(folder, owner=identity.public)
     output.result({**verdict.to_json(), "folder": str(folder), "interrupted": interrupted})
     output.say(verdict.sentence)

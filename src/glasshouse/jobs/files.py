@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MAX_STATE_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def private_folder(path: Path, *, close: bool = True) -> Path:
@@ -43,7 +44,7 @@ def private_folder(path: Path, *, close: bool = True) -> Path:
         close: whether one that was there already is closed to others too.
 
     Raises:
-        UsageError: `usage` when something else stands there, or the folder belongs to somebody else.
+        UsageError: `disk-full`, or `usage` when something else stands there, or the folder belongs to somebody else.
     """
     try:
         for folder in reversed((path, *path.parents)):
@@ -52,6 +53,8 @@ def private_folder(path: Path, *, close: bool = True) -> Path:
                 folder.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
     except OSError as error:
+        if error.errno in _FULL:
+            raise _unwritable(path, error) from None
         raise UsageError(Code.USAGE, f"cannot make the folder {path}: {_reason(error)}") from None
     if not stat.S_ISDIR(found.st_mode):
         raise UsageError(Code.USAGE, f"{path} is a link or no folder; it must be a folder of its own")
@@ -211,7 +214,7 @@ def read_state(path: Path, *, what: str) -> dict[str, Any]:
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in _FULL:
         return UsageError(
             Code.DISK_FULL, f"no room to write {path}; nothing was left under that name", hint="free some space"
         )

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from tools.memory_disk import memory_disk
 
 SEALED = b"sealed" * 20_000
 
@@ -98,13 +98,8 @@ def test_what_cannot_be_linked_is_copied(
 @pytest.fixture
 def other_file_system(tmp_path: Path) -> Iterator[Path]:
     """A memory file system of its own, for as long as the test runs."""
-    place = tmp_path / "elsewhere"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("this user may not mount")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with memory_disk(tmp_path / "elsewhere") as place:
+        yield place
 
 
 def test_a_package_on_another_file_system_is_copied(home: Home, other_file_system: Path) -> None:

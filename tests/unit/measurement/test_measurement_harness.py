@@ -21,7 +21,7 @@ from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.artifact import Arm, Ended, Part
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode
-from glasshouse_bench.harness import arms, measure
+from glasshouse_bench.harness import alone, arms, measure
 from glasshouse_bench.harness import session as sessions
 from glasshouse_bench.harness.arms import Left
 from glasshouse_bench.harness.machine import Card, MemoryPeak, Sampler, clock, describe
@@ -298,6 +298,36 @@ def test_your_own_script_may_return_one_output_more(tmp_path: Path) -> None:
     assert subject.job.params["max_outputs"] == 3
     with pytest.raises(UsageError, match="not mlp"):
         owners(path, "mlp")
+
+
+def test_a_policy_for_shorter_runs_has_room_for_a_session(tmp_path: Path) -> None:
+    """The owner's deployments of a measurement last a day at least; what the lease costs is measured as it is."""
+    path = mine(tmp_path, "mlp", policy='max_duration = "5s"\nlease = "30s"')
+    deployment = owners(path, "mlp").job.deployment
+    assert (deployment.max_duration_s, deployment.lease_s, deployment.releases) == (24 * 3600, 30, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (Code.LEASE_LOST, "give the job a longer lease under [policy]"),
+        (Code.DURATION_EXCEEDED, "give the job a longer max_duration under [policy]"),
+        (Code.WORKER_FAILED, ""),
+    ],
+)
+def test_a_run_that_its_policy_ended_in_the_calibration_says_which_key_to_lengthen(code: Code, hint: str) -> None:
+    with pytest.raises(RunError, match="the job does not run: it was ended") as refused:
+        alone._record(Left(arm=Arm(ended=Ended.FAILED, code=code), reason="it was ended"))
+    assert refused.value.code is code
+    assert refused.value.hint.endswith(hint)
+    assert bool(refused.value.hint) is bool(hint)
+
+
+def test_a_lease_that_is_lost_in_a_session_is_a_lost_attempt_and_says_why(part: Part) -> None:
+    raw, protected, reason = attempt(part, FakeArm(), FakeArm(code=Code.LEASE_LOST))
+    assert (protected.ended, protected.code, reason) == (Ended.FAILED, Code.LEASE_LOST, "it broke")
+    assert raw.ended is Ended.COMPLETED
+    assert (part.attempted, protected.record_sha256) == (1, None)
 
 
 def test_what_a_raw_worker_prints_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

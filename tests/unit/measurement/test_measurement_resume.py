@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,90 +11,19 @@ import pytest
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.identity import Identity, OwnerPublic
 from glasshouse.wire.signing import SigningKey
-from glasshouse_bench.artifact import Attempt, Part
-from glasshouse_bench.beside import Calibration
+from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode, Planted
-from glasshouse_bench.harness import measure as measuring
 from glasshouse_bench.harness.planning import Wish
-from glasshouse_bench.harness.stop import Stop
-from glasshouse_bench.harness.subject import Subject, builtin, commitment, owners
-from simulators.sealed_design import MACHINE, note
+from glasshouse_bench.harness.subject import builtin, commitment
+from simulators.instant_bench import Bench
+from simulators.sealed_design import MACHINE
 
-STEPS = tuple(5_000_000 + 10_000 * (number % 7) for number in range(200))
-JOB = (
-    'name = "mine"\nworkload = "mlp"\n[inputs]\n"notes.txt" = "notes.txt"\n'
-    "[params]\nsynthetic_rows = 64\nsynthetic_features = 4\nwidth = 16\nepochs = 3\n"
-    '[policy]\nassurance = "software"\nprofile = "standard"\n'
-)
 WISH = Wish(modes=[Mode.INTERLEAVED, Mode.NULL], seconds=600, margin=0.01)
-
-
-class Bench:
-    """Measures on a machine where every session takes no time and leaves nothing but its note.
-
-    Args:
-        folder: gets the measurement.
-        job: the owner's job file.
-    """
-
-    def __init__(self, folder: Path, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.job = folder, job
-        self.owner = Identity.generate()
-        self.calibrations: list[Calibration] = []
-        self.sessions: list[tuple[Mode, int]] = []
-        self.fails: Callable[[], None] = lambda: None
-        monkeypatch.setattr(measuring, "calibrated", self._calibrated)
-        monkeypatch.setattr(measuring, "run_session", self._session)
-        monkeypatch.setattr(measuring, "parity", lambda _stage, _stop: None)
-        monkeypatch.setattr(measuring, "describe", lambda _card: self.machine)
-        self.machine = MACHINE
-
-    def measure(self, wish: Wish = WISH, *, sessions: int = 3, subject: Subject | None = None, **more: Any) -> None:
-        """Measure until so many sessions have ended."""
-        self.left = sessions
-        with Stop() as stop:
-            self.stop = stop
-            measuring.measure(
-                wish,
-                lambda _folder: subject or owners(self.job, "mlp"),
-                folder=self.folder,
-                viewer=self,
-                stop=stop,
-                **{"identity": self.owner, "cpus": (1,), **more},
-            )
-
-    def _calibrated(self, _stage: object, _stop: Stop, *, device: bool, look: object) -> Calibration:
-        found = Calibration(
-            raw_ns=STEPS,
-            protected_ns=STEPS,
-            start_us=3_000_000 + len(self.calibrations),
-            between_ppm=18_000,
-            device=device,
-        )
-        self.calibrations.append(found)
-        return found
-
-    def _session(self, part: Part, number: int, *_more: object, stop: Stop, **_named: object) -> tuple[Attempt, str]:
-        self.fails()
-        part.attempt(note(number))
-        self.sessions.append((part.design.mode, number))
-        self.left -= 1
-        if not self.left:
-            stop.ask()
-        return part.keep(note(number)), ""
-
-    def doing(self, what: str) -> None: ...
-
-    def planned(self, designs: object, *, seconds: float) -> None: ...
-
-    def session(self, *ended: object) -> None: ...
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    (tmp_path / "notes.txt").write_text("synthetic\n")
-    (tmp_path / "job.toml").write_text(JOB)
-    return Bench(tmp_path / "mine", tmp_path / "job.toml", monkeypatch)
+    return Bench(tmp_path / "mine", tmp_path, monkeypatch)
 
 
 def refused(bench: Bench, wish: Wish = WISH, **more: Any) -> UsageError:
@@ -109,21 +37,21 @@ def refused(bench: Bench, wish: Wish = WISH, **more: Any) -> UsageError:
 
 
 def test_the_same_command_goes_on_with_the_next_session(bench: Bench) -> None:
-    bench.measure()
+    bench.measure(WISH)
     designs = [Part.open(bench.folder, mode).design for mode in WISH.modes]
-    bench.measure()
+    bench.measure(WISH)
     assert len(bench.calibrations) == 1
     assert len(set(bench.sessions)) == len(bench.sessions) == 6
     assert [Part.open(bench.folder, mode).design for mode in WISH.modes] == designs
 
 
 def test_the_folder_names_its_owner_from_its_first_session_on(bench: Bench) -> None:
-    bench.measure(sessions=1)
+    bench.measure(WISH, sessions=1)
     assert OwnerPublic.parse((bench.folder / "owner.pub").read_bytes()) == bench.owner.public
 
 
 def test_another_owner_does_not_go_on(bench: Bench) -> None:
-    bench.measure()
+    bench.measure(WISH)
     other = Identity.generate()
     error = refused(bench, identity=other)
     assert error.code is Code.OWNER_UNKNOWN
@@ -133,7 +61,7 @@ def test_another_owner_does_not_go_on(bench: Bench) -> None:
 
 
 def test_a_folder_that_names_no_owner_is_no_ones_to_go_on_with(bench: Bench) -> None:
-    bench.measure()
+    bench.measure(WISH)
     (bench.folder / "owner.pub").unlink()
     assert refused(bench).code is Code.OWNER_UNKNOWN
 
@@ -148,7 +76,7 @@ OTHERS: dict[str, tuple[Wish, str]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_was_asked_for_is_what_was_begun(bench: Bench, other: str) -> None:
-    bench.measure()
+    bench.measure(WISH)
     wish, why = OTHERS[other]
     assert why in refused(bench, wish).message
 
@@ -160,7 +88,7 @@ def test_a_cost_that_is_planted_is_the_one_that_was(bench: Bench) -> None:
 
 
 def test_another_machine_or_other_processors_are_named(bench: Bench) -> None:
-    bench.measure()
+    bench.measure(WISH)
     bench.machine = replace(MACHINE, kernel="Linux 6.9 x86_64", torch=None)
     error = refused(bench)
     assert "machine.kernel was Linux 6.1 x86_64 and is Linux 6.9 x86_64" in error.message
@@ -180,13 +108,13 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_parameters_or_files_are_another_job(bench: Bench, change: str) -> None:
-    bench.measure()
+    bench.measure(WISH)
     CHANGES[change](bench.job)
     assert "the parameters or files of the job are others" in refused(bench).message
 
 
 def test_another_name_workload_and_threads_are_named(bench: Bench, tmp_path: Path) -> None:
-    bench.measure()
+    bench.measure(WISH)
     lora = builtin("lora", tmp_path)
     message = refused(bench, subject=replace(lora, job=replace(lora.job, name="theirs"))).message
     assert "the workload was mlp and is lora" in message
@@ -195,7 +123,7 @@ def test_another_name_workload_and_threads_are_named(bench: Bench, tmp_path: Pat
 
 def test_a_design_without_a_commitment_does_not_go_on(bench: Bench) -> None:
     """Absence is no agreement: its parameters cannot be compared."""
-    bench.measure(sessions=1)
+    bench.measure(WISH, sessions=1)
     for mode in WISH.modes:
         part = Part.open(bench.folder, mode)
         bare = replace(part.design, workload=replace(part.design.workload, commitment=None))
@@ -204,10 +132,21 @@ def test_a_design_without_a_commitment_does_not_go_on(bench: Bench) -> None:
 
 
 def test_a_calibration_that_was_exchanged_is_seen(bench: Bench) -> None:
-    bench.measure()
+    bench.measure(WISH)
     path = bench.folder / "calibration.json"
     path.write_bytes(replace(bench.calibrations[0], start_us=1).encode())
     assert "calibration.json is not the one" in refused(bench).message
+
+
+def test_an_arm_without_room_ends_the_measurement_and_not_one_session_after_the_other(bench: Bench) -> None:
+    bench.fails = Code.DISK_FULL
+    with pytest.raises(UsageError, match="an arm of session 0 had no room: it broke") as full:
+        bench.measure(WISH, sessions=9)
+    assert (full.value.code, len(bench.sessions)) == (Code.DISK_FULL, 1)
+    assert f"goes on with what is complete: -o {bench.folder}" in full.value.hint
+    bench.fails = None
+    bench.measure(WISH, sessions=2)
+    assert len(set(bench.sessions)) == 3, "the attempt that was lost counts, and is not repeated"
 
 
 def test_a_harness_that_was_stopped_between_two_designs_seals_the_missing_one(
@@ -222,10 +161,10 @@ def test_a_harness_that_was_stopped_between_two_designs_seals_the_missing_one(
 
     monkeypatch.setattr(Part, "begin", stopped)
     with pytest.raises(UsageError, match="no room"):
-        bench.measure()
+        bench.measure(WISH)
     monkeypatch.setattr(Part, "begin", begin)
     sealed = Part.open(bench.folder, Mode.INTERLEAVED).design
-    bench.measure()
+    bench.measure(WISH)
     assert {mode for mode, _ in bench.sessions} == set(WISH.modes)
     assert Part.open(bench.folder, Mode.INTERLEAVED).design == sealed
     assert len(bench.calibrations) == 1
@@ -235,7 +174,7 @@ def test_a_time_that_was_too_short_for_the_job_can_be_asked_for_again(bench: Ben
     """The hint names a longer time, and the folder has no design yet: it begins anew there, also for another owner."""
     with pytest.raises(UsageError, match="too short for this job"):
         bench.measure(replace(WISH, seconds=50))
-    bench.measure(identity=Identity.generate())
+    bench.measure(WISH, identity=Identity.generate())
     assert len(bench.calibrations) == 2
     assert len(bench.sessions) == 3
 

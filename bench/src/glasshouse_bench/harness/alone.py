@@ -31,6 +31,10 @@ PARITY_STEPS = 20
 BETWEEN = 0.018
 _PATIENCE_S = 1800.0  # a model of seven thousand million parameters is made, or read, before the first step
 _MOST_STEPS = 65_536
+_HINTS = {
+    Code.DURATION_EXCEEDED: "its deployment allows no session: give the job a longer max_duration under [policy]",
+    Code.LEASE_LOST: "its broker was not reached for a whole lease: give the job a longer lease under [policy]",
+}
 _TARGETS = {"mlp": "epochs", "lora": "steps"}
 
 
@@ -114,9 +118,8 @@ def _run(
 def _record(left: Left) -> Record:
     record = read(left)
     if record is None or (left.arm.code is not None and left.arm.code is not Code.INTERRUPTED):
-        raise RunError(
-            left.arm.code or Code.WORKER_FAILED, f"the job does not run: {left.reason or 'it left no record'}"
-        )
+        code = left.arm.code or Code.WORKER_FAILED
+        raise RunError(code, f"the job does not run: {left.reason or 'it left no record'}", hint=_HINTS.get(code, ""))
     if not len(record.steps.begin):
         raise UsageError(
             Code.USAGE,

@@ -23,6 +23,7 @@ from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
 from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short, session_ns
 from glasshouse_bench.harness.profiled import phases
 from glasshouse_bench.harness.resume import begun, check_same, claim_folder
+from glasshouse_bench.harness.room import room_for
 from glasshouse_bench.harness.session import run_session
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
@@ -77,7 +78,7 @@ def measure(
     """
     refuse_short(wish)
     there = begun(folder, identity.public)
-    with Stage(make, identity=identity) as stage:
+    with room_for(folder), Stage(make, identity=identity) as stage:
         chosen = _cpus(stage.subject) if cpus is None else cpus
         stage.pin(chosen)
         _refuse_shared(card, wish)
@@ -109,6 +110,9 @@ def measure(
             arms = stage.arms(part.design, number)
             note, reason = run_session(part, number, arms, start_s=calibration.start_us / 1e6, stop=stop, card=card)
             viewer.session(part, note, reason)
+            if Code.DISK_FULL in (note.raw.code, note.protected.code):
+                # Each session that follows would be lost in the same way, and count.
+                raise UsageError(Code.DISK_FULL, f"an arm of session {number} had no room: {reason}")
         if not stop.asked and not is_there(folder / PARITY):
             viewer.doing("work parity: a raw and a protected run with the same target")
             same = parity(stage, stop)

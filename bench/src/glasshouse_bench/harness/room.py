@@ -1,0 +1,41 @@
+"""A full disk ends a measurement with one sentence, and what is complete is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from glasshouse.errors import Code, GlasshouseError, UsageError
+
+__all__ = ["room_for"]
+
+
+@contextlib.contextmanager
+def room_for(folder: Path) -> Iterator[None]:
+    """Say of a full disk what to do: the same command goes on.
+
+    Args:
+        folder: of the measurement; runs and their outputs lie in the folder for temporary files meanwhile.
+
+    Raises:
+        UsageError: `disk-full`.
+    """
+    try:
+        yield
+    except GlasshouseError as error:
+        if error.code is not Code.DISK_FULL:
+            raise
+        raise _full(folder, error.message) from None
+    except OSError as error:
+        # Of a plain input, a log or a package on its way: no file of the measurement is written so.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _full(folder, f"no room to write {error.filename or tempfile.gettempdir()}") from None
+
+
+def _full(folder: Path, why: str) -> UsageError:
+    hint = f"free some space there; the same command goes on with what is complete: -o {folder}"
+    return UsageError(Code.DISK_FULL, why, hint=hint)
