@@ -25,18 +25,18 @@ from glasshouse_bench.verify import verify_measurement
 from simulators.sealed_design import design
 
 # A busy machine takes its time: the next session of the design gives both arms more to start in.
-STARTS_S = (5.0, 12.0, 30.0)
+READY_NS = (10 * 10**9, 24 * 10**9, 60 * 10**9)
 
 
 def attempted(part: Part, stage: Stage) -> tuple[Attempt, str]:
     """Attempt sessions until one has steps of both arms; return its note."""
-    for number, start_s in enumerate(STARTS_S):
+    for number, ready_ns in enumerate(READY_NS):
         with Stop() as stop:
-            note, reason = run_session(part, number, stage.arms(part.design, number), start_s=start_s, stop=stop)
+            note, reason = run_session(part, number, stage.arms(part.design, number), ready_ns=ready_ns, stop=stop)
         records = [parse(data) for data in part.records(note) if data is not None]
         if len(records) == 2 and session_of(*records, length_ns=part.design.length_ns).outcome is Outcome.COMPLETE:
             return note, reason
-    raise AssertionError(f"no session of {len(STARTS_S)} had room for both arms")
+    raise AssertionError(f"no session of {len(READY_NS)} had room for both arms")
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path
         timer = threading.Timer(8.0, stop.ask)
         if interrupted:
             timer.start()
-        note, reason = run_session(part, 0, stage.arms(sealed, 0), start_s=6.0, stop=stop)
+        note, reason = run_session(part, 0, stage.arms(sealed, 0), ready_ns=12 * 10**9, stop=stop)
         timer.cancel()
     write_statement(tmp_path / "out", owner=owner.signing, created_us=note.began.real_us + 120_000_000)
     found = verify_measurement(tmp_path / "out", owner=owner.public).measurement.main
@@ -130,7 +130,7 @@ def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path
 def test_both_arms_are_profiled_in_one_session_and_did_the_same_work(tmp_path: Path) -> None:
     sealed = replace(design(Mode.INTERLEAVED), slot_ns=150 * 10**6)
     with Stop() as stop, Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=Identity.generate()) as at:
-        tries = (profiled.phases(at, sealed, stop, start_s=start_s) for start_s in STARTS_S)
+        tries = (profiled.phases(at, sealed, stop, ready_ns=ready_ns) for ready_ns in READY_NS)
         found = next(one for one in tries if one is not None)
     assert found.same
     assert {one.name for one in found.phases} >= {"forward", "backward", "optimizer"}

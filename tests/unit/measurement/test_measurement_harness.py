@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import subprocess
@@ -25,11 +26,13 @@ from glasshouse_bench.harness import alone, arms, measure
 from glasshouse_bench.harness import session as sessions
 from glasshouse_bench.harness.arms import Left
 from glasshouse_bench.harness.machine import Card, MemoryPeak, Sampler, clock, describe
-from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short
-from glasshouse_bench.harness.session import run_session
+from glasshouse_bench.harness.measure import _to_start_ns
+from glasshouse_bench.harness.planning import Setting, Wish, plan, ready_ns, refuse_short
+from glasshouse_bench.harness.session import run_session, warm_after_ns
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import builtin, owners
-from simulators.sealed_design import MACHINE, design
+from simulators.sealed_design import MACHINE, design, note
+from simulators.slot_clock import MS, SlotClock, train
 from tools.waiting import wait_for
 
 SHORT_NS = 300_000_000
@@ -90,7 +93,7 @@ def part(tmp_path: Path) -> Part:
 def attempt(part: Part, raw: FakeArm, protected: FakeArm, stop: Stop | None = None) -> tuple[Arm, Arm, str]:
     with Stop() as mine:
         note, reason = run_session(
-            part, part.attempted, lambda arm, _end: raw if arm == "R" else protected, start_s=0.05, stop=stop or mine
+            part, part.attempted, lambda arm, _end: raw if arm == "R" else protected, ready_ns=10**8, stop=stop or mine
         )
     assert note == part.note(note.session)[0]
     return note.raw, note.protected, reason
@@ -176,7 +179,7 @@ def test_whole_processes_run_one_after_the_other(tmp_path: Path) -> None:
 
     with Stop() as stop:
         for number in range(2):
-            run_session(part, number, make, start_s=0.05, stop=stop)
+            run_session(part, number, make, ready_ns=10**8, stop=stop)
     assert order == [arm for number in range(2) for arm in ("RP" if whole.raw_first(number) else "PR")]
     each_ns = SHORT_NS + 100_000_000
     assert all(each_ns - 90_000_000 < left_ns <= each_ns for left_ns in ends), "a script ends by its own schedule"
@@ -226,9 +229,9 @@ def test_a_time_in_which_nothing_has_room_is_refused_at_once(seconds: float) -> 
 
 
 def test_a_time_too_short_for_this_job_says_how_long_it_takes(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="6 sessions of 47 s") as refused:
+    with pytest.raises(UsageError, match="6 sessions of 34 s") as refused:
         planned(tmp_path, wish(120), calibration(start_s=20))
-    assert refused.value.hint == "ask for --time 6m"
+    assert refused.value.hint == "ask for --time 5m"
 
 
 @pytest.mark.parametrize("start_us", [3_000_000, 3_000_001, 2_718_281])
@@ -412,3 +415,34 @@ def test_the_machine_is_described_without_its_name() -> None:
         pass
     [sample] = sampler.samples
     assert sample.steal_ppm is None or 0 <= sample.steal_ppm <= 10**6
+
+
+def test_a_session_gives_its_arms_the_time_to_start_and_to_warm_up_and_never_more_than_twice_the_start(
+    tmp_path: Path,
+) -> None:
+    [slow, _] = planned(tmp_path, wish(), calibration(step_ms=25.0, start_s=9.0))
+    # Twenty steps of warm-up, four a slot, in each second slot; a quarter more than an arm that starts alone; a second.
+    assert (slow.warmup_steps, slow.steps + slow.uncounted) == (20, 4)
+    assert ready_ns(slow, calibration(step_ms=25.0, start_s=9.0)) == 11_250_000_000 + 10 * slow.slot_ns + 10**9
+    [quick, _] = planned(tmp_path, wish(), calibration(start_s=1.0))
+    assert ready_ns(quick, calibration(start_s=1.0)) == 2 * 10**9
+    [whole] = planned(tmp_path, wish(600, Mode.ALTERNATING), calibration())
+    assert ready_ns(whole, calibration()) == 6 * 10**9
+
+
+def test_a_later_arm_gives_the_next_sessions_more_time_but_one_long_stall_does_not(tmp_path: Path) -> None:
+    part = Part.begin(tmp_path, design(sessions=3, length_ns=800_000_000))
+    seconds, began = 10**9, note(0).began.monotonic_ns
+    plans = [part.design.plan(0, arm, end_ns=began + 9 * seconds) for arm in "RP"]
+    late = [train(plans[0], SlotClock(began + seconds), itertools.repeat(10 * MS)).record()]
+    late.append(train(plans[1], SlotClock(began + 5 * seconds), itertools.repeat(10 * MS)).record())
+    part.attempt(note(0))
+    kept = part.keep(note(0), raw=late[0], protected=late[1])
+    assert 6 * seconds < warm_after_ns(part, kept) < 8 * seconds
+    part.attempt(note(1))
+    assert warm_after_ns(part, part.keep(note(1), raw=late[0])) == 0, "an arm that left nothing shows nothing"
+    found = calibration(start_s=2.0)
+    expected = ready_ns(part.design, found)
+    assert _to_start_ns(part.design, found, 0) == expected
+    assert _to_start_ns(part.design, found, expected + 1) == expected + 1
+    assert _to_start_ns(part.design, found, 60 * seconds) == 2 * expected

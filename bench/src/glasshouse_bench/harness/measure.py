@@ -20,11 +20,11 @@ from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.harness.alone import calibrated, parity
 from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
-from glasshouse_bench.harness.planning import Setting, Wish, plan, refuse_short, session_ns
+from glasshouse_bench.harness.planning import Setting, Wish, plan, ready_ns, refuse_short, session_ns
 from glasshouse_bench.harness.profiled import phases
 from glasshouse_bench.harness.resume import begun, check_same, claim_folder
 from glasshouse_bench.harness.room import room_for
-from glasshouse_bench.harness.session import run_session
+from glasshouse_bench.harness.session import run_session, warm_after_ns
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import Subject
@@ -103,12 +103,15 @@ def measure(
             write_private(folder / CALIBRATION, calibration.encode())
         parts = _parts(folder, there, wish, calibration, setting)
         viewer.planned({part.design.mode: part.design for part in parts}, seconds=_left_s(parts, calibration))
+        later_ns = 0
         for part, number in _turns(parts):
             if stop.asked:
                 break
             viewer.doing(f"{part.design.mode.value} session {number + 1} of {part.design.sessions}")
             arms = stage.arms(part.design, number)
-            note, reason = run_session(part, number, arms, start_s=calibration.start_us / 1e6, stop=stop, card=card)
+            to_start_ns = _to_start_ns(part.design, calibration, later_ns)
+            note, reason = run_session(part, number, arms, ready_ns=to_start_ns, stop=stop, card=card)
+            later_ns = max(later_ns, warm_after_ns(part, note))
             viewer.session(part, note, reason)
             if Code.DISK_FULL in (note.raw.code, note.protected.code):
                 # Each session that follows would be lost in the same way, and count.
@@ -121,7 +124,8 @@ def measure(
         interleaved = next((part.design for part in parts if part.design.mode is Mode.INTERLEAVED), None)
         if not stop.asked and not is_there(folder / PHASES) and interleaved is not None:
             viewer.doing("phases of a step: one session under a profiler")
-            found = phases(stage, interleaved, stop, start_s=calibration.start_us / 1e6)
+            to_start_ns = _to_start_ns(interleaved, calibration, later_ns)
+            found = phases(stage, interleaved, stop, ready_ns=to_start_ns)
             if found is None:
                 viewer.doing("  none: an arm ended too soon, or nothing in the job names a phase")
             else:
@@ -173,11 +177,18 @@ def _interleaved(wish: Wish) -> bool:
     return any(not mode.whole for mode in wish.modes)
 
 
+def _to_start_ns(design: Design, found: Calibration, later_ns: int) -> int:
+    """Return the time in which a session's arms are to become warm.
+
+    Args:
+        later_ns: what the slowest session before it took; one that a machine held up for long does not make all longer.
+    """
+    calibrated_ns = ready_ns(design, found)
+    return calibrated_ns if design.mode.whole else min(max(calibrated_ns, later_ns), 2 * calibrated_ns)
+
+
 def _left_s(parts: Sequence[Part], found: Calibration) -> float:
-    return sum(
-        (part.design.sessions - part.attempted) * session_ns(part.design.mode, found, part.design.length_ns) / 1e9
-        for part in parts
-    )
+    return sum((part.design.sessions - part.attempted) * session_ns(part.design, found) / 1e9 for part in parts)
 
 
 def _turns(parts: Sequence[Part]) -> list[tuple[Part, int]]:

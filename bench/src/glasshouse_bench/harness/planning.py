@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
@@ -23,7 +23,7 @@ from glasshouse_bench.documents import plain
 from glasshouse_bench.harness.arms import PADDING_BYTES
 from glasshouse_bench.harness.subject import Subject, commitment
 
-__all__ = ["Setting", "Wish", "plan", "refuse_short", "session_ns"]
+__all__ = ["Setting", "Wish", "plan", "ready_ns", "refuse_short", "session_ns"]
 
 STEAL_PPM = 20_000
 # The null's interval may be twice as wide: half of the sessions give 1.4 times the width, and t adds to it.
@@ -115,8 +115,15 @@ def plan(wish: Wish, found: Calibration, setting: Setting) -> list[Design]:
         share = NULL_SHARE if mode is Mode.NULL and len(wish.modes) > 1 else 1
         least = LEAST_SESSIONS[mode]
         schedule: dict[str, Any] = {**found.schedule(mode, round(wish.seconds))}
+        design = Design(
+            **setting.members(mode, wish, secrets.token_bytes(32)),
+            **schedule,
+            sessions=least,
+            calibration_sha256=found.sha256,
+            created_us=created_us,
+        )
         # Of whole numbers: a time that holds the sessions exactly is not too short.
-        each_ns = session_ns(mode, found, schedule["length_ns"])
+        each_ns = session_ns(design, found)
         each_s = each_ns / 1e9
         sessions = round(wish.seconds) * 10**9 // (share * each_ns)
         if sessions < least and share == 1:
@@ -125,19 +132,26 @@ def plan(wish: Wish, found: Calibration, setting: Setting) -> list[Design]:
                 f"{wish.seconds:.0f} s are too short for this job: {least} sessions of {each_s:.0f} s are needed",
                 hint=f"ask for --time {math.ceil(least * each_s / 60) + 1}m",
             )
-        designs.append(
-            Design(
-                **setting.members(mode, wish, secrets.token_bytes(32)),
-                **schedule,
-                sessions=max(sessions, least),
-                calibration_sha256=found.sha256,
-                created_us=created_us,
-            )
-        )
+        designs.append(replace(design, sessions=max(sessions, least)))
     return designs
 
 
-def session_ns(mode: Mode, found: Calibration, length_ns: int) -> int:
+def session_ns(design: Design, found: Calibration) -> int:
     """Return how long a session takes, with the start and the end of its processes."""
-    start_ns = 1000 * found.start_us
-    return 2 * (start_ns + length_ns + END_NS) if mode.whole else 2 * start_ns + length_ns + END_NS
+    if design.mode.whole:
+        return 2 * (1000 * found.start_us + design.length_ns + END_NS)
+    return ready_ns(design, found) + design.length_ns + END_NS
+
+
+def ready_ns(design: Design, found: Calibration) -> int:
+    """Return the time from sealing a session until its window begins, as far as the calibration shows it.
+
+    An arm that is later shortens the window, of which half may be lost.
+    """
+    most_ns = 2000 * found.start_us  # for which T has room
+    if design.mode.whole:
+        return most_ns
+    # A calibrated arm started alone, and two start at once. Of the slots half are an arm's, and a window begins one
+    # second after the warm-ups.
+    warm = -(-design.warmup_steps // (design.steps + design.uncounted))
+    return min(1250 * found.start_us + 2 * warm * design.slot_ns + 10**9, most_ns)

@@ -25,12 +25,12 @@ _SLOWER = 2
 _ROOM = 1.5
 
 
-def phases(stage: Stage, design: Design, stop: Stop, *, start_s: float) -> Phases | None:
+def phases(stage: Stage, design: Design, stop: Stop, *, ready_ns: int) -> Phases | None:
     """Profile some steps of each arm, in slots of their own.
 
     Args:
         design: of the interleaved part, whose slots these are, made longer.
-        start_s: the slowest calibrated start, from sealing to the first step.
+        ready_ns: from now until both arms are expected to be warm.
 
     Returns:
         None where an arm took too few steps, or failed, or where nothing in the job names a phase.
@@ -43,7 +43,7 @@ def phases(stage: Stage, design: Design, stop: Stop, *, start_s: float) -> Phase
         one = stage.protected if arm == "P" else stage.raw
         return one(replace(plan, arm=arm, end_ns=end_ns), profile=PROFILED_STEPS)
 
-    left = side_by_side(make, length_ns=round(_ROOM * 2 * slots * slot_ns), start_s=start_s, stop=stop).left
+    left = side_by_side(make, length_ns=round(_ROOM * 2 * slots * slot_ns), ready_ns=ready_ns, stop=stop).left
     records = [read(left[arm]) for arm in ("R", "P")]
     deployment = left["P"].arm.deployment
     raw, protected = (None if record is None else record.profile for record in records)

@@ -19,7 +19,7 @@ from glasshouse_bench.harness.machine import Card, Sampler, clock
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.records import Record, parse
 
-__all__ = ["Makes", "Pair", "lifecycle_of", "read", "run_session", "side_by_side"]
+__all__ = ["Makes", "Pair", "lifecycle_of", "read", "run_session", "side_by_side", "warm_after_ns"]
 
 _LOOK_S = 0.1
 # Steps that are under way at the schedule's end are ended; an arm that is gone earlier has died. Afterwards a run seals
@@ -46,14 +46,14 @@ class Pair:
 
 
 def run_session(
-    part: Part, number: int, make: Makes, *, start_s: float, stop: Stop, card: Card | None = None
+    part: Part, number: int, make: Makes, *, ready_ns: int, stop: Stop, card: Card | None = None
 ) -> tuple[Attempt, str]:
     """Attempt one session, and write down what came of it.
 
     Args:
         part: whose next session it is.
         make: makes an arm.
-        start_s: the slowest calibrated start, from sealing to the first step.
+        ready_ns: from now until both arms are expected to be warm, or each of two whole processes.
         stop: ends it early.
 
     Returns:
@@ -67,10 +67,10 @@ def run_session(
     # Whatever breaks off in here, the attempt stands: its note has no arms, and it counts as one that died.
     with Sampler(began.monotonic_ns, card) as sampler:
         if part.design.mode.whole:
-            pair = _one_after_the_other(part, number, make, start_s, stop)
+            pair = _one_after_the_other(part, number, make, ready_ns, stop)
         else:
             length_ns = part.design.length_ns
-            pair = side_by_side(make, length_ns=length_ns, start_s=start_s, stop=stop, number=number)
+            pair = side_by_side(make, length_ns=length_ns, ready_ns=ready_ns, stop=stop, number=number)
     raw, protected = pair.left["R"], pair.left["P"]
     note = Attempt(
         session=number,
@@ -90,15 +90,25 @@ def _whole(left: Left) -> bytes | None:
     return left.record if left.arm.ended is Ended.COMPLETED else None
 
 
-def side_by_side(make: Makes, *, length_ns: int, start_s: float, stop: Stop, number: int = 0) -> Pair:
+def warm_after_ns(part: Part, note: Attempt) -> int:
+    """Return the time from a session's begin until its window could begin, or some of it; 0 where it is not known."""
+    warmup = part.design.warmup_steps
+    records = [] if part.design.mode.whole else [parse(data) for data in part.records(note) if data is not None]
+    if len(records) < 2:
+        return 0
+    ends_ns = [int(one.steps.end[warmup - 1]) if len(one.losses) >= warmup > 0 else one.until_ns for one in records]
+    return max(ends_ns) - note.began.monotonic_ns + 10**9
+
+
+def side_by_side(make: Makes, *, length_ns: int, ready_ns: int, stop: Stop, number: int = 0) -> Pair:
     """Run both arms at once, which take turns by their plans, and return what they left.
 
     Args:
         length_ns: for which both are to take their slots.
-        start_s: the slowest calibrated start, from sealing to the first step.
+        ready_ns: from now until both are expected to be warm.
         number: of the session; who is started first follows from it.
     """
-    end_ns = clock().monotonic_ns + round(2e9 * start_s) + length_ns
+    end_ns = clock().monotonic_ns + ready_ns + length_ns
     order = ("R", "P") if number % 2 == 0 else ("P", "R")
     with contextlib.ExitStack() as stack:
         workers, lost = _started(order, make, end_ns, stack)
@@ -107,11 +117,11 @@ def side_by_side(make: Makes, *, length_ns: int, start_s: float, stop: Stop, num
     return Pair(left={**_never_started(lost), **left}, background=background)
 
 
-def _one_after_the_other(part: Part, number: int, make: Makes, start_s: float, stop: Stop) -> Pair:
+def _one_after_the_other(part: Part, number: int, make: Makes, ready_ns: int, stop: Stop) -> Pair:
     """Run each arm alone: to its target, the design's length, or, as a script has none, to the end of its schedule."""
     left: dict[str, Left] = {}
     for arm in ("R", "P") if part.design.raw_first(number) else ("P", "R"):
-        end_ns = clock().monotonic_ns + round(2e9 * start_s) + part.design.length_ns
+        end_ns = clock().monotonic_ns + ready_ns + part.design.length_ns
         with contextlib.ExitStack() as stack:
             workers, lost = _started((arm,), make, end_ns, stack)
             ends, _ = _watched(workers, end_ns, 0, stop, lost)
