@@ -1,72 +1,133 @@
 """A directory of the agent's own that other processes could see by name.
 
 It holds the targets of the launcher's trials for a moment; only where no private root can be is it the
-worker's workspace. Its name says whose it is, so that the next start removes what a killed agent left.
+worker's workspace. The agent holds a lock (`flock`) on it until it is removed, and the kernel lets go of that with the
+agent: so the next start, or the owner's side, removes what a killed agent left, and nothing that is in use, in whatever
+container that may be. Versions before held no lock: for theirs the process in the name counts, too.
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
-# ruff: noqa: PTH102, PTH106, PTH112
+# ruff: noqa: PTH102, PTH106, PTH112, PTH116, PTH123
 from __future__ import annotations
 
+import fcntl
 import os
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime import tree_removal
 
-__all__ = ["make", "remove", "sweep"]
+__all__ = ["NamedDirectory", "left", "make", "remove_left", "sweep"]
 
 _PREFIX = "glasshouse-ws-"
+_TRIES = 3
 
 
-def make(kernel: Kernel, parents: list[str] | None = None) -> str:
+class NamedDirectory:
+    """Such a directory, made by `make`.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    def remove(self) -> bool:
+        """Remove it with all that is in it; return whether it is gone. May be called twice."""
+        gone = _gone(self.path)
+        if self._lock >= 0:
+            os.close(self._lock)  # what stays is for the next start
+            self._lock = -1
+        return gone
+
+
+def make(parents: list[str] | None = None) -> NamedDirectory:
     """Make an empty directory, readable by this user alone; in memory where the machine has such a place.
 
     Raises:
         PlatformError: `platform-unsupported`: there is no place for one.
     """
-    name = f"{_PREFIX}{os.getpid()}-{_begun(kernel, str(os.getpid()))}-{os.urandom(8).hex()}"
-    for parent in _parents() if parents is None else parents:
-        path = f"{parent}/{name}"
+    name = f"{_PREFIX}{os.getpid()}-{_begun(str(os.getpid()))}-"
+    for parent in [parent for parent in (_parents() if parents is None else parents) for _ in range(_TRIES)]:
+        path = f"{parent}/{name}{os.urandom(8).hex()}"
         try:
             os.mkdir(path, 0o700)
         except OSError:
             continue
-        return path
+        try:
+            return NamedDirectory(path, _lock(path))
+        except OSError:
+            _gone(path)  # another container looked in this very moment; or there are no locks here
     raise PlatformError(Code.PLATFORM, "this machine has no directory for a workspace")
 
 
-def remove(path: str) -> None:
-    """Remove such a directory with all that is in it; one that is gone is fine."""
+def sweep(parents: list[str] | None = None) -> int:
+    """Remove what agents that are gone have left of this user's; returns how many of them are gone now.
+
+    One that cannot be removed stays, and is in nothing's way.
+    """
+    return sum(remove_left(path) for path in left(parents))
+
+
+def left(parents: list[str] | None = None) -> list[str]:
+    """Return this user's directories whose agent is gone."""
+    found: list[str] = []
+    for parent in _parents() if parents is None else parents:
+        try:
+            with os.scandir(parent) as entries:
+                found += [entry.path for entry in entries if entry.name.startswith(_PREFIX) and _is_left(entry)]
+        except OSError:
+            continue  # not there, or not to be listed: by no name can it be found
+    return sorted(found)
+
+
+def remove_left(path: str) -> bool:
+    """Remove one of those with all that is in it; return whether it is gone."""
+    try:
+        lock = _lock(path)
+    except OSError:
+        return not os.path.lexists(path)
+    try:
+        return _gone(path)
+    finally:
+        os.close(lock)
+
+
+def _is_left(entry: os.DirEntry[str]) -> bool:
+    try:
+        own = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+        pid, _, rest = entry.name[len(_PREFIX) :].partition("-")
+        # Where that process is, it may be of a version that holds no lock; elsewhere the number says nothing.
+        if not own or rest.partition("-")[0] == _begun(pid):
+            return False
+        os.close(_lock(entry.path))
+    except OSError:
+        return False
+    return True
+
+
+def _lock(path: str) -> int:
+    """Return a descriptor that holds the lock; raises `OSError` where another does, or it was removed meanwhile."""
+    descriptor = tree_removal.opened(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise FileNotFoundError(path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _gone(path: str) -> bool:
     try:
         os.rmdir(path)
     except FileNotFoundError:
-        return
+        return True
     except OSError:
-        # Only a worker without a private root leaves files here; the module costs 15 ms to import.
-        import shutil
-
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def sweep(kernel: Kernel, parents: list[str] | None = None) -> int:
-    """Remove this user's directories whose agent is gone; returns how many those were."""
-    removed = 0
-    for parent in _parents() if parents is None else parents:
-        with os.scandir(parent) as entries:
-            left = [entry.path for entry in entries if entry.name.startswith(_PREFIX) and _is_stale(kernel, entry)]
-        for path in left:
-            remove(path)
-            removed += 1
-    return removed
-
-
-def _is_stale(kernel: Kernel, entry: os.DirEntry[str]) -> bool:
-    try:
-        own = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:
-        return False
-    pid, _, rest = entry.name[len(_PREFIX) :].partition("-")
-    return own and rest.partition("-")[0] != _begun(kernel, pid)
+        return tree_removal.removed(path)
+    return True
 
 
 def _parents() -> list[str]:
@@ -74,9 +135,10 @@ def _parents() -> list[str]:
     return [path for path in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")) if os.path.isdir(path)]  # noqa: S108
 
 
-def _begun(kernel: Kernel, pid: str) -> str:
+def _begun(pid: str) -> str:
     """Return when a process started, in clock ticks, or nothing when there is no such process."""
     try:
-        return kernel.read(f"/proc/{int(pid)}/stat").rpartition(b") ")[2].split()[19].decode()
+        with open(f"/proc/{int(pid)}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].split()[19].decode()
     except (OSError, ValueError, IndexError):
         return ""

@@ -24,6 +24,7 @@ from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import init, named_directory, read_only, shown
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
+from glasshouse.runtime.named_directory import NamedDirectory
 from glasshouse.runtime.shown import Look
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
 from glasshouse.wire.canonical import Json
@@ -153,7 +154,7 @@ class Worker:
 
     def __init__(
         self, *, kernel: Kernel, launcher: int, answer: socket.socket, link: socket.socket, stdout: int, stderr: int,
-        private: str, controls: Controls, look: Look, source: int | None = None,
+        private: NamedDirectory, controls: Controls, look: Look, source: int | None = None,
     ) -> None:  # fmt: skip
         self.link, self.stdout, self.stderr = link, stdout, stderr
         self.pid: int | None = None
@@ -201,13 +202,13 @@ class Worker:
             observed=observed, workspace=report.workspace, base=report.base, notes=tuple(sorted(set(notes)))
         )
         if "named-workspace" not in notes:
-            named_directory.remove(self._private)
+            self._private.remove()
         return self.report
 
     @property
     def named_path(self) -> str:
         """The directory that stands in where no private root can be; removed by `end`."""
-        return self._private
+        return self._private.path
 
     @property
     def own_process_namespace(self) -> bool:
@@ -264,7 +265,7 @@ class Worker:
                 time.sleep(_REAP_S)
         self._look.end(patience_s=patience_s)
         self._controls.close()
-        named_directory.remove(self._private)
+        self._private.remove()
         self._answer.close()
         if self.package >= 0:
             os.close(self.package)
@@ -353,15 +354,15 @@ def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worke
             "another process of this machine listens at a socket beneath a folder that the worker is shown",
             hint="nothing may listen beneath the interpreter's folder or a Python package; see: ss -xl",
         )
-    named_directory.sweep(kernel)
-    private = named_directory.make(kernel)
-    controls = Controls(private)
+    named_directory.sweep()
+    private = named_directory.make()
+    controls = Controls(private.path)
     ours, theirs = socket.socketpair()
     answer, theirs_answer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     out, err, given, nothing = os.pipe(), os.pipe(), os.pipe(), os.pipe()
     try:
         kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        data = marshal.dumps(_specification(spec, private, controls))
+        data = marshal.dumps(_specification(spec, private.path, controls))
         if len(data) > _MAX_SPEC_BYTES:
             raise ValueError("a sandbox with too many paths")
         os.write(given[1], data)
@@ -370,7 +371,7 @@ def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worke
         launcher = spawn(spec, streams if spec.package is None else [*streams, spec.package])
     except (OSError, ValueError) as error:
         controls.close()
-        named_directory.remove(private)
+        private.remove()
         ours.close()
         answer.close()
         for descriptor in (out[0], err[0]):

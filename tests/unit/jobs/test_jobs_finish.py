@@ -12,7 +12,7 @@ import pytest
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.finish import Conclusion, conclude, conclude_again
 from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.leftover import leftovers, survivors
+from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.summary import missing_checks, summary
 from glasshouse.wire.states import Outcome, State
@@ -219,16 +219,6 @@ def test_what_a_killed_runtime_left_in_memory_is_removed(tmp_path: Path, monkeyp
     problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
     assert not left.exists()
     assert problem.endswith("its workspace, which had a name, was removed")
-
-
-def test_only_folders_whose_process_is_gone_are_left_over(tmp_path: Path) -> None:
-    (tmp_path / "proc" / "41").mkdir(parents=True)
-    place = tmp_path / "shm"
-    for name in ("glasshouse-ws-40-9-aa", "glasshouse-ws-41-9-bb", "another-40"):
-        (place / name).mkdir(parents=True)
-    (place / "glasshouse-ws-42-9-cc").write_text("no folder")
-    found = leftovers((str(place), str(tmp_path / "absent")), processes=tmp_path / "proc")
-    assert found == [place / "glasshouse-ws-40-9-aa"]
 
 
 def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_gone(

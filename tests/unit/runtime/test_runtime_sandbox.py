@@ -355,7 +355,7 @@ def test_an_agent_that_is_killed_takes_the_worker_and_its_children_along() -> No
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline and not all(map(is_gone, family)):
             time.sleep(0.01)
-        named_directory.sweep(REAL)
+        named_directory.sweep()
         return len(family) == 2 and all(map(is_gone, family))
 
     assert in_child(story)
@@ -457,27 +457,3 @@ def test_a_second_report_is_refused() -> None:
         return ""
 
     assert in_child(story) == "a second sandbox frame"
-
-
-# named directories
-
-
-def test_a_directory_whose_agent_is_gone_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
-    own = Path(named_directory.make(REAL, [str(tmp_path)]))
-    dead = tmp_path / f"glasshouse-ws-{2**22 + 1}-12345-feed"
-    reused = tmp_path / f"glasshouse-ws-{os.getpid()}-1-feed"  # our number, but another start
-    for path in (dead, reused):
-        path.mkdir()
-        (path / "work").mkdir()
-        (path / "work" / "plain").write_text("left behind")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"glasshouse-ws-{2**22 + 2}-1-link").symlink_to(tmp_path / "elsewhere")
-    assert named_directory.sweep(REAL, [str(tmp_path)]) == 2
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {own.name, "elsewhere", f"glasshouse-ws-{2**22 + 2}-1-link"}
-    assert own.stat().st_mode & 0o777 == 0o700
-
-
-def test_no_place_for_a_directory_is_a_platform_error(tmp_path: Path) -> None:
-    with pytest.raises(PlatformError):
-        named_directory.make(REAL, [str(tmp_path / "missing")])

@@ -53,6 +53,16 @@ def test_without_namespaces_the_workspace_has_a_name_and_is_not_called_memory() 
     assert not Path(ran.output.strip()).exists()
 
 
+@pytest.mark.parametrize(
+    "leave", ["for _ in range(1500): os.mkdir('d'); os.chdir('d')", "os.mkdir('d', 0o300)"], ids=["deep", "unlistable"]
+)
+def test_a_workspace_with_a_name_goes_whatever_the_worker_leaves_in_it(leave: str) -> None:
+    code = f"import os; print(os.getcwd(), flush=True)\n{leave}\nopen('secret', 'w').write('x')"
+    workspace = Path(run(code, kernel=WithoutNamespaces()).output.strip())
+    assert workspace.name == "work"
+    assert not workspace.parent.exists()
+
+
 def test_without_a_process_namespace_no_child_can_leave_the_group_and_the_group_is_ended() -> None:
     code = """
 import os, time

@@ -1,0 +1,102 @@
+"""A directory with a name is its agent's until that is gone, whichever container asks; then the next start takes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import PlatformError
+from glasshouse.runtime import named_directory
+from tools.forked import in_child
+
+GONE = 2**22 + 1  # no process has this number
+
+
+def test_a_directory_whose_agent_is_gone_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    own = named_directory.make([str(tmp_path)])
+    path = Path(own.path)
+    dead = tmp_path / f"glasshouse-ws-{GONE}-12345-feed"
+    reused = tmp_path / f"glasshouse-ws-{os.getpid()}-1-feed"  # our number, but another start
+    for one in (dead, reused):
+        (one / "work").mkdir(parents=True)
+        (one / "work" / "plain").write_text("left behind")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"glasshouse-ws-{GONE}-1-link").symlink_to(tmp_path / "elsewhere")
+    assert named_directory.sweep([str(tmp_path)]) == 2
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, "elsewhere", f"glasshouse-ws-{GONE}-1-link"}
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert own.remove()
+    assert own.remove(), "twice is fine"
+
+
+def test_a_directory_of_an_agent_in_another_container_is_not_swept_while_that_lives(tmp_path: Path) -> None:
+    """Its number is that of its own process namespace: here it is no process's, or another's."""
+    own = named_directory.make([str(tmp_path)])
+    elsewhere = tmp_path / f"glasshouse-ws-{GONE}-12345-feed"
+    Path(own.path).rename(elsewhere)
+    (elsewhere / "model.bin").write_text("of a run that goes on")
+    assert named_directory.sweep([str(tmp_path)]) == 0
+    assert named_directory.left([str(tmp_path)]) == []
+    assert not named_directory.remove_left(str(elsewhere))
+    assert (elsewhere / "model.bin").exists()
+    own.remove()  # by its old name: what remains is what a killed agent leaves
+    assert named_directory.sweep([str(tmp_path)]) == 1
+
+
+def test_the_lock_goes_with_the_agent_however_it_ends(tmp_path: Path) -> None:
+    def agent() -> None:
+        own = named_directory.make([str(tmp_path)])
+        Path(own.path).rename(tmp_path / f"glasshouse-ws-{GONE}-1-feed")
+        assert named_directory.left([str(tmp_path)]) == []
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(Exception, match="ended with -9"):
+        in_child(agent)
+    assert named_directory.left([str(tmp_path)]) == [str(tmp_path / f"glasshouse-ws-{GONE}-1-feed")]
+
+
+def test_no_program_that_the_agent_starts_gets_the_lock(tmp_path: Path) -> None:
+    own = named_directory.make([str(tmp_path)])
+    held = [int(link.name) for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link) == own.path]
+    assert [os.get_inheritable(descriptor) for descriptor in held] == [False]
+    own.remove()
+
+
+def test_a_directory_that_cannot_be_removed_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubborn, other = tmp_path / f"glasshouse-ws-{GONE}-1-aa", tmp_path / f"glasshouse-ws-{GONE}-2-bb"
+    for path in (stubborn, other):
+        (path / "work").mkdir(parents=True)
+    removed = named_directory.tree_removal.removed
+    monkeypatch.setattr(
+        "glasshouse.runtime.named_directory.tree_removal.removed",
+        lambda path: path != str(stubborn) and removed(path),
+    )
+    assert named_directory.sweep([str(tmp_path / "missing"), str(tmp_path)]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [stubborn.name]
+
+
+def test_a_directory_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, met = named_directory.tree_removal.opened, []
+
+    def meet(path: str) -> int:
+        descriptor = opened(path)
+        if not met:
+            met.append(path)
+            Path(path).rmdir()
+        return descriptor
+
+    monkeypatch.setattr("glasshouse.runtime.named_directory.tree_removal.opened", meet)
+    own = named_directory.make([str(tmp_path)])
+    assert own.path not in met
+    assert [str(path) for path in tmp_path.iterdir()] == [own.path]
+    own.remove()
+
+
+def test_no_place_for_a_directory_is_a_platform_error(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError):
+        named_directory.make([str(tmp_path / "missing")])
