@@ -47,6 +47,7 @@ class Bench:
         self.calibrations: list[Calibration] = []
         self.sessions: list[tuple[Mode, int]] = []
         self.fails: Code | None = None
+        self.reason = ""
         monkeypatch.setattr(measuring, "calibrated", self._calibrated)
         monkeypatch.setattr(measuring, "run_session", self._session)
         monkeypatch.setattr(measuring, "parity", lambda *_: None)
@@ -88,7 +89,7 @@ class Bench:
         self._left -= 1
         if not self._left:
             stop.ask()
-        return part.note(number)[0], "" if self.fails is None else "it broke"
+        return part.note(number)[0], self.reason
 
     def doing(self, what: str) -> None: ...
 

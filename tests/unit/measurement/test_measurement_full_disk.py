@@ -97,6 +97,13 @@ def test_no_room_for_what_a_run_needs_is_no_defect(tmp_path: Path, number: int) 
     assert (full.value.code, "goes on" in full.value.hint) == (Code.DISK_FULL, True)
 
 
+def test_a_worker_that_had_no_room_in_the_calibration_says_what_to_do(tmp_path: Path) -> None:
+    last = "OSError: [Errno 28] No space left on device | glasshouse: the training failed"
+    with pytest.raises(UsageError, match="No space left") as full, room_for(tmp_path):
+        raise RunError(Code.WORKER_FAILED, f"the job does not run: {last}")
+    assert (full.value.code, "free some space" in full.value.hint) == (Code.DISK_FULL, True)
+
+
 @pytest.mark.parametrize("other", [OSError(errno.EIO, "it broke"), RunError(Code.INTERRUPTED, "stopped")])
 def test_whatever_else_goes_wrong_is_said_as_it_is(tmp_path: Path, other: Exception) -> None:
     with pytest.raises(type(other)) as raised, room_for(tmp_path):

@@ -138,13 +138,19 @@ def test_a_calibration_that_was_exchanged_is_seen(bench: Bench) -> None:
     assert "calibration.json is not the one" in refused(bench).message
 
 
-def test_an_arm_without_room_ends_the_measurement_and_not_one_session_after_the_other(bench: Bench) -> None:
-    bench.fails = Code.DISK_FULL
-    with pytest.raises(UsageError, match="an arm of session 0 had no room: it broke") as full:
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(Code.DISK_FULL, "it broke"), (Code.WORKER_FAILED, "OSError: [Errno 28] No space left on device | the end")],
+)
+def test_an_arm_without_room_ends_the_measurement_and_not_one_session_after_the_other(
+    bench: Bench, code: Code, reason: str
+) -> None:
+    bench.fails, bench.reason = code, reason
+    with pytest.raises(UsageError, match="an arm of session 0 had no room: ") as full:
         bench.measure(WISH, sessions=9)
     assert (full.value.code, len(bench.sessions)) == (Code.DISK_FULL, 1)
     assert f"goes on with what is complete: -o {bench.folder}" in full.value.hint
-    bench.fails = None
+    bench.fails, bench.reason = Code.WORKER_FAILED, "ValueError: a bad file"
     bench.measure(WISH, sessions=2)
     assert len(set(bench.sessions)) == 3, "the attempt that was lost counts, and is not repeated"
 

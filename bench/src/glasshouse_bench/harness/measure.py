@@ -23,7 +23,7 @@ from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
 from glasshouse_bench.harness.planning import Setting, Wish, plan, ready_ns, refuse_short, session_ns
 from glasshouse_bench.harness.profiled import phases
 from glasshouse_bench.harness.resume import begun, check_same, claim_folder
-from glasshouse_bench.harness.room import room_for
+from glasshouse_bench.harness.room import room_for, was_full
 from glasshouse_bench.harness.session import run_session, warm_after_ns
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
@@ -113,7 +113,7 @@ def measure(
             note, reason = run_session(part, number, arms, ready_ns=to_start_ns, stop=stop, card=card)
             later_ns = max(later_ns, warm_after_ns(part, note))
             viewer.session(part, note, reason)
-            if Code.DISK_FULL in (note.raw.code, note.protected.code):
+            if any(was_full(arm.code, reason) for arm in (note.raw, note.protected)):
                 # Each session that follows would be lost in the same way, and count.
                 raise UsageError(Code.DISK_FULL, f"an arm of session {number} had no room: {reason}")
         if not stop.asked and not is_there(folder / PARITY):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 
-__all__ = ["room_for"]
+__all__ = ["room_for", "was_full"]
+
+# All that is known of why a worker failed is what it printed last.
+_NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 @contextlib.contextmanager
@@ -26,7 +30,7 @@ def room_for(folder: Path) -> Iterator[None]:
     try:
         yield
     except GlasshouseError as error:
-        if error.code is not Code.DISK_FULL:
+        if not was_full(error.code, error.message):
             raise
         raise _full(folder, error.message) from None
     except OSError as error:
@@ -34,6 +38,11 @@ def room_for(folder: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise _full(folder, f"no room to write {error.filename or tempfile.gettempdir()}") from None
+
+
+def was_full(code: Code | None, reason: str) -> bool:
+    """Return whether something failed for want of room."""
+    return code is Code.DISK_FULL or any(words in reason for words in _NO_SPACE)
 
 
 def _full(folder: Path, why: str) -> UsageError:
