@@ -60,6 +60,15 @@ def test_another_owner_does_not_go_on(bench: Bench) -> None:
     assert "--home" in error.hint
 
 
+def test_what_is_another_owners_and_no_measurement_is_left_as_it_is(bench: Bench) -> None:
+    """Such as their home, whose `owner.pub` is the only one that they have."""
+    theirs = Identity.generate()
+    bench.folder.mkdir()
+    (bench.folder / "owner.pub").write_bytes(theirs.public.encode())
+    assert theirs.public.fingerprint in refused(bench).message
+    assert OwnerPublic.parse((bench.folder / "owner.pub").read_bytes()) == theirs.public
+
+
 def test_a_folder_that_names_no_owner_is_no_ones_to_go_on_with(bench: Bench) -> None:
     bench.measure(WISH)
     (bench.folder / "owner.pub").unlink()

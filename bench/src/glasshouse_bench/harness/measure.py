@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.files import is_there, write_private
+from glasshouse.jobs.files import is_there, private_folder, write_private
 from glasshouse.jobs.identity import Identity
 from glasshouse.wire.canonical import decode
 from glasshouse_bench.artifact import Attempt, Part, read_file
@@ -22,16 +22,16 @@ from glasshouse_bench.harness.alone import calibrated, parity
 from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
 from glasshouse_bench.harness.planning import Setting, Wish, plan, ready_ns, refuse_short, session_ns
 from glasshouse_bench.harness.profiled import phases
-from glasshouse_bench.harness.resume import begun, check_same, claim_folder
+from glasshouse_bench.harness.resume import CALIBRATION, OWNER, begun, check_same
 from glasshouse_bench.harness.room import room_for, was_full
 from glasshouse_bench.harness.session import run_session, warm_after_ns
 from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import Subject
 
-__all__ = ["CALIBRATION", "Viewer", "load_calibration", "measure"]
+__all__ = ["Viewer", "load_calibration", "measure"]
 
-CALIBRATION, PARITY, PHASES = "calibration.json", "parity.json", "phases.json"
+PARITY, PHASES = "parity.json", "phases.json"
 _MAX_BYTES = 4 << 20
 
 
@@ -98,9 +98,8 @@ def measure(
             memory = MemoryPeak(card if on_card else None)
             calibration = calibrated(stage, stop, device=on_card, look=memory.look)
             _refuse_crowded(memory, wish)
-            claim_folder(folder, identity.public)
-            # One of a measurement that never had a design is of no use to anyone.
-            write_private(folder / CALIBRATION, calibration.encode())
+            write_private(private_folder(folder) / CALIBRATION, calibration.encode())
+            write_private(folder / OWNER, identity.public.encode())  # before the first design: who may go on with it
         parts = _parts(folder, there, wish, calibration, setting)
         viewer.planned({part.design.mode: part.design for part in parts}, seconds=_left_s(parts, calibration))
         later_ns = 0

@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.files import is_there, private_folder, write_private
+from glasshouse.jobs.files import is_there
 from glasshouse.jobs.identity import OwnerPublic, read_public
 from glasshouse.wire.canonical import Json
 from glasshouse_bench.artifact import DESIGN, Part
 from glasshouse_bench.design import Mode
 from glasshouse_bench.harness.planning import Setting, Wish
 
-__all__ = ["OWNER", "begun", "check_same", "claim_folder"]
+__all__ = ["CALIBRATION", "OWNER", "begun", "check_same"]
 
-OWNER = "owner.pub"
+CALIBRATION, OWNER = "calibration.json", "owner.pub"
 _MOST_NAMED = 4
 _ANEW = "measure anew, with -o and another folder"
 _WORDS = {
@@ -36,12 +36,12 @@ def begun(folder: Path, owner: OwnerPublic) -> dict[Mode, Part]:
     """Return the parts whose designs lie in a folder; empty where no measurement was begun.
 
     Raises:
-        UsageError: `owner-mismatch`, a measurement of another owner, or of none that the folder names.
+        UsageError: `owner-mismatch`, another owner's folder, or a measurement of none that it names.
         FormatError: what lies there is no part.
     """
     parts = {mode: Part.open(folder, mode) for mode in Mode if is_there(folder / mode.value / DESIGN)}
-    if not parts:
-        return {}
+    if not parts and (is_there(folder / CALIBRATION) or not is_there(folder / OWNER)):
+        return {}  # at most, what was left where no session began: of no use to anyone
     if not is_there(folder / OWNER):
         raise UsageError(
             Code.OWNER_UNKNOWN, f"{folder} holds a measurement and no {OWNER}: whose it is, is not known", hint=_ANEW
@@ -50,15 +50,10 @@ def begun(folder: Path, owner: OwnerPublic) -> dict[Mode, Part]:
     if theirs != owner:
         raise UsageError(
             Code.OWNER_UNKNOWN,
-            f"the measurement in {folder} was begun by the owner {theirs.fingerprint}, not by {owner.fingerprint}",
+            f"{folder} is of the owner {theirs.fingerprint}, not of {owner.fingerprint}",
             hint=f"use the --home that began it (a key made for one measurement is gone with its process), or {_ANEW}",
         )
     return parts
-
-
-def claim_folder(folder: Path, owner: OwnerPublic) -> None:
-    """Write whose measurement begins here: who checks its statement needs to know, and so does who goes on with it."""
-    write_private(private_folder(folder) / OWNER, owner.encode())
 
 
 def check_same(parts: Mapping[Mode, Part], wish: Wish, setting: Setting, *, calibration_sha256: bytes) -> None:
