@@ -24,7 +24,7 @@ from glasshouse.package.limits import MAX_BYTES, MAX_COUNT, OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Index, Package, asset_key
 from glasshouse.runtime.checks import lock_memory
-from glasshouse.runtime.kernel import PR_SET_PDEATHSIG, REAL
+from glasshouse.runtime.kernel import PR_SET_PDEATHSIG, REAL, close_all_but
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.needles import NEEDLE_BYTES, NeedleKind, Needles, is_distinctive, region_bytes
 from glasshouse.runtime.secretmem import SecretMemory
@@ -250,12 +250,7 @@ def _withdraw(keep: set[int]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - pathlib would be imported for this
-        if descriptor > 2 and descriptor not in keep:
-            try:
-                os.close(descriptor)
-            except OSError:
-                continue
+    close_all_but({0, 1, 2, *keep})
     try:
         lock_memory()
     except OSError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 # The C module beneath `signal`, which costs 40 ms to import without compiled bytecode.
 import _signal  # type: ignore[import-not-found]
 import os
-import resource
 import select
 
 from glasshouse.runtime import core_dumps, seccomp
@@ -71,11 +70,7 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _HEARD)
     os.setsid()
     os.chdir("/")
-    low = 0
-    for descriptor in sorted(keep):
-        os.closerange(low, descriptor)
-        low = descriptor + 1
-    os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    linux.close_all_but(keep)
     core_dumps.limit()
     for step in (
         lambda: kernel.prctl(linux.PR_SET_DUMPABLE, 0),

@@ -14,7 +14,7 @@ import os
 
 from glasshouse.runtime import syscalls
 
-__all__ = ["REAL", "Kernel", "KernelError"]
+__all__ = ["REAL", "Kernel", "KernelError", "close_all_but"]
 
 PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
@@ -287,3 +287,13 @@ class Kernel:
 
 
 REAL = Kernel()
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every other descriptor of this process, also one above a limit that was lowered after it was opened."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - pathlib is slow to import
+        if descriptor not in keep:
+            try:
+                os.close(descriptor)
+            except OSError:
+                continue  # the one that listed them

@@ -31,7 +31,6 @@ import _socket
 import errno
 import marshal
 import os
-import resource
 import select
 import sys
 
@@ -363,7 +362,7 @@ def _observe(
 def _become_worker(spec: dict[str, object], link: int, workspace: str) -> None:
     python, argv = str(spec["python"]), [text.replace("{workspace}", workspace) for text in _texts(spec, "argv")]
     os.dup2(link, LINK_FD, inheritable=True)
-    os.closerange(LINK_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    linux.close_all_but({0, 1, 2, LINK_FD})
     _signal.set_wakeup_fd(-1)
     os.execve(python, argv, _environment(spec, os.path.dirname(workspace)))  # noqa: PTH120, S606
 

@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime import seccomp
-from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError, close_all_but
 
 __all__ = ["CALL", "CALLED", "FAILED", "MESSAGE", "Relay", "start"]
 
@@ -125,10 +125,7 @@ def _withdraw(keep: set[int]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - pathlib would be imported for this
-        if descriptor > 2 and descriptor not in keep:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+    close_all_but({0, 1, 2, *keep})
     with contextlib.suppress(KernelError):  # what counts is observed on agent and worker; this holds nothing
         REAL.drop_capabilities()
         REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)

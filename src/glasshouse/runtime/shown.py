@@ -16,12 +16,11 @@ import _socket
 import errno
 import marshal
 import os
-import resource
 import select
 import stat
 import time
 
-from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel
+from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel, close_all_but
 
 __all__ = ["GIVE_UP_S", "IN_PART", "Look", "answer", "bound_beneath", "search"]
 
@@ -125,8 +124,7 @@ def answer(reader: int, *, patience_s: float = GIVE_UP_S + _GRACE_S) -> tuple[li
 def _look(paths: list[str], parent: int, writer: _socket.socket) -> None:
     """Look, answer and end, as a child of `parent`."""
     try:
-        os.closerange(0, writer.fileno())
-        os.closerange(writer.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        close_all_but({writer.fileno()})
         REAL.prctl(PR_SET_DUMPABLE, 0)
         REAL.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
         if os.getppid() == parent:

@@ -16,7 +16,14 @@ import time
 from enum import StrEnum
 
 from glasshouse.runtime import seccomp
-from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, Kernel, KernelError
+from glasshouse.runtime.kernel import (
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    Kernel,
+    KernelError,
+    close_all_but,
+)
 from glasshouse.runtime.process_tree import Look, ProcessTree
 
 __all__ = ["BEAT_BYTES", "MESSAGE_BYTES", "STOPPED_AGENT_S", "Alarm", "Watch"]
@@ -68,10 +75,7 @@ class Watch:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            if int(name) > 2 and int(name) not in keep:
-                with contextlib.suppress(OSError):  # the one that lists them
-                    os.close(int(name))
+        close_all_but({0, 1, 2, *keep})
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
@@ -132,8 +136,11 @@ class Watch:
     def _tick(self) -> bool:
         """Look at everything once; returns whether nobody is traced."""
         if self._worker >= 0 and select.select([self._worker], [], [], 0)[0]:
-            os.close(self._worker)  # it has ended, and its number may soon be another's
-            self._worker, self._worker_pid = -1, 0
+            # What is above the worker has ended; a member of its group may not have. While there is one, the group's
+            # number is no other's; where there is none, it would have to be given away again since the last look.
+            self._kill_worker()
+            os.close(self._worker)
+            self._worker, self._worker_pid, self._group = -1, 0, 0
         found = self._tree.look(self._worker_pid)
         if not self._is_whole(found):
             self._tree.forget()  # once more, with as many descriptors as it has

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from glasshouse.errors import Code, FormatError, RunError
@@ -20,8 +21,12 @@ from glasshouse.wire.canonical import Json, decode
 __all__ = ["WorkerLink"]
 
 _HEADER_BYTES = 5
-# Per turn of the loop, so that a worker that never stops sending cannot keep signals and alarms waiting.
+# Per turn of the loop, so that a worker that never stops sending cannot keep signals and alarms waiting. Bytes alone
+# bound nothing: with each may come a descriptor, and what closing it costs (an inotify's: a millisecond) is ours.
 _BYTES_PER_TURN = 8 << 20
+_TURN_S = 0.05
+# What a worker that has ended left in the socket is read within this, or not at all.
+_DRAIN_S = 5.0
 
 
 class WorkerLink:
@@ -75,7 +80,8 @@ class WorkerLink:
 
     def drain(self) -> None:
         """Handle what the worker had sent before it went away."""
-        while self._socket.fileno() >= 0 and self._turn():
+        until_s = time.monotonic() + _DRAIN_S
+        while self._socket.fileno() >= 0 and time.monotonic() < until_s and self._turn():
             continue
 
     def close(self) -> None:
@@ -91,7 +97,7 @@ class WorkerLink:
 
     def _turn(self) -> bool:
         """Receive for one turn; return whether there may be more."""
-        left = _BYTES_PER_TURN
+        left, until_s = _BYTES_PER_TURN, time.monotonic() + _TURN_S
         while left > 0:
             try:
                 count = self._socket.recv_into(self._target[self._filled :])
@@ -109,6 +115,8 @@ class WorkerLink:
                 self._completed()
                 if self._socket.fileno() < 0:
                     return False
+            if time.monotonic() >= until_s:
+                break
         return True
 
     def _completed(self) -> None:

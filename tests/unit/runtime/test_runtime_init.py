@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ if os.fork() == 0:
 print('up', flush=True)
 time.sleep(60)
 """
+# As above, and the worker is another program since, started by a thread: that drops the signal too, for the kernel.
+REPLACED = (
+    f"import os, sys, threading\nprogram = [sys.executable, '-c', {STAYS!r}]\n"
+    + """
+threading.Thread(target=lambda: os.execv(sys.executable, program)).start()
+"""
+)
 MACHINES = pytest.mark.parametrize("kernel", [None, WithoutNamespaces()], ids=["namespaces", "no namespaces"])
 
 
@@ -69,13 +77,13 @@ def read_until(descriptor: int, word: bytes) -> bytes:
 class Keepers:
     """An agent with a sentinel and a worker that wants to stay."""
 
-    def __init__(self, kernel: Kernel | None) -> None:
+    def __init__(self, kernel: Kernel | None, code: str) -> None:
         reader, writer = os.pipe()
         self.agent = os.fork()
         if self.agent == 0:
             try:
                 watcher = sentinel.start()
-                worker = start(specification(STAYS), kernel)
+                worker = start(specification(code), kernel)
                 said = read_until(worker.stdout, b"up")
                 group = not worker.own_process_namespace
                 watched = watcher.watch(worker.pid or 0, init=worker.init_pid, group=group)
@@ -91,10 +99,21 @@ class Keepers:
         os.close(reader)
         self.family = [self.sentinel, *descendants(self.init), self.init]
 
+    def stop_agent(self) -> int:
+        os.kill(self.agent, signal.SIGSTOP)
+        return self.agent
+
+    def kill_init(self) -> int:
+        """End the init, and let the sentinel look at what is left."""
+        os.kill(self.init, signal.SIGKILL)
+        time.sleep(2 * sentinel.PERIOD_S)
+        return self.init
+
     def kill(self, *pids: int) -> bool:
         """Kill some; return whether the worker and all that it started is gone then."""
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # gone with the one before it
+                os.kill(pid, signal.SIGKILL)
         left = [pid for pid in self.family if pid != self.sentinel]
         ended = gone(left if self.agent not in pids else self.family)
         os.kill(self.agent, signal.SIGKILL)
@@ -102,10 +121,10 @@ class Keepers:
         return ended
 
 
-def killed(kernel: Kernel | None, choose: Callable[[Keepers], list[int]]) -> tuple[bool, int, bool]:
+def killed(kernel: Kernel | None, choose: Callable[[Keepers], list[int]], code: str = STAYS) -> tuple[bool, int, bool]:
     def act() -> tuple[bool, int, bool]:
         REAL.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        keepers = Keepers(kernel)
+        keepers = Keepers(kernel, code)
         members = len(keepers.family)
         ended = keepers.kill(*choose(keepers))
         for pid in keepers.family:
@@ -126,14 +145,28 @@ def killed(kernel: Kernel | None, choose: Callable[[Keepers], list[int]]) -> tup
         lambda one: [one.sentinel, one.agent],
         lambda one: [one.agent, one.sentinel, one.worker],
         lambda one: [one.sentinel, one.init],
+        lambda one: [one.init, one.agent],
+        lambda one: [one.stop_agent(), one.init, one.agent][1:],
+        lambda one: [one.stop_agent(), one.kill_init(), one.agent][2:],
     ],
-    ids=["agent", "init", "worker", "sentinel and agent", "agent, sentinel and worker", "sentinel and init"],
+    ids=[
+        "agent",
+        "init",
+        "worker",
+        "sentinel and agent",
+        "agent, sentinel and worker",
+        "sentinel and init",
+        "init and agent",
+        "init and a stopped agent",
+        "init, and a stopped agent once the sentinel has looked",
+    ],
 )
+@pytest.mark.parametrize("code", [STAYS, REPLACED], ids=["", "replaced"])
 def test_whichever_keeper_is_killed_nothing_of_the_worker_stays(
-    kernel: Kernel | None, choose: Callable[[Keepers], list[int]]
+    kernel: Kernel | None, choose: Callable[[Keepers], list[int]], code: str
 ) -> None:
     # Sentinel, init, worker, and an orphan of the worker's in a session of its own.
-    watched, members, ended = killed(kernel, choose)
+    watched, members, ended = killed(kernel, choose, code)
     assert (watched, members >= 4, ended) == (True, True, True)
 
 

@@ -18,7 +18,7 @@ import pytest
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import named_directory, sandbox, syscalls
-from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.sandbox import SandboxReport, Worker
 from tools.forked import in_child
 from tools.machine import (
@@ -457,3 +457,17 @@ def test_a_second_report_is_refused() -> None:
         return ""
 
     assert in_child(story) == "a second sandbox frame"
+
+
+@pytest.mark.parametrize("kernel", [None, WithoutMounts()], ids=["private root", "no mounts"])
+def test_a_file_that_was_open_above_a_limit_which_was_lowered_since_is_closed_to_the_worker(
+    tmp_path: Path, kernel: Kernel | None
+) -> None:
+    def story() -> str:
+        high = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1
+        os.dup2(os.open(tmp_path / "outside", os.O_CREAT | os.O_RDWR, 0o600), high)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (high - 1, high))
+        return run(f"import os; os.write({high}, b'plaintext')", kernel=kernel).errors
+
+    assert "Bad file descriptor" in in_child(story)
+    assert (tmp_path / "outside").read_bytes() == b""

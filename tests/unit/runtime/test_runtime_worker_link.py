@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, RunError
+from glasshouse.runtime import worker_link
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.worker_link import WorkerLink
 from glasshouse.runtime.worker_messages import (
@@ -139,6 +142,27 @@ def test_a_worker_that_does_not_read_cannot_make_the_agent_wait(ends: Ends) -> N
     with pytest.raises(RunError) as caught:
         talk()
     assert caught.value.code is Code.WORKER_KILLED
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["while it lives", "once it is gone"])
+def test_a_worker_whose_bytes_take_long_to_receive_keeps_nothing_else_waiting(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """A descriptor comes with each byte, and is the agent's to close: here each receive takes a second."""
+    passed_s = itertools.count()
+    monkeypatch.setattr(worker_link, "time", SimpleNamespace(monotonic=lambda: float(next(passed_s))))
+    ends.worker.sendall(100 * frames.control({"type": "opened"}))
+    heard: list[int] = []
+    ends.loop.after(0, lambda: heard.append(len(ends.messages)))
+    if gone:
+        ends.link.drain()
+    ends.loop.step()
+    assert len(heard) == 1
+    assert heard[0] < 5
+    if not gone:
+        for _ in range(1000):
+            ends.loop.step(0.0)
+        assert len(ends.messages) == 100
 
 
 def test_a_finished_worker_says_what_it_did() -> None:
