@@ -111,19 +111,21 @@ def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path
         '[policy]\nassurance = "software"\nprofile = "standard"\n'
     )
     mine = owners(tmp_path / "job.toml", "script")
-    sealed = design(Mode.SEQUENTIAL, sessions=1, length_ns=6 * 10**9, slot_ns=10**6, steps=64)
+    sealed = design(Mode.SEQUENTIAL, sessions=3, length_ns=6 * 10**9, slot_ns=10**6, steps=64)
     sealed = replace(sealed, workload=replace(sealed.workload, kind=Kind.SCRIPT))
     part = Part.begin(tmp_path / "out", sealed)
     with Stop() as stop, Stage(lambda _folder: mine, identity=owner) as stage:
-        timer = threading.Timer(8.0, stop.ask)
         if interrupted:
+            timer = threading.Timer(8.0, stop.ask)
             timer.start()
-        note, reason = run_session(part, 0, stage.arms(sealed, 0), ready_ns=12 * 10**9, stop=stop)
-        timer.cancel()
+            note, _ = run_session(part, 0, stage.arms(sealed, 0), ready_ns=12 * 10**9, stop=stop)
+            timer.cancel()
+        else:
+            note, _ = attempted(part, stage)
     write_statement(tmp_path / "out", owner=owner.signing, created_us=note.began.real_us + 120_000_000)
     found = verify_measurement(tmp_path / "out", owner=owner.public).measurement.main
-    outcome = Outcome.DIED if interrupted else Outcome.COMPLETE
-    assert found.analysis["attempts"]["outcomes"] == {outcome.value: 1}, reason
+    last = found.analysis["sessions"][-1]["outcome"]
+    assert last == (Outcome.DIED if interrupted else Outcome.COMPLETE).value
 
 
 @pytest.mark.slow
