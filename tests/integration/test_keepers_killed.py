@@ -12,6 +12,9 @@ import pytest
 
 from glasshouse.broker.process import BrokerProcess
 from glasshouse.jobs.leftover import survivors
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.runtime.session_record import SessionRecord, members
+from tools.machine import needs_filters
 from tools.runtime_world import AgentProcess, Broken, script_world
 
 # A script that wants to stay when its keepers are gone.
@@ -34,7 +37,7 @@ MOMENTS = [0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, "hardened", "attested", "opened"
 
 def kill_keepers(agent: AgentProcess) -> list[int]:
     """Kill sentinel, custodian and agent, and nothing else; return what of the run's processes was there before."""
-    before = survivors(agent.world.folder / f"empty-{len(agent.world.agents) - 1}", patience_s=0) or []
+    before = survivors(agent.world.folder / f"empty-{len(agent.world.agents) - 1}", agent.out, patience_s=0) or []
     keepers = [pid for pid, command in agent.children().items() if b"glasshouse.runtime\0" in command]
     for pid in [*keepers, agent.process.pid]:
         with contextlib.suppress(ProcessLookupError):  # gone with the keeper killed before it
@@ -54,4 +57,63 @@ def test_no_worker_survives_its_keepers(tmp_path: Path, broker: BrokerProcess, f
                 time.sleep(moment)
             before = kill_keepers(agent)
             assert before, "something ran"
-            assert survivors(world.folder / f"empty-{number}", patience_s=15) == [], moment
+            assert survivors(world.folder / f"empty-{number}", agent.out, patience_s=15) == [], moment
+
+
+# As in most containers: no namespace of any kind, and so no mount.
+CONFINED = """
+import errno, runpy
+from glasshouse.runtime import seccomp
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL
+refusing = seccomp._Filter(REAL.machine)
+refusing.refuse(("unshare",), errno.EPERM)
+REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)
+REAL.seccomp(refusing.program(), 0)
+runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
+"""
+# By a thread: the signal of its parent's end is not this one's.
+ANOTHER_PROGRAM = """
+import os, sys, threading, time
+plain = [sys.executable, "-I", "-S", "-c", "import time; secret = 'plain'; time.sleep(60)"]
+if os.fork() == 0:
+    os.execv(sys.executable, plain)
+threading.Thread(target=os.execv, args=(sys.executable, plain)).start()
+time.sleep(60)
+"""
+
+
+@needs_filters
+def test_a_worker_that_became_another_program_is_found_where_no_namespace_ends_it(
+    tmp_path: Path, broker: BrokerProcess
+) -> None:
+    with script_world(tmp_path, ANOTHER_PROGRAM, broker=broker, broken=Broken(budget=8)) as world:
+        agent = world.start(program=("-c", CONFINED))
+        agent.wait_for_state("running")
+        worker = SessionRecord.from_line((agent.out / ".worker").read_bytes()).session
+        deadline = time.monotonic() + 30
+        while not (found := of_another_program(worker)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(found) == 2
+        seen = survivors(world.folder / "empty-0", agent.out, patience_s=0)
+        assert seen is not None
+        assert set(found) <= set(seen)
+        for pid in [agent.process.pid, *agent.children()]:
+            os.kill(pid, signal.SIGSTOP)  # so that none of them sees another's end
+        for pid in [*agent.children(), agent.process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        agent.process.wait()
+        try:
+            left = [pid for pid in found if ProcessName.of(pid).started]
+            assert survivors(world.folder / "empty-0", agent.out, patience_s=0) == left
+        finally:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert survivors(world.folder / "empty-0", agent.out, patience_s=15) == []
+
+
+def of_another_program(session: int) -> list[int]:
+    """Return the processes of a session, once there are two and neither has our command line any more."""
+    found = sorted(members(session))
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found]
+    return found if len(found) == 2 and all(b"secret = 'plain'" in command for command in commands) else []

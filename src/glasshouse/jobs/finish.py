@@ -123,7 +123,7 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
 
 def _not_wiped(folder: RunFolder, what: str) -> str:
     """Say what is known of a runtime without a receipt: what went with its processes, and what may not have."""
-    alive = survivors(folder.scratch)
+    alive = survivors(folder.scratch, folder.out)
     if alive:
         pids = " ".join(map(str, alive))
         memory = f"processes of it still run, and may hold keys and cleartext; end them with: kill -9 {pids}"

@@ -7,33 +7,55 @@ import os
 import time
 from pathlib import Path
 
+from glasshouse.jobs.files import open_regular
 from glasshouse.runtime import named_directory
+from glasshouse.runtime.session_record import NAME as SESSION_NAME
+from glasshouse.runtime.session_record import SessionRecord
 
 __all__ = ["leftovers", "removed", "survivors"]
 
 # The kernel takes a moment to end what it was told to end, with gigabytes of memory.
 _PATIENCE_S = 3.0
 _LOOK_S = 0.05
+_MAX_RECORD_BYTES = 256
 
 
-def survivors(scratch: Path, *, patience_s: float | None = None, processes: Path = Path("/proc")) -> list[int] | None:
-    """Return the processes of a run that still live, by the folder that stands on the command line of each of them.
+def survivors(
+    scratch: Path, out: Path, *, patience_s: float | None = None, processes: Path = Path("/proc")
+) -> list[int] | None:
+    """Return the processes of a run that still live: by the folder that stands on the command line of each of them, and
+    what its script started, or made of its worker, by their session.
 
     Args:
-        scratch: the run's `RunFolder.scratch`.
+        scratch, out: the run's, as of `RunFolder`.
         patience_s: how long to wait for the last of them to end; a few seconds when None.
         processes: where the system lists what runs.
 
     Returns:
-        process ids; None where the system does not list processes. A program that the job's script started, in a
-        sandbox without a process namespace, is not among them.
+        process ids; None where that cannot be seen. What a script started outside its session is not among them: it can
+        begin one in a process namespace, with which all in it ends, and where no system calls are filtered.
     """
     deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
-    while found := _running(os.fsencode(f"pycache_prefix={scratch}"), processes):
+    while found := _alive(scratch, out, processes):
         if time.monotonic() > deadline:
             break
         time.sleep(_LOOK_S)
     return found
+
+
+def _alive(scratch: Path, out: Path, processes: Path) -> list[int] | None:
+    found, kept = _running(os.fsencode(f"pycache_prefix={scratch}"), processes), _of_session(out / SESSION_NAME)
+    return None if found is None or kept is None else sorted({*found, *kept})
+
+
+def _of_session(record: Path) -> list[int] | None:
+    try:
+        with open_regular(record) as file:
+            return SessionRecord.from_line(file.read(_MAX_RECORD_BYTES)).survivors()
+    except FileNotFoundError:
+        return []  # it has a process namespace, or was given nothing, or is gone
+    except (OSError, ValueError):
+        return None
 
 
 def _running(argument: bytes, processes: Path) -> list[int] | None:

@@ -99,6 +99,7 @@ def _end_worker(run: Run) -> None:
     if run.sealed_log is not None:
         steps.do(run.sealed_log.finish)
         run.sealed_log.wipe()
+    steps.do(run.out.worker_gone)
     _raise_if_failed(steps)
 
 

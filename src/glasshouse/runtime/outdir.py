@@ -5,6 +5,7 @@ events.log          one event a line, flushed as it happens
 heads.log           countersigned heads, one a line
 outputs/NNNN.sealed log/NNNN.sealed
 receipt.json        the bundle, when the run has ended
+.worker             while the run lasts: the worker's session, where no process namespace ends what it started
 ```
 
 Laws: files are mode 0600 and folders 0700; a sealed file has its final name only when it is whole; a
@@ -19,6 +20,8 @@ from __future__ import annotations
 import os
 
 from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
+from glasshouse.runtime.session_record import NAME as SESSION_NAME
+from glasshouse.runtime.session_record import SessionRecord
 
 __all__ = ["OutDir", "PartialFile", "disk_error"]
 
@@ -111,6 +114,21 @@ class OutDir:
             file.discard()
             raise disk_error(error) from None
         file.keep()
+
+    def worker(self, session: SessionRecord) -> None:
+        """Keep which session is the worker's, until `worker_gone`; raises `RunError`."""
+        try:
+            descriptor = os.open(f"{self._root}/{SESSION_NAME}", _FLAGS, 0o600)
+        except OSError as error:
+            raise disk_error(error) from None
+        try:
+            _append(descriptor, session.to_line())
+        finally:
+            os.close(descriptor)
+
+    def worker_gone(self) -> None:
+        """Remove that; nothing happens where there is none."""
+        _remove(f"{self._root}/{SESSION_NAME}")
 
     def close(self) -> None:
         """Close the logs; nothing is appended after this."""

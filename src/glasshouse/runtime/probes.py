@@ -18,6 +18,7 @@ from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.memory import Finder, search_self
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.runtime.session_record import members
 from glasshouse.runtime.shared_files import Before
 
 __all__ = ["Probe", "probe_gpu", "probe_memory", "probe_shared_memory", "probe_swap", "probe_workspace", "scan_self"]
@@ -87,7 +88,7 @@ def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
     # A dead process that a tracer keeps from being reaped has neither memory nor mounts left.
     if worker.poll() is None and _is_alive(kernel, worker.pid):
         return Probe(name=name, result=ProbeResult.FOUND, detail="worker-still-there")
-    if not worker.own_process_namespace and _session_members(kernel, worker.pid):
+    if not worker.own_process_namespace and members(worker.pid):
         return Probe(name=name, result=ProbeResult.FOUND, detail="processes-left")
     if os.path.lexists(worker.named_path):
         return Probe(name=name, result=ProbeResult.FOUND, detail="files-left")
@@ -177,20 +178,6 @@ def _is_alive(kernel: Kernel, pid: int) -> bool:
         return kernel.read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
-
-
-def _session_members(kernel: Kernel, session: int) -> list[int]:
-    """Return the processes of a session; zombies hold nothing."""
-    found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit():
-            try:
-                fields = kernel.read(f"/proc/{name}/stat").rpartition(b") ")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
-                found.append(int(name))
-    return found
 
 
 def _gpu_nodes() -> list[str]:

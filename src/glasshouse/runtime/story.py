@@ -24,6 +24,7 @@ from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.sealed_log import SealedLog
 from glasshouse.runtime.sealing import Outputs, Sealing
 from glasshouse.runtime.sentinel import Sentinel
+from glasshouse.runtime.session_record import SessionRecord
 from glasshouse.runtime.shared_files import look_before
 from glasshouse.runtime.worker_session import Stage, WorkerSession
 from glasshouse.wire.kdf import sha256
@@ -115,6 +116,10 @@ def _harden(run: Run, parts: _Parts) -> None:
     group = not worker.own_process_namespace
     if worker.pid is None or not parts.sentinel.watch(worker.pid, init=worker.init_pid, group=group):
         raise RunError(Code.DEBUGGER, "the worker cannot be watched")
+    if group:
+        run.out.worker(
+            _session(worker.pid)
+        )  # before it gets anything: were all its keepers killed, it is found by that
     checks.seal_agent()
     session.reach(Stage.READY, within_s=SANDBOX_PATIENCE_S)
     run.report = _observe(run, parts)
@@ -186,6 +191,13 @@ def _demand(report: HardeningReport) -> None:
             "this machine lacks what the profile demands",
             hint=f"missing for {report.profile}: {', '.join(lacking)}",
         )
+
+
+def _session(pid: int) -> SessionRecord:
+    try:
+        return SessionRecord.of(pid)
+    except OSError:
+        raise RunError(Code.WORKER_FAILED, "the worker ended before it was confirmed") from None
 
 
 def _demand_loopback(worker: Worker) -> None:

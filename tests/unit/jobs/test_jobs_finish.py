@@ -232,7 +232,7 @@ def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_go
         assert worker.stdout is not None
         worker.stdout.readline()  # for a moment after its start the kernel shows no command line of it
         found = conclude(folder, owner_signing=world.owner.public, agent_exit=-9)
-        assert survivors(folder.scratch, patience_s=0) == [worker.pid]
+        assert survivors(folder.scratch, folder.out, patience_s=0) == [worker.pid]
         worker.kill()
     assert f"still run, and may hold keys and cleartext; end them with: kill -9 {worker.pid};" in found.problem
     assert "went back to the kernel" not in found.problem
@@ -243,8 +243,8 @@ def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_go
 def test_a_system_that_lists_no_processes_is_not_taken_for_one_without_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert survivors(tmp_path, processes=tmp_path / "absent") is None
-    monkeypatch.setattr("glasshouse.jobs.finish.survivors", lambda _scratch: None)
+    assert survivors(tmp_path, tmp_path, processes=tmp_path / "absent") is None
+    monkeypatch.setattr("glasshouse.jobs.finish.survivors", lambda _scratch, _out: None)
     world = OwnersWorld()
     found = conclude(world.settle(tmp_path), owner_signing=world.owner.public, agent_exit=None)
     assert "cannot be seen here" in found.problem

@@ -1,0 +1,101 @@
+"""What a worker started is found by its session, whatever became of it, and no other process is taken for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasshouse.jobs.leftover import survivors
+from glasshouse.runtime.outdir import OutDir
+from glasshouse.runtime.session_record import NAME, SessionRecord, members
+
+# Starts a child, becomes another program by a thread, and says so.
+BECOMES_ANOTHER = """
+import os, sys, threading, time
+if os.fork() == 0:
+    time.sleep(60)
+another = [sys.executable, "-c", "print(1, flush=True); input()"]
+threading.Thread(target=os.execv, args=(sys.executable, another)).start()
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def leader() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", "print(0, flush=True); exec(input())"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        said(process)
+        yield process
+        for pid in members(process.pid):
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+
+
+def said(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def tell(process: subprocess.Popen[bytes], code: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"exec({code!r})\n".encode())
+    process.stdin.flush()
+
+
+def test_a_process_that_became_another_program_is_still_of_its_session(
+    leader: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    record = SessionRecord.of(leader.pid)
+    (tmp_path / NAME).write_bytes(record.to_line())
+    tell(leader, BECOMES_ANOTHER)
+    assert said(leader) == b"1\n"
+    child = next(pid for pid in members(leader.pid) if pid != leader.pid)
+    assert record.survivors() == sorted([leader.pid, child])
+    assert survivors(tmp_path / "empty", tmp_path, patience_s=0) == sorted([leader.pid, child])
+    leader.kill()
+    leader.wait()
+    assert record.survivors() == [child], "and so is its child when it is gone"
+
+
+def test_a_session_that_got_the_same_number_later_is_another(leader: subprocess.Popen[bytes]) -> None:
+    record = SessionRecord.of(leader.pid)
+    earlier = dataclasses.replace(record, started=record.started - 1)
+    assert record.survivors() == [leader.pid]
+    assert earlier.survivors() == []
+
+
+def test_after_another_boot_nothing_is_left_and_in_another_namespace_nothing_is_seen(
+    leader: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    record = SessionRecord.of(leader.pid)
+    assert dataclasses.replace(record, boot="another").survivors() == []
+    elsewhere = dataclasses.replace(record, namespace="pid:[1]")
+    assert elsewhere.survivors() is None
+    (tmp_path / NAME).write_bytes(elsewhere.to_line())
+    assert survivors(tmp_path / "empty", tmp_path, patience_s=0) is None
+
+
+def test_a_record_lies_in_the_runs_folder_until_the_worker_is_gone(
+    leader: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    out, record = OutDir(str(tmp_path / "out")), SessionRecord.of(leader.pid)
+    out.worker_gone()  # most runs have none
+    out.worker(record)
+    kept = tmp_path / "out" / NAME
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert SessionRecord.from_line(kept.read_bytes()) == record
+    out.worker_gone()
+    assert not kept.exists()
+    out.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"1 2 boot", b"one 2 boot namespace", b"\xff 2 boot namespace", b"1" * 300])
+def test_a_damaged_record_is_not_taken_for_none(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / NAME).write_bytes(line)
+    assert survivors(tmp_path / "empty", tmp_path, patience_s=0) is None
+    (tmp_path / NAME).unlink()
+    assert survivors(tmp_path / "empty", tmp_path, patience_s=0) == []
