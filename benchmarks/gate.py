@@ -69,6 +69,16 @@ SCENARIOS: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("slow bodies, from 200 addresses", {"idle": 1000, "new_per_s": 50, "addresses": MANY, "slow": True}, 2.0),
     ("hostile, from the honest address", {"hostile_per_s": 100, "addresses": ["127.0.0.1"]}, 3.0),
     ("hostile, from 200 addresses", {"hostile_per_s": 100, "addresses": MANY}, 3.0),
+    (
+        "hostile in pieces, from the honest address",
+        {"hostile_per_s": 100, "piece_bytes": 1460, "addresses": ["127.0.0.1"]},
+        3.0,
+    ),
+    (
+        "hostile in pieces, from 200 addresses",
+        {"hostile_per_s": 100, "piece_bytes": 1460, "addresses": MANY},
+        3.0,
+    ),
     ("both, from 200 addresses", {"idle": 1000, "new_per_s": 50, "hostile_per_s": 100, "addresses": MANY}, 3.0),
 )
 

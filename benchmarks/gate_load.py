@@ -29,6 +29,7 @@ __all__ = ["ANSWERS", "REQUESTS", "hostile"]
 REQUESTS = {"/v1/challenge": 1800, "/v1/evidence": 6200}
 ANSWERS = {"/v1/challenge": 200, "/v1/evidence": 3300}
 HOSTILE_BYTES = 124_000
+PIECE_EVERY_S = 0.005
 
 
 async def nothing(listener: socket.socket, url: str) -> None:
@@ -68,7 +69,7 @@ async def strangers(load: dict[str, Any]) -> None:
             await _idle(held, where, next(addresses), slow=load.get("slow", False))
         tasks.append(asyncio.create_task(_keep_idle(held, where, addresses, load)))
     if load.get("hostile_per_s"):
-        tasks.append(asyncio.create_task(_keep_hostile(where, addresses, load["hostile_per_s"])))
+        tasks.append(asyncio.create_task(_keep_hostile(where, addresses, load)))
     _ready("ready")
     await asyncio.sleep(load["seconds"])
 
@@ -106,23 +107,28 @@ async def _keep_idle(
         await asyncio.sleep(max(0, until - loop.time()))
 
 
-async def _keep_hostile(where: tuple[str, int], addresses: Iterator[str], per_s: int) -> None:
-    loop, messages = asyncio.get_running_loop(), itertools.cycle(hostile())
+async def _keep_hostile(where: tuple[str, int], addresses: Iterator[str], load: dict[str, Any]) -> None:
+    loop, messages, per_s = asyncio.get_running_loop(), itertools.cycle(hostile()), load["hostile_per_s"]
     waiting: set[asyncio.Task[None]] = set()
     while True:
         until = loop.time() + 1 / per_s
         if len(waiting) < 4 * per_s:
-            task = asyncio.create_task(_post(where, next(addresses), *next(messages)))
+            task = asyncio.create_task(_post(where, next(addresses), *next(messages), load.get("piece_bytes")))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
         await asyncio.sleep(max(0, until - loop.time()))
 
 
-async def _post(where: tuple[str, int], source: str, path: str, body: bytes) -> None:
+async def _post(where: tuple[str, int], source: str, path: str, body: bytes, piece_bytes: int | None) -> None:
+    message = _head(path, len(body)) + body
+    size = piece_bytes or len(message)
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(*where, local_addr=(source, 0))
         try:
-            writer.write(_head(path, len(body)) + body)
+            for start in range(0, len(message), size):
+                if start:
+                    await asyncio.sleep(PIECE_EVERY_S)
+                writer.write(message[start : start + size])
             await asyncio.wait_for(reader.read(), 20)
         except (OSError, TimeoutError):
             pass

@@ -32,8 +32,10 @@ __all__ = ["BACKLOG", "Server", "bind_tcp", "bind_unix", "parse_bind"]
 
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_LINES = 64
-MAX_PIECES = 64  # in which a request arrives, and one more for every so many bytes: who dribbles, costs
-PIECE_BYTES = 256
+FREE_PIECES = 8  # of a request are read as they come; after each later one the kernel is left to join what follows
+PAUSE_SHARE = 0.25  # of the time that a request has taken so far, and so the most by which it is found to be whole late
+SHORTEST_PAUSE_S = 0.01
+PART_BYTES = 64 * 1024  # of a body are parsed and handed on at once, or its rest
 HEADER_TIMEOUT_S = 2.0
 CONNECTION_TIMEOUT_S = 15.0
 GRACE_S = 5
@@ -60,16 +62,21 @@ class _Requests(h11.Connection):
 class _BoundedProtocol(H11Protocol):
     """One connection, cut off when its headers, or all of it, take too long, or when it idles and others need the room.
 
-    Every answer closes its connection, so the second timer bounds slow bodies and slow readers alike.
+    Every answer closes its connection, so the second timer bounds slow bodies and slow readers alike. Pauses grow with
+    the time that a request takes, so that it is read in some forty pieces at most however its sender parts it.
     """
 
     room: Room
     _deadline: asyncio.TimerHandle | None = None
-    _pieces = _received = 0
+    _pause: asyncio.TimerHandle | None = None
+    _pieces = 0
+    _began_s = 0.0
     _head = b""
+    _left = 0  # bytes of the body to come
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._part = bytearray()
         self.conn = _Requests(h11.SERVER, MAX_HEADER_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -80,20 +87,43 @@ class _BoundedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self._headers_due)
 
     def data_received(self, data: bytes) -> None:
-        self._pieces += 1
-        self._received += len(data)
-        if self._pieces > MAX_PIECES + self._received // PIECE_BYTES:
-            self.cut()
-            return
-        taken = data if self.cycle is not None else self._whole_head(data)
+        taken = self._whole_head(data) if self.cycle is None else self._whole_part(data)
         if taken is None:
             return
         if taken:
+            first = self.cycle is None
             super().data_received(taken)
+            if first and self.cycle is not None:
+                length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+                self._left = length - len(self.cycle.body)
+            self._wake_for(min(self._left, PART_BYTES))
         if self.cycle is not None and not self.cycle.more_body:
             self.room.whole(self)
         else:
             self.room.received(self, len(data))
+            self._leave_to_the_kernel()
+
+    def _wake_for(self, count: int) -> None:
+        """Let the kernel wake the loop no sooner than so many bytes are there: TCP only, and not every kernel does."""
+        connection = self.transport.get_extra_info("socket")
+        if count > 0 and connection is not None:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def _leave_to_the_kernel(self) -> None:
+        """Read nothing for a while, after more than a few pieces: each costs a turn of the loop, whatever is in it."""
+        now_s = self.loop.time()
+        self._pieces += 1
+        if self._pieces == 1:
+            self._began_s = now_s
+        if self._pieces > FREE_PIECES:
+            self.transport.pause_reading()
+            pause_s = max(SHORTEST_PAUSE_S, PAUSE_SHARE * (now_s - self._began_s))
+            self._pause = self.loop.call_later(pause_s, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.flow.read_paused:  # by the server, which has enough for now and will resume by itself
+            self.transport.resume_reading()
 
     def _whole_head(self, data: bytes) -> bytes | None:
         """Return all that has come when it holds a whole head, b"" until then, and None when the head was refused.
@@ -116,10 +146,20 @@ class _BoundedProtocol(H11Protocol):
         self._head = b"" if blank else head
         return head if blank else b""
 
+    def _whole_part(self, data: bytes) -> bytes:
+        """Return a part of the body that is long enough, or its end, and b"" until then."""
+        self._part += data
+        self._left -= len(data)
+        if self._left > 0 and len(self._part) < PART_BYTES:
+            return b""
+        part, self._part = bytes(self._part), bytearray()
+        return part
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.room.leave(self)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        for timer in (self._deadline, self._pause):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def cut(self) -> None:

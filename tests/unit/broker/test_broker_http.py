@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import socket
 import stat
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from starlette import requests
+from starlette.responses import Response
 from starlette.routing import Route
 
 from glasshouse.broker import http, intake, listen, room
@@ -196,7 +199,8 @@ def test_a_head_may_come_in_pieces_that_part_its_line_ends(broker: LocalBroker) 
         for piece in whole.replace(b"\r", b"\r|").replace(b"\n", b"\n|").split(b"|"):
             client.sendall(piece)
             time.sleep(0.01)  # so that each is read by itself
-        assert problem(client.recv(65536)).code is Code.MESSAGE_INVALID
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert problem(answer).code is Code.MESSAGE_INVALID
 
 
 @pytest.mark.parametrize(("lines", "refused"), [(64, False), (65, True)])
@@ -216,50 +220,138 @@ def test_a_head_has_as_many_lines_as_it_may_however_it_comes(
     assert (b"too many header lines" in answer) is refused
 
 
-class Ears(asyncio.Transport):
-    """A transport that remembers whether it was cut."""
+class VirtualTime(asyncio.SelectorEventLoop):
+    """A loop in which waiting takes no time and its clock moves on by as much."""
 
-    cut = False
+    now_s = 0.0
+
+    def __init__(self) -> None:
+        selector = selectors.DefaultSelector()
+        wait = selector.select
+
+        def skip(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            self.now_s += timeout or 0.0
+            return wait(0)
+
+        selector.select = skip  # type: ignore[method-assign]
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class Kernel(asyncio.Transport):
+    """A socket with a buffer: what comes while nobody reads is joined.
+
+    Attributes:
+        reads: pieces that were read, each of which costs a broker a turn.
+    """
+
+    def __init__(self, line: asyncio.Protocol) -> None:
+        super().__init__()
+        self._line, self._buffer, self._reading, self.reads, self.cut = line, b"", True, 0, False
+        line.connection_made(self)
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return {"peername": ("192.0.2.1", 4711), "sockname": ("192.0.2.2", 80)}.get(name, default)
 
-    def abort(self) -> None:
-        self.cut = True
+    def arrives(self, data: bytes = b"") -> None:
+        self._buffer += data
+        if self._buffer and self._reading and not self.cut:
+            received, self._buffer = self._buffer, b""
+            self.reads += 1
+            self._line.data_received(received)
 
-    def close(self) -> None:
-        pass
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        asyncio.get_running_loop().call_soon(self.arrives)
+
+    def is_reading(self) -> bool:
+        return self._reading
 
     def write(self, data: object) -> None:
         pass
 
+    def abort(self) -> None:
+        self.cut = True
+
+    close = abort
+
     def is_closing(self) -> bool:
         return self.cut
 
-    def pause_reading(self) -> None:
-        pass
 
-    def resume_reading(self) -> None:
-        pass
+def sent_in_pieces(size: int, seconds: float, *, of: int = 124_000) -> tuple[int, float, bytes]:
+    """Send a request evenly in pieces of a size; return how often it was read from, when it was whole, and its body."""
+    found: list[tuple[float, bytes]] = []
 
+    async def endpoint(request: requests.Request) -> Response:
+        body = await request.body()
+        found.append((asyncio.get_running_loop().time(), body))
+        return Response()
 
-@pytest.mark.parametrize("size", [1, listen.PIECE_BYTES, 1400])
-def test_a_request_in_very_many_small_pieces_is_cut_off(size: int) -> None:
-    """Each costs the loop a turn, whatever is in it; pieces as a network makes them are as many as a request needs."""
-
-    async def fed() -> bool:
-        server = Server(http.bare_app())
-        line, ears = server.config.http(config=server.config, server_state=server.server_state, app_state={}), Ears()
-        line.connection_made(ears)
-        line.data_received(head("/v1/evidence", "Content-Length: 131072"))
-        for _ in range(100_000 // size):
-            line.data_received(b" " * size)
-            if ears.cut:
-                break
+    async def run() -> tuple[int, float, bytes]:
+        app = http.bare_app()
+        app.add_route("/v1/evidence", endpoint, methods=["POST"])
+        server = Server(app)
+        line = server.config.http(config=server.config, server_state=server.server_state, app_state={})
+        kernel, whole = Kernel(line), head("/v1/evidence", f"Content-Length: {of}") + bytes(of)
+        for start in range(0, len(whole), size):
+            kernel.arrives(whole[start : start + size])
+            await asyncio.sleep(seconds * size / len(whole))
+        while not found and not kernel.cut:
+            await asyncio.sleep(0.001)
         line.connection_lost(None)
-        return ears.cut
+        return (kernel.reads, *found[0])
 
-    assert asyncio.run(fed()) is (size < listen.PIECE_BYTES)
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        return runner.run(run())
+
+
+@pytest.mark.parametrize("size", [100, 258, 1460])
+@pytest.mark.parametrize("seconds", [0.0, 0.6, 5.0, 10.0])
+def test_a_request_is_read_in_few_pieces_however_its_sender_parts_it(size: int, seconds: float) -> None:
+    """Each piece costs the loop a turn: 124 KB in pieces of 258 bytes cost the broker seven times the whole."""
+    reads, whole_s, body = sent_in_pieces(size, seconds)
+    assert body == bytes(124_000)
+    assert reads <= 40
+    assert whole_s <= 1.25 * seconds + 0.05, "and an honest sender on a slow line waits little longer than for the line"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the kernel does not wait for bytes, the loop pauses")
+def test_the_kernel_joins_the_pieces_of_a_body(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    received = listen._BoundedProtocol.data_received
+
+    def count(line: listen._BoundedProtocol, data: bytes) -> None:
+        reads.append(len(data))
+        received(line, data)
+
+    monkeypatch.setattr(listen._BoundedProtocol, "data_received", count)
+    start = head("/v1/evidence", "Content-Type: application/json", "Content-Length: 124000")
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(start)
+        for _ in range(400):
+            client.sendall(b" " * 310)
+            time.sleep(0.0005)  # so that each could be read by itself
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert problem(answer).code is Code.MESSAGE_INVALID
+    assert sum(reads) == len(start) + 124_000
+    assert len(reads) <= listen.FREE_PIECES
+
+
+def test_a_request_in_a_few_pieces_is_read_at_once() -> None:
+    """As clients and networks part what a runtime sends: head and body, or segments."""
+    assert sent_in_pieces(1460, 0.0, of=1460 * listen.FREE_PIECES - 100) == (
+        listen.FREE_PIECES,
+        0.0,
+        bytes(1460 * listen.FREE_PIECES - 100),
+    )
 
 
 def test_only_json_is_taken(broker: LocalBroker) -> None:
