@@ -16,6 +16,8 @@ from dataclasses import dataclass
 __all__ = ["NAME", "SessionRecord", "members"]
 
 NAME = ".worker"
+_BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
+_UNKNOWN = "-"  # some containers show less of /proc than others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +56,10 @@ class SessionRecord:
         its first process began, while that lives; later its processes are taken for ours.
         """
         try:
-            if self.boot != _boot():
-                return []
-            if self.namespace != _namespace():
+            boot, namespace = _boot(), _namespace()
+            if self.boot != boot:
+                return None if _UNKNOWN in (self.boot, boot) else []
+            if self.namespace != namespace or namespace == _UNKNOWN:
                 return None
             found = members(self.session)
         except OSError:
@@ -94,9 +97,15 @@ def _stat(pid: int) -> tuple[str, int, int]:
 
 
 def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
+    try:
+        with open(_BOOT) as file:
+            return file.read().strip()
+    except OSError:
+        return _UNKNOWN
 
 
 def _namespace() -> str:
-    return os.readlink("/proc/self/ns/pid")
+    try:
+        return os.readlink(_NAMESPACE)
+    except OSError:
+        return _UNKNOWN

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from glasshouse.errors import PlatformError
-from glasshouse.runtime import named_directory
+from glasshouse.runtime import named_directory, tree_removal
 from tools.forked import in_child
+from tools.machine import needs_root
 
 GONE = 2**22 + 1  # no process has this number
 
@@ -65,13 +67,25 @@ def test_no_program_that_the_agent_starts_gets_the_lock(tmp_path: Path) -> None:
     own.remove()
 
 
+@needs_root
+def test_a_directory_that_is_closed_to_its_own_user_is_left_all_the_same() -> None:
+    def story() -> tuple[int, bool]:
+        with tempfile.TemporaryDirectory(dir="/tmp") as place:
+            closed = Path(place) / f"glasshouse-ws-{GONE}-1-aa"
+            (closed / "work").mkdir(parents=True)
+            closed.chmod(0o300)
+            return named_directory.sweep([place]), closed.exists()
+
+    assert in_child(story, user=65534) == (1, False)
+
+
 def test_a_directory_that_cannot_be_removed_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn, other = tmp_path / f"glasshouse-ws-{GONE}-1-aa", tmp_path / f"glasshouse-ws-{GONE}-2-bb"
     for path in (stubborn, other):
         (path / "work").mkdir(parents=True)
-    removed = named_directory.tree_removal.removed
+    removed = tree_removal.removed
     monkeypatch.setattr(
-        "glasshouse.runtime.named_directory.tree_removal.removed",
+        "glasshouse.runtime.tree_removal.removed",
         lambda path: path != str(stubborn) and removed(path),
     )
     assert named_directory.sweep([str(tmp_path / "missing"), str(tmp_path)]) == 1
@@ -81,16 +95,14 @@ def test_a_directory_that_cannot_be_removed_ends_no_start(tmp_path: Path, monkey
 def test_a_directory_that_is_swept_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, met = named_directory.tree_removal.opened, []
+    met: list[str] = []
 
-    def meet(path: str) -> int:
-        descriptor = opened(path)
+    def meet(descriptor: int, _operation: int) -> None:
         if not met:
-            met.append(path)
-            Path(path).rmdir()
-        return descriptor
+            met.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+            Path(met[0]).rmdir()
 
-    monkeypatch.setattr("glasshouse.runtime.named_directory.tree_removal.opened", meet)
+    monkeypatch.setattr("glasshouse.runtime.named_directory.fcntl.flock", meet)
     own = named_directory.make([str(tmp_path)])
     assert own.path not in met
     assert [str(path) for path in tmp_path.iterdir()] == [own.path]

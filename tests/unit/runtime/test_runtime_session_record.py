@@ -79,6 +79,19 @@ def test_after_another_boot_nothing_is_left_and_in_another_namespace_nothing_is_
     assert survivors(tmp_path / "empty", tmp_path, patience_s=0) is None
 
 
+def test_where_a_machine_does_not_show_its_boot_or_namespace_nothing_is_said_to_be_gone(
+    leader: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SessionRecord.of(leader.pid)
+    monkeypatch.setattr("glasshouse.runtime.session_record._BOOT", "/proc/no-boot-id")
+    unknown = SessionRecord.of(leader.pid)
+    assert (unknown.survivors(), known.survivors()) == ([leader.pid], None)
+    monkeypatch.setattr("glasshouse.runtime.session_record._NAMESPACE", "/proc/no-namespace")
+    assert SessionRecord.of(leader.pid).survivors() is None
+    monkeypatch.undo()
+    assert unknown.survivors() is None
+
+
 def test_a_record_lies_in_the_runs_folder_until_the_worker_is_gone(
     leader: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
