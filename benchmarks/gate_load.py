@@ -154,16 +154,27 @@ def hostile() -> list[tuple[str, bytes]]:
         b'"' + "é".encode() * (room // 2) + b'"',
         b"9" * room,
     ]
+    inner = room * 3 // 4 - 600
+    deep = [_deep("\U0001f600", 1, inner, chains=66), _deep("k", 4, inner, chains=66), _deep("k", 4, inner, chains=33)]
     signature = base64.b64encode(bytes(64)).decode()
     wrapped = []
-    for bomb in bombs[:4]:
+    for bomb in bombs[:4] + deep:
         value = {
-            "payload": base64.b64encode(bomb[: room * 3 // 4 - 600]).decode(),
+            "payload": base64.b64encode(bomb[:inner]).decode(),
             "payloadType": "application/vnd.glasshouse.evidence+json",
             "signatures": [{"keyid": name * 32, "sig": signature} for name in "ab"],
         }
         wrapped.append(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
     return [("/v1/evidence", body) for body in (*bombs, *wrapped)]
+
+
+def _deep(letter: str, letters: int, size: int, *, chains: int) -> bytes:
+    """Return an array of so many chains of 14 objects, each the only member of another, with long names."""
+    name = letter * letters * (size // (14 * chains) // 4 - 2)
+    value: Any = 0
+    for _ in range(14):
+        value = {name: value}
+    return json.dumps([value] * chains, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def main() -> None:

@@ -89,6 +89,7 @@ def gate_cases() -> Iterator[Case]:
     )
     yield from gate_message_cases(world, honest)
     yield from gate_element_cases()
+    yield from gate_ascii_cases()
     yield from gate_stranger_cases(world, honest)
     yield from gate_challenge_cases(world, honest)
     yield from gate_token_cases(world)
@@ -182,8 +183,8 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
 def gate_element_cases() -> Iterator[Case]:
     """Check 1: what makes parsing dear is counted before parsing, in strings too."""
     for name, description, elements, code in (
-        ("gate-valid-elements", "As many elements as evidence may have, most of them in names of GPUs.", 1024, None),
-        ("gate-1-elements", "One element more.", 1025, "message-invalid"),
+        ("gate-valid-elements", "As many elements as evidence may have, most of them in names of GPUs.", 512, None),
+        ("gate-1-elements", "One element more.", 513, "message-invalid"),
     ):
         world = World()
         plain = Gpu(name="", memory_bytes=0, driver="", uuid="")
@@ -195,6 +196,13 @@ def gate_element_cases() -> Iterator[Case]:
         found = signed and {"composite": signed.evidence.composite.hex(), "evidence_sha256": signed.sha256.hex()}
         given = gate_input(world, message)
         yield case(name, description, given, code=code, check="1" if code else None, **(found or {}))
+
+
+def gate_ascii_cases() -> Iterator[Case]:
+    """Check 1: other text than ASCII is refused before it is parsed, also where a field would take it."""
+    world = World()
+    given = gate_input(world, world.message(world.claims(token="\u00e9")))  # noqa: S106 - not a token
+    yield case("gate-1-ascii", "A token that is not ASCII.", given, code="message-invalid", check="1")
 
 
 def gate_stranger_cases(world: World, honest: bytes) -> Iterator[Case]:

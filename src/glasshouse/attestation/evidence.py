@@ -21,7 +21,7 @@ __all__ = ["EVIDENCE_TYPE", "MAX_EVIDENCE_BYTES", "Evidence", "HardwareEvidence"
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
 MAX_EVIDENCE_BYTES = 128 * 1024
-MAX_EVIDENCE_ELEMENTS = 1024
+MAX_EVIDENCE_ELEMENTS = 512  # 64 GPUs, 16 hardware reports and 32 details have 459
 MAX_HARDWARE_ITEMS = 16
 MAX_HARDWARE_BYTES = 64 * 1024
 

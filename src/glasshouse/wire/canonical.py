@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 
@@ -38,7 +38,8 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
         data: the bytes as received.
         max_bytes: refused before parsing when longer.
         max_elements: refused before parsing when there are more of the bytes ``,`` ``[`` and ``{``, wherever they
-            stand: what parsing costs grows with them and not with the length. For what strangers send.
+            stand: what parsing costs grows with them and not with the length. For what strangers send, which is
+            refused too when it is not ASCII: the order of other keys is found out in Python, one by one.
 
     Raises:
         FormatError: `too-large`, `schema-invalid` or `not-canonical`.
@@ -47,12 +48,19 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
         raise FormatError(Code.TOO_LARGE, f"{len(data)} bytes of JSON where at most {max_bytes} are allowed")
     raw = bytes(data)
     containers = raw.count(b"[") + raw.count(b"{")
+    if max_elements is not None and not raw.isascii():
+        raise FormatError(Code.SCHEMA, "text that is not ASCII where none has a place")
     if max_elements is not None and containers + raw.count(b",") > max_elements:
         raise FormatError(Code.SCHEMA, f"JSON of more than {max_elements} elements")
     try:
         value: Json = _DECODER.decode(raw.decode("utf-8"))
         # What the decoder makes is of exact types and within the bounds of numbers; only its depth is still open.
-        again = _written(value) if containers <= MAX_DEPTH else encode(value)
+        if not raw.isascii():
+            again = _KEEPING.encode(_ordered(value, 0)).encode()
+        elif containers > MAX_DEPTH and _too_deep(value):
+            raise FormatError(Code.SCHEMA, f"JSON nested deeper than {MAX_DEPTH}")
+        else:
+            again = _SORTING.encode(value).encode()
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
@@ -97,6 +105,19 @@ def _plain(value: object, depth: int) -> bool:
         elif kind is not str and kind is not bool and item is not None:
             return False
     return True
+
+
+def _too_deep(value: Json) -> bool:
+    """Return whether `value`, as the decoder makes it, is nested deeper than `MAX_DEPTH`: one list for each level."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for one in level
+            if (kind := type(one)) is dict or kind is list
+            for item in (one.values() if kind is dict else one)
+        ]
+    return bool(level)
 
 
 def _ordered(value: Json, depth: int) -> Json:

@@ -33,15 +33,32 @@ def test_elements_are_counted_wherever_they_stand_and_before_anything_is_parsed(
     assert caught.value.code is Code.SCHEMA
 
 
+@pytest.mark.parametrize("data", ['{"é":0}'.encode(), '["é"]'.encode(), b"\xff"])
+def test_what_strangers_send_is_ascii_or_is_not_parsed(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand keys of other text were put in order one by one: 4 ms before anything was known of their sender."""
+    monkeypatch.setattr(canonical, "_DECODER", None)
+    with pytest.raises(FormatError, match="not ASCII") as caught:
+        decode(data, max_bytes=100, max_elements=100)
+    assert caught.value.code is Code.SCHEMA
+
+
+@pytest.mark.parametrize("data", [rb'{"\u00e9":0}', rb'["\u00e9"]', rb'["\ud800"]', rb'{"a":0,"\u0062":1}'])
+def test_text_that_is_escaped_for_nothing_is_not_canonical(data: bytes) -> None:
+    for limit in (None, 100):
+        with pytest.raises(FormatError):
+            decode(data, max_bytes=100, max_elements=limit)
+
+
 @pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 5000])
-def test_depth_is_bounded_whether_or_not_elements_are_counted(depth: int) -> None:
-    data = b"[" * depth + b"0" + b"]" * depth
+@pytest.mark.parametrize(("start", "end"), [(b"[", b"]"), (b'{"a":', b"}")], ids=["arrays", "objects"])
+def test_depth_is_bounded_whether_or_not_elements_are_counted(depth: int, start: bytes, end: bytes) -> None:
+    data = start * depth + b"0" + end * depth
     if depth <= MAX_DEPTH:
         assert encode(decode(data, max_bytes=100, max_elements=1000)) == data
         return
     for limit in (None, 10_000):
         with pytest.raises(FormatError):
-            decode(data, max_bytes=20_000, max_elements=limit)
+            decode(data, max_bytes=40_000, max_elements=limit)
 
 
 def test_the_sorting_example_of_rfc_8785_section_3_2_3() -> None:
