@@ -21,6 +21,7 @@ from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.groups import Groups
 from glasshouse.broker.http import Answer, Decision
+from glasshouse.broker.intake import Effect, Pace
 from glasshouse.broker.keys import KeyFile
 from glasshouse.broker.releases import Releases, group_facts
 from glasshouse.broker.schema import challenges, launches
@@ -86,6 +87,10 @@ _ROOM = select(
 )
 
 
+class _CrowdedError(RefusedError):
+    """A deployment has too many challenges open, and not because of the launch that asks for one."""
+
+
 class Gate:
     """Decides who is given a package key.
 
@@ -112,6 +117,7 @@ class Gate:
         self._releases = Releases(key_file, key)
         self._groups = Groups(database, self._releases, key.public, clock_us)
         self.ask = self._groups.ask
+        self._pace = Pace(clock_us)
         self._swept_us = 0
 
     def challenge(self, body: bytes) -> Decision:
@@ -148,9 +154,14 @@ class Gate:
             return Answer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
 
         # A recording that is played again takes no lock, nor does a request for which there is no room.
-        again, _, _ = self._database.read(known)
+        try:
+            again, _, _ = self._database.read(known)
+        except _CrowdedError as refusal:  # as for machines of a group that start together: they come again
+            if not self._pace.kept(token.jti):
+                raise
+            return Decision(decide=partial(Answer.refusal, refusal), effect=Effect.NOTHING)
         if again is not None:
-            return Decision(decide=lambda: Answer(body=again), fresh=False)
+            return Decision(decide=lambda: Answer(body=again), effect=Effect.CHARGE)
         return Decision(decide=partial(self._database.write, decide))
 
     def _issued(
@@ -212,7 +223,8 @@ class Gate:
 
         # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
         fresh = asked["used_us"] is None and self._clock_us() < Challenge.parse(asked["body"]).expires_us
-        return Decision(decide=partial(self._database.write, decide), fresh=fresh)
+        effect = Effect.CREDIT if fresh else Effect.CHARGE
+        return Decision(decide=partial(self._database.write, decide), effect=effect)
 
     def _sweep(self, connection: Connection, now_us: int) -> None:
         """Forget what is over; not with every request, for it is never looked at and only takes room."""
@@ -225,9 +237,10 @@ class Gate:
         values = {"deployment": deployment, "jti": jti, "now_us": now_us}
         limits = self._limits
         outstanding, of_launch, ever = connection.execute(_ROOM, values).one()
-        full = outstanding >= limits.outstanding or of_launch >= limits.outstanding_per_launch
-        if full or ever >= limits.per_launch:
-            raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment or launch")
+        if of_launch >= limits.outstanding_per_launch or ever >= limits.per_launch:
+            raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this launch")
+        if outstanding >= limits.outstanding:
+            raise _CrowdedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment")
         return bool(ever == 0)
 
     def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:

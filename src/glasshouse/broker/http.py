@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from glasshouse.broker.intake import Intake, address_of
+from glasshouse.broker.intake import Effect, Intake, address_of
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
@@ -66,11 +66,12 @@ class Decision:
 
     Attributes:
         decide: answers it, on the deciding thread.
-        fresh: false for a message that was answered before: anyone on the way can play its recording again.
+        effect: on the standing of its address; a message that was answered before is charged, for anyone on the way
+            can play its recording again.
     """
 
     decide: Callable[[], Answer]
-    fresh: bool = True
+    effect: Effect = Effect.CREDIT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +129,7 @@ def add_message_route(
         address = address_of(request.client.host if request.client else None)
         with intake.request(address):
             reading = partial(reader, body)
-            decision = await intake.read(reading, address=address, size=len(body), fresh=lambda found: found.fresh)
+            decision = await intake.read(reading, address=address, size=len(body), effect=lambda found: found.effect)
             return await asyncio.get_running_loop().run_in_executor(executor, decision.decide)
 
     # A bare route: the framework's own parses query and cookies before anything is authenticated, in milliseconds.

@@ -2,8 +2,8 @@
 
 Laws: only a message that was found authentic is handed on to be decided. Reading that came to nothing, or to a
 recording played again, is charged to the address that it came from; an address beyond its share waits behind all
-others, and few of its messages wait. No address is locked out for itself alone: an honest runtime behind the same
-address is read too, small messages first.
+others, and few of its messages wait. What an honest runtime repeats, no more often than it should, is not charged. No
+address is locked out for itself alone: an honest runtime behind the same address is read too, small messages first.
 """
 
 from __future__ import annotations
@@ -13,28 +13,40 @@ import ipaddress
 import itertools
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from enum import Enum, auto
 from functools import partial
 from queue import PriorityQueue
 from typing import Any, TypeVar
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Intake", "Shares", "address_of", "busy"]
+__all__ = ["Effect", "Intake", "Pace", "Shares", "address_of", "busy"]
 
 MOST_REQUESTS = 96
 RESERVED_REQUESTS = 32  # besides, for addresses from which something authentic came lately: heads of attested runs
-MOST_LATE = 16
+LATE_OF_ADDRESS = 16
+MOST_LATE = 48
 SHARE = 0.05  # of the reading thread's time, for messages of one address that came to nothing
 BURST_S = 0.1
 KNOWN_FOR_S = 3600.0
 MOST_ADDRESSES = 4096
+PACE_US = 1_000_000
+PACE_AHEAD_US = 2_000_000  # a runtime is not exact, and tries again where it was not answered
 _SIZE_STEP_BYTES = 4096
 
 Result = TypeVar("Result")
+
+
+class Effect(Enum):
+    """What a message that was read does to the standing of the address that it came from."""
+
+    CREDIT = auto()  # something authentic and new
+    NOTHING = auto()  # what an honest runtime repeats, no faster than it should: see `Pace`
+    CHARGE = auto()  # it came to nothing, or to no more than its recording played again does
 
 
 def address_of(host: str | None) -> str:
@@ -89,6 +101,29 @@ class Shares:
         return max(0.0, spent_s - SHARE * (self._clock_s() - at_s))
 
 
+class Pace:
+    """Tells what is repeated once a second, as a runtime that waits does, from what comes faster.
+
+    Args:
+        clock_us: microseconds since the epoch; it may be set back.
+    """
+
+    def __init__(self, clock_us: Callable[[], int]) -> None:
+        self._clock_us = clock_us
+        self._next_us: OrderedDict[str, int] = OrderedDict()
+
+    def kept(self, name: str) -> bool:
+        """Count one of this name; return whether it is no more than one a second, and a few at once."""
+        now_us = self._clock_us()
+        next_us = max(now_us, self._next_us.get(name, 0))
+        if next_us > now_us + PACE_US + PACE_AHEAD_US:
+            next_us = now_us  # the clock was set back
+        if next_us > now_us + PACE_AHEAD_US:
+            return False
+        _keep(self._next_us, name, next_us + PACE_US)
+        return True
+
+
 def _keep(table: OrderedDict[str, Any], address: str, value: object) -> None:
     table[address] = value
     table.move_to_end(address)
@@ -106,7 +141,7 @@ class Intake:
     def __init__(self, shares: Shares | None = None) -> None:
         self._shares = shares or Shares()
         self._requests = 0
-        self._late = 0
+        self._late: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, int, Callable[[], None] | None]] = PriorityQueue()
         self._thread = threading.Thread(target=self._work, name="read")
@@ -129,7 +164,12 @@ class Intake:
             self._requests -= 1
 
     async def read(
-        self, read: Callable[[], Result], *, address: str, size: int, fresh: Callable[[Result], bool] = lambda _: True
+        self,
+        read: Callable[[], Result],
+        *,
+        address: str,
+        size: int,
+        effect: Callable[[Result], Effect] = lambda _: Effect.CREDIT,
     ) -> Result:
         """Read a message when its turn comes.
 
@@ -137,26 +177,29 @@ class Intake:
             read: returns what was read; it raises where that came to nothing.
             address: whom it came from, see `address_of`.
             size: of the message, in bytes: small ones go first.
-            fresh: whether what was read is more than a recording played again, which anyone on the way can do.
+            effect: of what was read.
 
         Raises:
-            PeerError: `broker-unreachable` when too many wait that came from addresses beyond their share.
+            PeerError: `broker-unreachable` when too many wait that came from this address and it is beyond its share,
+                or from all such.
         """
         rank = self._shares.rank(address)
         late = rank == 2
-        if late and self._late >= MOST_LATE:
+        # Of one address, so that it leaves room for the late of others; of all, so that they leave it for the rest.
+        if late and (self._late[address] >= LATE_OF_ADDRESS or self._late.total() >= MOST_LATE):
             raise busy()
         future: Future[Result] = Future()
-        work = partial(self._read, future, read, address, fresh)
+        work = partial(self._read, future, read, address, effect)
         self._waiting.put((rank, size // _SIZE_STEP_BYTES, next(self._numbers), work))
-        self._late += late
+        self._late[address] += late
         try:
             return await asyncio.wrap_future(future)
         finally:
-            self._late -= late
+            self._late[address] -= late
+            self._late += Counter()  # forgets whose count is zero
 
     def _read(
-        self, future: Future[Result], read: Callable[[], Result], address: str, fresh: Callable[[Result], bool]
+        self, future: Future[Result], read: Callable[[], Result], address: str, effect: Callable[[Result], Effect]
     ) -> None:
         if not future.set_running_or_notify_cancel():
             return
@@ -167,9 +210,10 @@ class Intake:
             self._shares.charge(address, time.thread_time() - began_s)
             future.set_exception(error)
         else:
-            if fresh(result):
+            found = effect(result)
+            if found is Effect.CREDIT:
                 self._shares.credit(address)
-            else:
+            elif found is Effect.CHARGE:
                 self._shares.charge(address, time.thread_time() - began_s)
             future.set_result(result)
 

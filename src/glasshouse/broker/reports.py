@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Update, update
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.http import Answer, Decision
+from glasshouse.broker.intake import Effect
 from glasshouse.broker.schema import releases
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import (
@@ -92,7 +93,7 @@ class Reports:
         # that is repeated, which anyone can do who recorded it.
         found, signed = self._database.read(judge)
         if signed is found.head:
-            return Decision(decide=lambda: Answer(body=signed.encode()), fresh=False)
+            return Decision(decide=lambda: Answer(body=signed.encode()), effect=Effect.CHARGE)
         return Decision(decide=partial(self._database.write, decide))
 
     def receipt(self, body: bytes) -> Decision:
@@ -139,7 +140,7 @@ class Reports:
         # As with heads: a recorded head beside any receipt, and a receipt that is repeated, decide nothing.
         found, _, answer = self._database.read(judge)
         if found.row["receipt"]:
-            return Decision(decide=lambda: answer, fresh=False)
+            return Decision(decide=lambda: answer, effect=Effect.CHARGE)
         return Decision(decide=partial(self._database.write, decide))
 
     def _now_us(self, found: store.Attested) -> int:

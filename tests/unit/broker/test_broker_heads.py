@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from glasshouse.broker.intake import Effect
 from glasshouse.broker.reports import Reports
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
@@ -143,11 +144,11 @@ def test_recordings_decide_nothing_and_make_nobody_known(broker: LocalBroker, re
     """What is fresh is decided on, with the lock, and gives its address the room that is kept for runs."""
     reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
     first = reporter.submission()
-    assert reports.heads(first).fresh
+    assert reports.heads(first).effect is Effect.CREDIT
     reporter.send(first)
     reporter.end()
     last = reporter.submission()
-    assert reports.heads(last).fresh
+    assert reports.heads(last).effect is Effect.CREDIT
     with pytest.raises(RefusedError, match="does not extend"):
         reports.heads(HeadSubmission(head=reporter.final, proof=(bytes(32),)).encode())
     receipt = reporter.receipt()
@@ -157,10 +158,10 @@ def test_recordings_decide_nothing_and_make_nobody_known(broker: LocalBroker, re
     forged = replace(ReceiptSubmission.parse(receipt), receipt=reporter.final).encode()
     with pytest.raises(RefusedError):
         reports.receipt(forged)
-    assert reports.receipt(receipt).fresh
+    assert reports.receipt(receipt).effect is Effect.CREDIT
     assert reporter.actor.post("/v1/receipt", receipt).status == 200
     for recorded in (reports.receipt(receipt), reports.heads(last)):
-        assert not recorded.fresh
+        assert recorded.effect is Effect.CHARGE
         before = broker.everything()
         assert recorded.decide().status == 200
         assert broker.everything() == before

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from glasshouse.broker import intake
-from glasshouse.broker.intake import Intake, Shares, address_of
+from glasshouse.broker.intake import Effect, Intake, Pace, Shares, address_of
 from glasshouse.errors import Code, FormatError, PeerError
 
 HONEST, STRANGER, NEW = "192.0.2.1", "203.0.113.9", "192.0.2.7"
@@ -112,7 +112,7 @@ def test_of_an_address_beyond_its_share_few_messages_wait(desk: Intake, shares: 
     async def run() -> None:
         tasks = [
             asyncio.ensure_future(desk.read(lambda: gate.wait(10), address=STRANGER, size=1))
-            for _ in range(intake.MOST_LATE)
+            for _ in range(intake.LATE_OF_ADDRESS)
         ]
         await asyncio.sleep(0)
         with pytest.raises(PeerError) as caught:
@@ -128,12 +128,69 @@ def test_of_an_address_beyond_its_share_few_messages_wait(desk: Intake, shares: 
     asyncio.run(run())
 
 
+def test_the_late_of_one_address_leave_room_for_the_late_of_another_and_of_all_for_the_rest(
+    desk: Intake, shares: Shares
+) -> None:
+    """A machine room behind one NAT was turned away because a stranger's messages waited."""
+    many = [f"203.0.113.{number}" for number in range(intake.MOST_LATE // intake.LATE_OF_ADDRESS)]
+    for address in (*many, NEW):
+        shares.charge(address, 1.0)
+    gate = threading.Event()
+
+    async def run() -> None:
+        def waiting(address: str) -> asyncio.Future[object]:
+            return asyncio.ensure_future(desk.read(lambda: gate.wait(10), address=address, size=1))
+
+        tasks = [waiting(many[0]) for _ in range(intake.LATE_OF_ADDRESS)]
+        await asyncio.sleep(0)
+        tasks.append(waiting(NEW))
+        await asyncio.sleep(0)
+        assert not tasks[-1].done(), "it waits, and is not turned away"
+        tasks += [waiting(address) for address in many[1:] for _ in range(intake.LATE_OF_ADDRESS - 1)]
+        tasks += [waiting(address) for address in many[1:]][: len(many) - 2]
+        await asyncio.sleep(0)
+        with pytest.raises(PeerError):
+            await desk.read(refuse, address=NEW, size=1)
+        tasks.append(waiting(HONEST))
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert await desk.read(lambda: "read", address=NEW, size=1) == "read"
+        assert not desk._late, "who waits no more is not remembered"
+
+    asyncio.run(run())
+
+
+def test_what_an_honest_runtime_repeats_is_neither_charged_nor_remembered(desk: Intake, shares: Shares) -> None:
+    async def again() -> object:
+        return await desk.read(lambda: 7, address=NEW, size=1, effect=lambda _: Effect.NOTHING)
+
+    assert asyncio.run(again()) == 7
+    assert (shares._owed(NEW), shares.rank(NEW)) == (0, 1)
+
+
+def test_once_a_second_is_kept_and_faster_is_not() -> None:
+    now_us = [10**15]
+    pace = Pace(lambda: now_us[0])
+    for late_us in (0, 300_000, -300_000, 0) * 5:
+        now_us[0] += 1_000_000
+        now_us[0] += late_us
+        assert pace.kept("a")
+    kept = [pace.kept("b") for _ in range(10)]
+    assert kept == [True] * 3 + [False] * 7
+    for _ in range(40):
+        now_us[0] += 100_000
+        kept.append(pace.kept("b"))
+    assert sum(kept) == 3 + 4
+    now_us[0] -= 3_600 * 1_000_000
+    assert pace.kept("a"), "a clock that is set back takes nothing away"
+
+
 def test_what_comes_to_nothing_is_charged_and_what_is_authentic_is_remembered(desk: Intake, shares: Shares) -> None:
     async def once(read: Callable[[], object], address: str) -> object:
         return await desk.read(read, address=address, size=1)
 
     async def again() -> object:
-        return await desk.read(lambda: 7, address=NEW, size=1, fresh=lambda _: False)
+        return await desk.read(lambda: 7, address=NEW, size=1, effect=lambda _: Effect.CHARGE)
 
     assert asyncio.run(again()) == 7
     assert shares._owed(NEW) > 0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from glasshouse.broker.gate import Gate, GateLimits
-from glasshouse.errors import Code
+from glasshouse.broker.intake import Effect
+from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.messages import ReleaseMessage
+from glasshouse.handshake.runtime_side import challenge_request, release_request
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import jwt
 from glasshouse.wire.hpke import RecipientKey
@@ -105,9 +109,47 @@ def test_it_gives_its_sender_none_of_the_room_that_is_kept_for_runs(broker: Loca
     """Neither the first time that it is played again, nor where it never arrived and its challenge is over."""
     gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, GateLimits())
     first, late = (Machine.enter(Actor.enter(owner)) for _ in range(2))
-    assert gate.evidence(first.evidence).fresh
+    assert gate.evidence(first.evidence).effect is Effect.CREDIT
     first.attest().content()
-    assert not gate.evidence(first.evidence).fresh
+    assert gate.evidence(first.evidence).effect is Effect.CHARGE
     broker.advance(LIFETIME_S + 1)
-    assert not gate.evidence(late.evidence).fresh
+    assert gate.evidence(late.evidence).effect is Effect.CHARGE
     assert late.attest().problem().code is Code.NONCE_EXPIRED
+
+
+def test_a_machine_that_waits_for_its_group_may_ask_once_a_second_and_costs_its_address_nothing(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    """Sixty-four of them behind one address were taken for strangers after twenty seconds."""
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, GateLimits())
+    first, last = (Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(2))
+    pending(first.attest())
+    asking = release_request(first.challenge, first.evidence, evidence_key=first.actor.evidence)
+    for _ in range(30):
+        broker.advance(1)
+        assert gate.ask(asking).effect is Effect.NOTHING
+    assert {gate.ask(asking).effect for _ in range(10)} == {Effect.NOTHING, Effect.CHARGE}
+    assert gate.ask(asking).effect is Effect.CHARGE, "a recording of it that is played faster"
+    last.attest().content()
+    broker.advance(3)
+    assert first.key(first.ask()) == owner.package_key
+    assert gate.ask(asking).effect is Effect.NOTHING
+
+
+def test_a_launch_that_is_told_to_come_again_costs_its_address_nothing_if_it_does_not_hurry(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    """A group of sixty-four starts at once, and a deployment has sixteen challenges open."""
+    limits = GateLimits(outstanding=1)
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, limits)
+    first, second = owner.group(2)
+    gate.challenge(challenge_request(first)).decide()
+    for _ in range(5):
+        broker.advance(1)
+        decision = gate.challenge(challenge_request(second))
+        assert decision.effect is Effect.NOTHING
+        assert decision.decide().status == 429
+    gate.challenge(challenge_request(second))
+    gate.challenge(challenge_request(second))
+    with pytest.raises(RefusedError, match="too many challenges"):
+        gate.challenge(challenge_request(second))
