@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from glasshouse.errors import Code, PackageError, PlatformError
 from glasshouse.task.inputs import Inputs
 
-__all__ = ["lay_out", "regular_files"]
+__all__ = ["entries", "lay_out", "regular_files"]
 
 _PIECE_BYTES = 32 << 20
 
@@ -62,8 +62,25 @@ def _allocate(descriptor: int, size: int) -> None:
 
 def regular_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield each regular file under `directory` with its relative name, in order; links are not followed."""
-    if not directory.is_dir():
-        return
-    for path in sorted(directory.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            yield path.relative_to(directory).as_posix(), path
+    for name, entry in entries(directory):
+        if entry.is_file(follow_symlinks=False):
+            yield name, Path(entry.path)
+
+
+def entries(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
+    """Return everything under `directory` with its relative name, in order; links are not followed. Empty without it.
+
+    However deep: `Path.rglob` and `os.walk` call themselves for each level, and a script may nest as it likes.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    found, waiting = [], [""] if directory.is_dir() else []
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(directory / below) as listed:
+            for entry in listed:
+                found.append((f"{below}{entry.name}", entry))
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{below}{entry.name}/")
+    return sorted(found, key=lambda one: one[0].split("/"))

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from glasshouse.task.layout import entries
+
 __all__ = ["Uncollected", "look", "snapshot"]
 
 _PREFIX = "glasshouse: written outside of the output folders, and lost: "
@@ -86,7 +88,7 @@ def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[P
         for name, state in _files(workspace)
         if before.get(name) != state and not name.startswith(collected)
     ]
-    links = [path for output in outputs for path in sorted(output.rglob("*")) if path.is_symlink()]
+    links = [output / name for output in outputs for name, entry in entries(output) if entry.is_symlink()]
     if not new and not links:
         return None
     return Uncollected(
@@ -101,18 +103,21 @@ def _shown(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
     return tuple(os.path.relpath(path, folder)[:_MAX_NAME_CHARS] for path in itertools.islice(paths, _MAX_NAMES))
 
 
-def _files(workspace: Path, below: str = "") -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield each regular file that may be somebody's result, in the order of names; links are not followed."""
-    try:
-        entries = sorted(os.scandir(workspace / below), key=lambda entry: entry.name)
-    except OSError:
-        return  # taken away, or closed to reading, by the script itself
-    for entry in entries:
-        if entry.name == "__pycache__" or (not below and (entry.name in _OURS or entry.name.startswith("."))):
-            continue
-        name = f"{below}{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(workspace, f"{name}/")
-        elif entry.is_file(follow_symlinks=False):
-            found = entry.stat(follow_symlinks=False)
-            yield name, (found.st_ino, found.st_size, found.st_mtime_ns)
+def _files(workspace: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Yield each regular file that may be somebody's result, a folder's own before those below; no link is followed."""
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            entries = sorted(os.scandir(workspace / below), key=lambda entry: entry.name, reverse=True)
+        except OSError:
+            continue  # taken away, or closed to reading, by the script itself
+        for entry in entries:
+            if entry.name == "__pycache__" or (not below and (entry.name in _OURS or entry.name.startswith("."))):
+                continue
+            name = f"{below}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{name}/")
+            elif entry.is_file(follow_symlinks=False):
+                found = entry.stat(follow_symlinks=False)
+                yield name, (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.runtime import tree_removal
 from glasshouse.task import uncollected
+from glasshouse.task.layout import regular_files
 from glasshouse.task.uncollected import Uncollected
 
 
@@ -64,3 +66,20 @@ def test_a_link_in_an_output_folder_is_named_because_it_does_not_come_back(tmp_p
     (out / "stolen").symlink_to("/etc/hostname")
     found = uncollected.look(tmp_path, before, folder=job, outputs=[out])
     assert found == Uncollected(files=0, bytes=0, named=(), links=("out/checkpoints/last", "out/stolen"))
+
+
+def test_folders_are_nested_deeper_than_pythons_stack(tmp_path: Path) -> None:
+    """Outside of the outputs and in them: what lies there is named, or comes back."""
+    job, out = tmp_path / "job", tmp_path / "job" / "out"
+    out.mkdir(parents=True)
+    before = uncollected.snapshot(tmp_path)
+    deep = "n/" * 1_200
+    for place in (job, out):
+        for depth in range(2, len(deep) + 1, 2):
+            (place / deep[:depth]).mkdir()
+        (place / deep / "file").write_text("x")
+    found = uncollected.look(tmp_path, before, folder=job, outputs=[out])
+    assert found is not None
+    assert (found.files, found.bytes) == (1, 1)
+    assert [name for name, _ in regular_files(out)] == [f"{deep}file"]
+    assert tree_removal.removed(str(job))
