@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from glasshouse.runtime.session_record import Process
 
 __all__ = ["ProcessName"]
 
@@ -65,8 +66,7 @@ class ProcessName:
 def _started(pid: int) -> int | None:
     """Return field 22 of /proc/PID/stat; None for a process that is gone, a zombie, or without /proc."""
     try:
-        # The command in parentheses may hold spaces and parentheses of its own.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        process = Process.of(pid)
     except OSError:
         return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    return process.started if process.lives else None

@@ -90,16 +90,18 @@ def _announce(run: Run, ending: Ending) -> None:
 def _end_worker(run: Run) -> None:
     """Nothing of the worker is left, but what it printed is sealed: it says why it failed."""
     steps = _Steps()
+    worker = run.begun.worker if run.session is None else run.session.worker
     if run.session is not None:
         steps.do(run.session.end)
-    elif run.begun.worker is not None:
-        steps.do(run.begun.worker.end)
+    elif worker is not None:
+        steps.do(worker.end)
     if run.begun.relay is not None:
         steps.do(run.begun.relay.stop)
     if run.sealed_log is not None:
         steps.do(run.sealed_log.finish)
         run.sealed_log.wipe()
-    steps.do(run.out.worker_gone)
+    if worker is None or not worker.lives():
+        steps.do(run.out.worker_gone)
     _raise_if_failed(steps)
 
 

@@ -55,7 +55,7 @@ LINK_FD = 3
 LOOK_FD = 6
 PACKAGE_FD = 7
 _CONTROL = 1
-_KILLED_FIRST = "1000"
+_KILLED_FIRST, _KILLED_NEXT = "1000", "999"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
 _RANKS_NEED = ("no-network-namespace", "no-pid-namespace", "no-mount-namespace", "no-private-root")
@@ -111,8 +111,9 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     notes += [] if logged else ["exec-logged"]
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
-    _be_killed_first(notes)
+    _be_killed(_KILLED_NEXT, notes)
     init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
+    _be_killed(_KILLED_FIRST, notes)
     os.setsid()
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
@@ -309,10 +310,10 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     return abi
 
 
-def _be_killed_first(notes: list[str]) -> None:
+def _be_killed(score: str, notes: list[str]) -> None:
     """Where memory runs out, have the kernel end the worker, or what it started, then its init, and no other keeper."""
     try:
-        _write("/proc/self/oom_score_adj", _KILLED_FIRST)
+        _write("/proc/self/oom_score_adj", score)
     except OSError:
         notes.append("no-oom-score")
 

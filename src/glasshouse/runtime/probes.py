@@ -18,7 +18,7 @@ from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.memory import Finder, search_self
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.runtime.secretmem import SecretMemory
-from glasshouse.runtime.session_record import members
+from glasshouse.runtime.session_record import Process, members
 from glasshouse.runtime.shared_files import Before
 
 __all__ = ["Probe", "probe_gpu", "probe_memory", "probe_shared_memory", "probe_swap", "probe_workspace", "scan_self"]
@@ -175,7 +175,7 @@ def probe_gpu(
 
 def _is_alive(kernel: Kernel, pid: int) -> bool:
     try:
-        return kernel.read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[0] not in (b"Z", b"X")
+        return Process.parse(kernel.read(f"/proc/{pid}/stat")).lives
     except OSError:
         return False
 

@@ -25,6 +25,7 @@ from glasshouse.runtime import init, named_directory, read_only, shown
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.named_directory import NamedDirectory
+from glasshouse.runtime.session_record import members
 from glasshouse.runtime.shown import Look
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
 from glasshouse.wire.canonical import Json
@@ -39,6 +40,7 @@ _FIRST_SPARE_FD = 16
 _REAP_S = 0.002
 _PID_BYTES = 4
 _LAUNCH_S = 10.0
+_EXIT_S = 60.0
 _MAX_NOTES = 64
 _MAX_SPEC_BYTES = 60_000  # less than a pipe holds, so that writing it cannot block
 
@@ -226,6 +228,19 @@ class Worker:
                 self.exit_code = self._final_code(status)
         return self.exit_code
 
+    def lives(self) -> bool:
+        """Return whether its init is there or, without a process namespace, anything of the worker's session."""
+        if self.poll() is None:
+            return self.init_pid is not None
+        return self.pid is not None and not self.own_process_namespace and bool(members(self.pid))
+
+    def _is_traced(self) -> bool:
+        for pid in filter(None, (self.init_pid, self.pid)):
+            with contextlib.suppress(OSError):
+                if self._kernel.status(pid).get("TracerPid", "0") != "0":
+                    return True
+        return False
+
     def kill(self) -> None:
         """Send SIGKILL to the worker and to all that it started; nothing happens when it has ended."""
         if self.init_pid is None or self.exit_code is not None:
@@ -253,16 +268,15 @@ class Worker:
     def end(self, *, patience_s: float = 2.0) -> int:
         """Kill, wait, and remove what has a name; returns the exit code. May be called twice.
 
-        A tracer that never waits keeps a killed process from being reaped; that one holds no memory any
-        more, and after `patience_s` is left to the kernel. The link and the pipes stay open: what the worker had
-        written can still be read.
+        The kernel takes seconds to free gigabytes. A tracer that never waits keeps a killed process from being reaped;
+        that one holds no memory any more, and after `patience_s` is left to the kernel. The link and the pipes stay
+        open: what the worker had written can still be read.
         """
-        deadline = time.monotonic() + patience_s
+        deadline, last = time.monotonic() + patience_s, time.monotonic() + _EXIT_S
         self._learn_pids(patience_s)
-        if self.poll() is None and self.init_pid is not None:
-            self.kill()
-            while self.poll() is None and time.monotonic() < deadline:
-                time.sleep(_REAP_S)
+        self.kill()
+        while self.lives() and time.monotonic() < (deadline if self._is_traced() else last):
+            time.sleep(_REAP_S)
         self._look.end(patience_s=patience_s)
         self._controls.close()
         self._private.remove()

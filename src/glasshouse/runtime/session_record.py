@@ -10,14 +10,45 @@ hold, the boot and the process namespace.
 # ruff: noqa: PTH115, PTH123, PTH208
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 
-__all__ = ["NAME", "SessionRecord", "members"]
+__all__ = ["NAME", "Process", "SessionRecord", "members"]
 
 NAME = ".worker"
 _BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 _UNKNOWN = "-"  # some containers show less of /proc than others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """What /proc says of a process.
+
+    Attributes:
+        lives: whether it still holds anything. One whose first thread has ended reads as a zombie, without a command
+            line, whatever its other threads do.
+        session: its session's number.
+        started: when it began, in clock ticks.
+    """
+
+    lives: bool
+    session: int
+    started: int
+
+    @classmethod
+    def parse(cls, stat: bytes) -> Process:
+        """Read the content of /proc/PID/stat (proc_pid_stat(5))."""
+        # The command in parentheses may hold spaces and parentheses of its own.
+        fields = stat.rpartition(b") ")[2].split()
+        state, threads = fields[0], int(fields[17])
+        return cls(lives=state not in (b"Z", b"X") or threads > 1, session=int(fields[3]), started=int(fields[19]))
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Read a process; raises `OSError` where there is none, or it cannot be read."""
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return cls.parse(file.read())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +69,7 @@ class SessionRecord:
     @classmethod
     def of(cls, pid: int) -> SessionRecord:
         """Name the session that a process has begun; raises `OSError` where that cannot be read."""
-        return cls(session=pid, started=_stat(pid)[2], boot=_boot(), namespace=_namespace())
+        return cls(session=pid, started=Process.of(pid).started, boot=_boot(), namespace=_namespace())
 
     def to_line(self) -> bytes:
         return f"{self.session} {self.started} {self.boot} {self.namespace}\n".encode("ascii")
@@ -70,30 +101,24 @@ class SessionRecord:
 
 
 def members(session: int) -> dict[int, int]:
-    """Return the processes of a session, each with when it began, in clock ticks; zombies hold nothing.
+    """Return the processes of a session, that hold anything, each with when it began, in clock ticks.
 
     Raises:
-        OSError: the system does not list what runs.
+        OSError: the system does not list what runs, or a process that runs cannot be read.
     """
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
-            state, its_session, started = _stat(int(name))
-        except OSError:
-            continue  # it has ended
-        if its_session == session and state not in ("Z", "X"):
-            found[int(name)] = started
+            process = Process.of(int(name))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESRCH):
+                continue  # it has ended
+            raise
+        if process.session == session and process.lives:
+            found[int(name)] = process.started
     return found
-
-
-def _stat(pid: int) -> tuple[str, int, int]:
-    """Return a process's state, its session and when it began."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # The command in parentheses may hold spaces and parentheses of its own.
-        fields = file.read().rpartition(b") ")[2].split()
-    return fields[0].decode(), int(fields[3]), int(fields[19])
 
 
 def _boot() -> str:

@@ -171,6 +171,31 @@ def test_whichever_keeper_is_killed_nothing_of_the_worker_stays(
 
 
 @MACHINES
+def test_a_worker_is_waited_for_as_long_as_it_takes_the_kernel_to_end_it(
+    kernel: Kernel | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its init is gone at once, its gigabytes are not; only a namespace's init outlives all that is in it."""
+    still = [{1: 1}, {1: 1}, {}]
+
+    def story() -> int:
+        worker = start(specification(STAYS), kernel)
+        monkeypatch.setattr(sandbox, "members", lambda _session: still.pop(0))
+        worker.end(patience_s=0.0)
+        return len(still)
+
+    assert in_child(story) == (3 if kernel is None else 0)
+
+
+@MACHINES
+def test_where_memory_runs_out_the_worker_is_chosen_before_its_init(kernel: Kernel | None) -> None:
+    def scores(worker: Worker) -> dict[str, object]:
+        pids = {"init": worker.init_pid, "worker": worker.pid}
+        return {name: Path(f"/proc/{pid}/oom_score_adj").read_text() for name, pid in pids.items()}
+
+    assert run("pass", kernel=kernel, after=scores).facts == {"init": "999\n", "worker": "1000\n"}
+
+
+@MACHINES
 def test_a_stopped_init_still_leaves_with_its_agent(kernel: Kernel | None) -> None:
     def choose(one: Keepers) -> list[int]:
         os.kill(one.init, signal.SIGSTOP)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from glasshouse.jobs.leftover import survivors
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.runtime import finish, probes
+from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.session_record import NAME, SessionRecord, members
+from glasshouse.runtime.session_record import NAME, Process, SessionRecord, members
+from tools.waiting import wait_for
 
 # Starts a child, becomes another program by a thread, and says so.
 BECOMES_ANOTHER = """
@@ -61,6 +67,38 @@ def test_a_process_that_became_another_program_is_still_of_its_session(
     assert record.survivors() == [child], "and so is its child when it is gone"
 
 
+def test_a_process_whose_first_thread_has_ended_is_no_zombie_as_long_as_another_lives(
+    leader: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """It reads as one, and has no command line."""
+    record = SessionRecord.of(leader.pid)
+    (tmp_path / NAME).write_bytes(record.to_line())
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    tell(leader, f"{code}print(1, flush=True)\nctypes.CDLL(None).syscall(60, 0)")
+    said(leader)
+    place = Path(f"/proc/{leader.pid}")
+    wait_for(lambda: (place / "cmdline").read_bytes() == b"")
+    assert (place / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
+    assert survivors(tmp_path / "empty", tmp_path, patience_s=0) == [leader.pid]
+    assert ProcessName.of(leader.pid).alive
+    assert probes._is_alive(REAL, leader.pid)
+    leader.kill()
+    wait_for(lambda: not members(leader.pid))
+    assert not probes._is_alive(REAL, leader.pid)
+
+
+def test_a_process_that_runs_and_cannot_be_read_is_not_taken_for_ended(
+    leader: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SessionRecord.of(leader.pid)
+
+    def refused(pid: int) -> Process:
+        raise PermissionError(errno.EACCES, f"of {pid}")
+
+    monkeypatch.setattr(Process, "of", refused)
+    assert record.survivors() is None
+
+
 def test_a_session_that_got_the_same_number_later_is_another(leader: subprocess.Popen[bytes]) -> None:
     record = SessionRecord.of(leader.pid)
     earlier = dataclasses.replace(record, started=record.started - 1)
@@ -103,6 +141,19 @@ def test_a_record_lies_in_the_runs_folder_until_the_worker_is_gone(
     assert SessionRecord.from_line(kept.read_bytes()) == record
     out.worker_gone()
     assert not kept.exists()
+    out.close()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_record_stays_if_something_of_the_worker_does(
+    leader: subprocess.Popen[bytes], tmp_path: Path, lives: bool
+) -> None:
+    out = OutDir(str(tmp_path / "out"))
+    out.worker(SessionRecord.of(leader.pid))
+    worker = SimpleNamespace(end=lambda: None, lives=lambda: lives)
+    begun = SimpleNamespace(worker=worker, relay=None)
+    finish._end_worker(SimpleNamespace(session=None, begun=begun, sealed_log=None, out=out))  # type: ignore[arg-type]
+    assert (tmp_path / "out" / NAME).exists() == lives
     out.close()
 
 
