@@ -96,7 +96,8 @@ class _BoundedProtocol(H11Protocol):
             if first and self.cycle is not None:
                 length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
                 self._left = length - len(self.cycle.body)
-            self._wake_for(min(self._left, PART_BYTES))
+        # After each read: where its window is full the kernel wakes below the mark, and a rest below it would lie there
+        self._wake_for(min(self._left, PART_BYTES - len(self._part)))
         if self.cycle is not None and not self.cycle.more_body:
             self.room.whole(self)
         else:

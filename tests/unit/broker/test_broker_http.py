@@ -345,6 +345,35 @@ def test_the_kernel_joins_the_pieces_of_a_body(broker: LocalBroker, monkeypatch:
     assert len(reads) <= listen.FREE_PIECES
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="where the kernel does not wait for bytes, none are left there")
+def test_a_body_in_pieces_too_small_for_the_kernels_window_is_answered(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces fill the window sooner than their bytes would; the rest, below the last mark, was left in the kernel."""
+    monkeypatch.setattr(http, "BODY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(listen, "CONNECTION_TIMEOUT_S", 120.0)
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(head("/v1/evidence", "Content-Type: application/json", "Content-Length: 66000"))
+        for start in range(0, 66_000, 64):
+            client.sendall(b" " * min(64, 66_000 - start))
+            time.sleep(0.0005)  # so that each takes a buffer of its own
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert problem(answer).detail != "the body did not arrive in time"
+    assert problem(answer).code is Code.MESSAGE_INVALID
+
+
+def test_after_each_read_the_kernel_is_to_wait_for_no_more_than_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[int] = []
+    monkeypatch.setattr(listen._BoundedProtocol, "_wake_for", lambda _line, count: marks.append(count))
+    whole = len(head("/v1/evidence", "Content-Length: 66000")) + 66_000
+    sent_in_pieces(10_000, 0.0, of=66_000)
+    left = [whole - 10_000 * reads for reads in range(1, 7)]
+    parts = [10_000 * reads for reads in range(6)]  # what came with the head was handed on
+    assert marks == [*(min(rest, listen.PART_BYTES - part) for rest, part in zip(left, parts, strict=True)), 0]
+
+
 def test_a_request_in_a_few_pieces_is_read_at_once() -> None:
     """As clients and networks part what a runtime sends: head and body, or segments."""
     assert sent_in_pieces(1460, 0.0, of=1460 * listen.FREE_PIECES - 100) == (
