@@ -85,7 +85,7 @@ def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[P
     collected = tuple(f"{path.relative_to(workspace).as_posix()}/" for path in outputs)
     new = [
         (name, state[1])
-        for name, state in _files(workspace)
+        for name, state in sorted(_files(workspace), key=lambda file: file[0].split("/"))
         if before.get(name) != state and not name.startswith(collected)
     ]
     links = [output / name for output in outputs for name, entry in entries(output) if entry.is_symlink()]
@@ -104,15 +104,15 @@ def _shown(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
 
 
 def _files(workspace: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield each regular file that may be somebody's result, a folder's own before those below; no link is followed."""
+    """Yield each regular file that may be somebody's result, in no order; no link is followed."""
     waiting = [""]
     while waiting:
         below = waiting.pop()
         try:
-            entries = sorted(os.scandir(workspace / below), key=lambda entry: entry.name, reverse=True)
+            listed = list(os.scandir(workspace / below))
         except OSError:
             continue  # taken away, or closed to reading, by the script itself
-        for entry in entries:
+        for entry in listed:
             if entry.name == "__pycache__" or (not below and (entry.name in _OURS or entry.name.startswith("."))):
                 continue
             name = f"{below}{entry.name}"
