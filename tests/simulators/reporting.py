@@ -8,9 +8,12 @@ from glasshouse.evidence.countersignature import ReceiptSubmission
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.heads import HeadSubmission
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.receipt import LIFECYCLE, Receipt
+from glasshouse.evidence.receipt import LIFECYCLE, RECEIPT_TYPE, Receipt
 from glasshouse.evidence.results import Probe
 from glasshouse.tamper.stage import Actor, clock_us
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import encode
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import Outcome, State
 
@@ -90,4 +93,8 @@ class Reporter:
             started_us=now_us - 1000,
             finished_us=finished_us or now_us,
         )
-        return ReceiptSubmission(receipt=receipt.sign(actor.evidence), head=self.final).encode()
+        return self.submit(dsse.sign(RECEIPT_TYPE, encode(receipt.to_statement()), [actor.evidence]))
+
+    def submit(self, receipt: Envelope) -> bytes:
+        """Return the submission of whatever calls itself a receipt, beside the last head."""
+        return ReceiptSubmission(receipt=receipt, head=self.final).encode()

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Effect", "Intake", "Pace", "Shares", "address_of", "busy"]
+__all__ = ["Effect", "Intake", "Pace", "Shares", "address_of", "busy", "keep"]
 
 MOST_REQUESTS = 96
 RESERVED_REQUESTS = 32  # besides, for addresses from which something authentic came lately: heads of attested runs
@@ -82,12 +82,12 @@ class Shares:
     def charge(self, address: str, seconds: float) -> None:
         """Add what reading a message for nothing took."""
         with self._lock:
-            _keep(self._spent, address, (self._owed(address) + seconds, self._clock_s()))
+            keep(self._spent, address, (self._owed(address) + seconds, self._clock_s()))
 
     def credit(self, address: str) -> None:
         """Remember that something authentic came from an address."""
         with self._lock:
-            _keep(self._known, address, self._clock_s())
+            keep(self._known, address, self._clock_s())
 
     def rank(self, address: str) -> int:
         """Return 0 for an address that is known, 1 for another, 2 for one beyond its share."""
@@ -120,13 +120,14 @@ class Pace:
             next_us = now_us  # the clock was set back
         if next_us > now_us + PACE_AHEAD_US:
             return False
-        _keep(self._next_us, name, next_us + PACE_US)
+        keep(self._next_us, name, next_us + PACE_US)
         return True
 
 
-def _keep(table: OrderedDict[str, Any], address: str, value: object) -> None:
-    table[address] = value
-    table.move_to_end(address)
+def keep(table: OrderedDict[str, Any], name: str, value: object) -> None:
+    """Remember `value` as the latest, and forget the one longest ago where there are too many: they cost no memory."""
+    table[name] = value
+    table.move_to_end(name)
     if len(table) > MOST_ADDRESSES:
         table.popitem(last=False)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, claimed_head, run_id_field
-from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Receipt
+from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, RECEIPT_TYPE, Receipt
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
@@ -21,6 +21,7 @@ __all__ = [
     "CountersignedReceipt",
     "ReceiptAnswer",
     "ReceiptSubmission",
+    "SignedReceiptRefusedError",
     "countersign_receipt",
 ]
 
@@ -84,8 +85,12 @@ class CountersignedReceipt:
         return found
 
 
+class SignedReceiptRefusedError(RefusedError):
+    """A receipt that the run's own key signed and that is none of this run; its key signs no other."""
+
+
 def countersign_receipt(
-    receipt: bytes,
+    receipt: Envelope,
     *,
     final: CountersignedHead,
     previous: CountersignedReceipt | None,
@@ -95,10 +100,11 @@ def countersign_receipt(
 ) -> CountersignedReceipt:
     """Decide on a receipt and countersign it: the broker's side, without its storage.
 
-    A run has one receipt: the identical one again is answered with `previous`, another is refused.
+    A run has one receipt: the identical one again is answered with `previous`, another is refused. What costs little
+    is checked first: a run that has not ended is not asked for its signature, and nothing unsigned is parsed.
 
     Args:
-        receipt: the signed receipt's bytes.
+        receipt: the signed receipt.
         final: the last head of this run that the broker countersigned.
         previous: this run's countersigned receipt, or None.
         evidence_public: the key that this run's EAR names.
@@ -106,35 +112,48 @@ def countersign_receipt(
         now_us: the broker's clock.
 
     Raises:
-        RefusedError: `message-too-large` or `message-invalid` for what is not a receipt,
-            `evidence-signature-invalid` for one by another key, `head-inconsistent` for one of another
-            run or log, for a run that has not ended, or for a second one.
+        RefusedError: `head-inconsistent` for a second one or for a run that has not ended, `message-invalid` for
+            an envelope of another type, `evidence-signature-invalid` for one by another key.
+        SignedReceiptRefusedError: `message-too-large` or `message-invalid` for what is not a receipt,
+            `evidence-signature-invalid` for one of a run that was never attested, `head-inconsistent` for one of
+            another run or log.
     """
-    digest = sha256(receipt)
     if previous:
-        if previous.receipt_sha256 == digest:
+        if previous.receipt_sha256 == sha256(receipt.encode()):
             return previous
         raise RefusedError(Code.HEAD_INCONSISTENT, "a second receipt of one run")
-    try:
-        checked = Receipt.parse_signed(receipt, evidence_public=evidence_public)
-    except FormatError as error:
-        code = {Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE, Code.SIGNATURE: Code.EVIDENCE_SIGNATURE}
-        raise RefusedError(code.get(error.code, Code.MESSAGE_INVALID), error.message) from None
     head = final.head
     if head.state is not State.ZEROIZED:
         raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt of a run whose last head is not its end")
+    try:
+        receipt.verify(RECEIPT_TYPE, evidence_public)
+    except FormatError as error:
+        raise _refused(error, RefusedError) from None
+    data = receipt.encode()
+    try:
+        if len(data) > MAX_RECEIPT_BYTES:
+            raise FormatError(Code.TOO_LARGE, f"a receipt of more than {MAX_RECEIPT_BYTES} bytes")
+        checked = Receipt.from_payload(receipt.payload)
+        checked.check_signers(evidence_public, by_launch_key=False)
+    except FormatError as error:
+        raise _refused(error, SignedReceiptRefusedError) from None
     if (checked.run_id, checked.log_root, checked.log_size) != (head.run_id, head.root, head.size):
-        raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt of another run or log than the final head's")
+        raise SignedReceiptRefusedError(Code.HEAD_INCONSISTENT, "a receipt of another run or log than the final head's")
     payload: dict[str, Json] = {
         "log_root": head.root.hex(),
         "log_size": head.size,
-        "receipt_sha256": digest.hex(),
+        "receipt_sha256": sha256(data).hex(),
         "run_id": head.run_id,
         "time_us": max(now_us, final.time_us),
         "version": _VERSION,
     }
     envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, encode(payload), [broker_key])
     return CountersignedReceipt.from_envelope(envelope, broker_public=broker_key.public)
+
+
+def _refused(error: FormatError, kind: type[RefusedError]) -> RefusedError:
+    code = {Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE, Code.SIGNATURE: Code.EVIDENCE_SIGNATURE}
+    return kind(code.get(error.code, Code.MESSAGE_INVALID), error.message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,18 +163,18 @@ class ReceiptSubmission:
     Law: ``ReceiptSubmission.parse(s.encode()) == s``.
 
     Attributes:
-        receipt: the signed receipt's bytes.
+        receipt: the signed receipt.
         head: the signed final head's bytes, by which the broker finds the run.
     """
 
-    receipt: bytes
+    receipt: Envelope
     head: bytes
 
     def encode(self) -> bytes:
         return encode(
             {
                 "head": decode(self.head, max_bytes=MAX_HEAD_BYTES),
-                "receipt": decode(self.receipt, max_bytes=MAX_RECEIPT_BYTES),
+                "receipt": self.receipt.to_json(),
             }
         )
 
@@ -166,7 +185,7 @@ class ReceiptSubmission:
             decode(data, max_bytes=MAX_SUBMISSION_BYTES, max_elements=_MAX_SUBMISSION_ELEMENTS), "receipt submission"
         )
         head = Envelope.from_json(fields.any("head")).encode()
-        receipt = Envelope.from_json(fields.any("receipt")).encode()
+        receipt = Envelope.from_json(fields.any("receipt"))
         fields.end()
         return cls(receipt=receipt, head=head)
 

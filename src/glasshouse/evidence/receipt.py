@@ -38,6 +38,8 @@ PREDICATE_TYPE = "https://glasshouse.dev/receipt/v1"
 MAX_RECEIPT_BYTES = 240 * 1024  # fits, with its head, into the gate's 256 KiB
 MAX_OUTPUTS = 400
 MAX_PROBES = 64
+# Eleven of each output, and six probes whose details, of 200 characters, may be nothing but commas.
+MAX_RECEIPT_ELEMENTS = 6000
 # Two clocks of one run, the runtime's and the broker's, may differ by so much: the gate tolerates no more.
 CLOCK_LEEWAY_US = 600 * 1_000_000
 LIFECYCLE = ("attest", "harden", "open", "release", "seal_outputs", "total", "zeroize")
@@ -215,30 +217,32 @@ class Receipt:
         return data
 
     @classmethod
-    def parse_signed(cls, data: bytes, *, evidence_public: bytes, launch_public: bytes | None = None) -> Receipt:
+    def from_envelope(
+        cls, envelope: Envelope, *, evidence_public: bytes, launch_public: bytes | None = None
+    ) -> Receipt:
         """Check the signatures, of exactly these keys, and return the receipt.
 
         Raises:
             FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
         """
-        envelope = Envelope.parse(data, max_bytes=MAX_RECEIPT_BYTES)
-        return cls.from_envelope(envelope, evidence_public=evidence_public, launch_public=launch_public)
-
-    @classmethod
-    def from_envelope(
-        cls, envelope: Envelope, *, evidence_public: bytes, launch_public: bytes | None = None
-    ) -> Receipt:
-        """The same for an envelope that is part of another document."""
         publics = [evidence_public] if launch_public is None else [evidence_public, launch_public]
         receipt = cls.from_payload(envelope.verify(RECEIPT_TYPE, *publics))
-        if receipt.evidence_public != evidence_public or (launch_public is None) != (receipt.ear_sha256 is not None):
-            raise FormatError(Code.SIGNATURE, "a receipt signed by the keys of another kind of run")
+        receipt.check_signers(evidence_public, by_launch_key=launch_public is not None)
         return receipt
+
+    def check_signers(self, evidence_public: bytes, *, by_launch_key: bool) -> None:
+        """Check that a receipt names the key that signed it, and is of a run that these keys sign for.
+
+        Raises:
+            FormatError: `signature-invalid`.
+        """
+        if self.evidence_public != evidence_public or by_launch_key != (self.ear_sha256 is None):
+            raise FormatError(Code.SIGNATURE, "a receipt signed by the keys of another kind of run")
 
     @classmethod
     def from_payload(cls, payload: bytes) -> Receipt:
         """Parse a statement's canonical bytes; raises `FormatError`."""
-        return cls.from_statement(decode(payload, max_bytes=MAX_RECEIPT_BYTES))
+        return cls.from_statement(decode(payload, max_bytes=MAX_RECEIPT_BYTES, max_elements=MAX_RECEIPT_ELEMENTS))
 
 
 def _predicate(fields: Fields, outputs: tuple[Output, ...]) -> Receipt:

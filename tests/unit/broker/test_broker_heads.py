@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from glasshouse.broker.intake import Effect
 from glasshouse.broker.reports import Reports
 from glasshouse.errors import Code, RefusedError
-from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
+from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission
+from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.tamper.stage import Actor, Owner, clock_us
+from glasshouse.wire import dsse
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
@@ -155,7 +158,7 @@ def test_recordings_decide_nothing_and_make_nobody_known(broker: LocalBroker, re
     with pytest.raises(RefusedError, match="not countersigned"):
         reports.receipt(receipt)
     reporter.send(last)
-    forged = replace(ReceiptSubmission.parse(receipt), receipt=reporter.final).encode()
+    forged = reporter.submit(Envelope.parse(reporter.final, max_bytes=4096))
     with pytest.raises(RefusedError):
         reports.receipt(forged)
     assert reports.receipt(receipt).effect is Effect.CREDIT
@@ -168,6 +171,64 @@ def test_recordings_decide_nothing_and_make_nobody_known(broker: LocalBroker, re
     for recording, refused in ((first, reports.heads), (forged, reports.receipt)):
         with pytest.raises(RefusedError):
             refused(recording)
+
+
+def test_a_run_that_has_not_ended_has_no_receipt_looked_at(
+    broker: LocalBroker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One recorded head is enough to have such a message read: 120 KB beside it were checked, and were parsed."""
+    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reporter.send(reporter.submission())
+    receipt = dsse.sign(RECEIPT_TYPE, b"[" + b"[]," * 30_000 + '"é"]'.encode(), [reporter.actor.evidence])
+    looked_at = written_and_read(monkeypatch)
+    with pytest.raises(RefusedError, match="not its end"):
+        reports.receipt(reporter.submit(receipt))
+    assert looked_at() == []
+
+
+def test_a_receipt_that_its_runs_key_did_not_sign_is_neither_written_again_nor_read(
+    broker: LocalBroker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reporter.end()
+    reporter.send(reporter.submission())
+    unsigned = ((reporter.actor.evidence.key_id, bytes(64)),)
+    forged = reporter.submit(Envelope(payload_type=RECEIPT_TYPE, payload=b"x" * 90_000, signatures=unsigned))
+    looked_at = written_and_read(monkeypatch)
+    with pytest.raises(RefusedError) as caught:
+        reports.receipt(forged)
+    assert caught.value.code is Code.EVIDENCE_SIGNATURE
+    assert looked_at() == []
+    assert reports.receipt(reporter.receipt()).effect is Effect.CREDIT, "nobody but its key can spoil a run's receipt"
+
+
+def written_and_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Return what tells the lengths of long envelopes that are written, and of long payloads that are read."""
+    lengths: list[int] = []
+    write, read = Envelope.encode, Receipt.from_payload
+
+    def written(envelope: Envelope) -> bytes:
+        lengths.append(len(envelope.payload))
+        return write(envelope)
+
+    def read_on(payload: bytes) -> Receipt:
+        lengths.append(len(payload))
+        return read(payload)
+
+    monkeypatch.setattr(Envelope, "encode", written)
+    monkeypatch.setattr(Receipt, "from_payload", read_on)
+    return lambda: [length for length in lengths if length > 8192]
+
+
+def test_a_runs_key_has_one_receipt_looked_at(broker: LocalBroker, reporter: Reporter) -> None:
+    """With as many outputs as it may have, it costs the broker as much as several other messages."""
+    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reporter.end()
+    reporter.send(reporter.submission())
+    with pytest.raises(RefusedError, match="not an object"):
+        reports.receipt(reporter.submit(dsse.sign(RECEIPT_TYPE, b"[]", [reporter.actor.evidence])))
+    with pytest.raises(RefusedError, match="whose first was refused"):
+        reports.receipt(reporter.receipt())
 
 
 def test_a_receipt_before_its_final_head_was_countersigned_is_refused(reporter: Reporter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,15 @@ from glasshouse.evidence.countersignature import (
     CountersignedReceipt,
     ReceiptAnswer,
     ReceiptSubmission,
+    SignedReceiptRefusedError,
     countersign_receipt,
 )
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import PREDICATE_TYPE, RECEIPT_TYPE, STATEMENT_TYPE, Receipt
-from glasshouse.evidence.results import Output, Probe
+from glasshouse.evidence.results import PROBES, Output, Probe
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.states import Outcome, State
 from simulators.world import World, envelope
 
@@ -32,7 +35,7 @@ HEADS = RUN.heads
 REFUSED = World().run(attested=False, reach=State.MEASURED, outcome=Outcome.REFUSED, code=Code.MEASUREMENT_UNKNOWN)
 
 
-def countersign(receipt: bytes, **changes: Any) -> CountersignedReceipt:
+def countersign(receipt: Envelope, **changes: Any) -> CountersignedReceipt:
     about: dict[str, Any] = {
         "final": HEADS[-1],
         "previous": None,
@@ -43,7 +46,11 @@ def countersign(receipt: bytes, **changes: Any) -> CountersignedReceipt:
     return countersign_receipt(receipt, **{**about, **changes})
 
 
-def refusal(receipt: bytes, **changes: Any) -> Code:
+def signed(receipt: Receipt) -> Envelope:
+    return dsse.sign(RECEIPT_TYPE, encode(receipt.to_statement()), [WORLD.evidence_key])
+
+
+def refusal(receipt: Envelope, **changes: Any) -> Code:
     with pytest.raises(RefusedError) as caught:
         countersign(receipt, **changes)
     return caught.value.code
@@ -160,51 +167,52 @@ def test_the_launch_key_signs_exactly_where_no_attestation_result_vouches() -> N
 
 def test_a_receipt_with_a_signer_too_many_or_too_few_is_not_believed() -> None:
     keys = {"evidence_public": WORLD.evidence_key.public}
-    lone = dsse.sign(RECEIPT_TYPE, REFUSED.bundle.receipt.payload, [WORLD.evidence_key]).encode()
-    crowded = dsse.sign(RECEIPT_TYPE, RUN.bundle.receipt.payload, [WORLD.evidence_key, WORLD.launch_key]).encode()
+    lone = dsse.sign(RECEIPT_TYPE, REFUSED.bundle.receipt.payload, [WORLD.evidence_key])
+    crowded = dsse.sign(RECEIPT_TYPE, RUN.bundle.receipt.payload, [WORLD.evidence_key, WORLD.launch_key])
     for data, launch in ((lone, None), (lone, WORLD.launch_key.public), (crowded, None)):
         with pytest.raises(FormatError) as caught:
-            Receipt.parse_signed(data, **keys, launch_public=launch)
+            Receipt.from_envelope(data, **keys, launch_public=launch)
         assert caught.value.code is Code.SIGNATURE
     # Signed by both, as if there were no EAR, while it names one.
     with pytest.raises(FormatError) as caught:
-        Receipt.parse_signed(crowded, **keys, launch_public=WORLD.launch_key.public)
+        Receipt.from_envelope(crowded, **keys, launch_public=WORLD.launch_key.public)
     assert caught.value.code is Code.SIGNATURE
 
 
 def test_the_broker_countersigns_once_and_repeats_itself() -> None:
-    receipt = RUN.bundle.receipt.encode()
+    receipt = RUN.bundle.receipt
     first = countersign(receipt)
     assert CountersignedReceipt.parse(first.encode(), broker_public=WORLD.broker.public) == first
     assert countersign(receipt, previous=first, now_us=WORLD.now_us + 10**9) is first
-    second = replace(RUN.receipt, segments=2).sign(WORLD.evidence_key)
+    second = signed(replace(RUN.receipt, segments=2))
     assert refusal(second, previous=first) is Code.HEAD_INCONSISTENT
 
 
 def test_the_broker_closes_no_run_that_has_not_ended() -> None:
-    assert refusal(RUN.bundle.receipt.encode(), final=HEADS[-2]) is Code.HEAD_INCONSISTENT
+    assert refusal(RUN.bundle.receipt, final=HEADS[-2]) is Code.HEAD_INCONSISTENT
 
 
 @pytest.mark.parametrize("change", [{"log_root": bytes(32)}, {"log_size": 1}, {"run_id": "00" * 16}], ids=str)
 def test_the_broker_closes_no_run_with_the_receipt_of_another(change: dict[str, Any]) -> None:
-    receipt = replace(RUN.receipt, **change).sign(WORLD.evidence_key)
+    receipt = signed(replace(RUN.receipt, **change))
     assert refusal(receipt) is Code.HEAD_INCONSISTENT
 
 
 def test_the_broker_believes_only_the_attested_key() -> None:
-    receipt = RUN.bundle.receipt.encode()
+    receipt = RUN.bundle.receipt
     assert refusal(receipt, evidence_public=WORLD.key("other").public) is Code.EVIDENCE_SIGNATURE
-    assert refusal(REFUSED.bundle.receipt.encode()) is Code.EVIDENCE_SIGNATURE
-    assert refusal(b"{}") is Code.MESSAGE_INVALID
-    assert refusal(b" " * (1 << 20)) is Code.MESSAGE_TOO_LARGE
+    assert refusal(REFUSED.bundle.receipt) is Code.EVIDENCE_SIGNATURE
+    assert refusal(dsse.sign("text/plain", receipt.payload, [WORLD.evidence_key])) is Code.MESSAGE_INVALID
+    for payload, code in ((b"{}", Code.MESSAGE_INVALID), (b" " * (1 << 18), Code.MESSAGE_TOO_LARGE)):
+        assert refusal(dsse.sign(RECEIPT_TYPE, payload, [WORLD.evidence_key])) is code
 
 
 def test_the_countersigning_time_is_not_before_the_final_heads() -> None:
-    assert countersign(RUN.bundle.receipt.encode(), now_us=1).time_us == HEADS[-1].time_us
+    assert countersign(RUN.bundle.receipt, now_us=1).time_us == HEADS[-1].time_us
 
 
 def test_the_messages_travel_unchanged() -> None:
-    submission = ReceiptSubmission(receipt=RUN.bundle.receipt.encode(), head=RUN.final_head)
+    submission = ReceiptSubmission(receipt=RUN.bundle.receipt, head=RUN.final_head)
     assert ReceiptSubmission.parse(submission.encode()) == submission
     assert submission.claimed_run_id() == RUN.receipt.run_id
     assert RUN.bundle.countersignature
@@ -219,10 +227,39 @@ def test_the_messages_travel_unchanged() -> None:
 
 def test_a_receipt_with_every_output_it_may_have_passes_the_gates_limit() -> None:
     outputs = tuple(replace(RUN.receipt.outputs[0], sequence=number) for number in range(400))
-    data = replace(RUN.receipt, outputs=outputs).sign(WORLD.evidence_key)
-    assert len(ReceiptSubmission(receipt=data, head=RUN.final_head).encode()) <= 256 * 1024
+    probes = tuple(Probe(probe=name, result=ProbeResult.CLEAN, detail="," * 200) for name in PROBES)
+    largest = replace(RUN.receipt, outputs=outputs, zeroization=probes)
+    assert len(ReceiptSubmission(receipt=signed(largest), head=RUN.final_head).encode()) <= 256 * 1024
+    assert countersign(signed(largest)).run_id == largest.run_id
     with pytest.raises(FormatError, match="too many outputs"):
         replace(RUN.receipt, outputs=(*outputs, replace(outputs[0], sequence=400)))
+
+
+BOMBS = {
+    "lists": b"[" + b"[]," * 30_000 + b'"x"]',
+    "chains": b"[" + b"[[[[[[[[[[[[[[]]]]]]]]]]]]]]," * 3_000 + '"é"]'.encode(),
+    "names": "{{{}}}".format(",".join(f'"é{number:05d}":0' for number in range(5_900))).encode(),
+    "text": b'"' + "é".encode() * 45_000 + b'"',
+}
+
+
+@pytest.mark.parametrize("payload", BOMBS.values(), ids=BOMBS)
+def test_what_its_own_key_signed_is_bounded_before_it_is_parsed(payload: bytes) -> None:
+    """One letter that is not ASCII sent ninety kilobytes through Python, piece by piece."""
+    receipt, calls = dsse.sign(RECEIPT_TYPE, payload, [WORLD.evidence_key]), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        with pytest.raises(SignedReceiptRefusedError):
+            countersign(receipt)
+    finally:
+        sys.setprofile(before)
+    assert calls < 300
 
 
 def test_a_bundle_is_the_same_after_a_round_trip_and_knows_its_head() -> None:
