@@ -21,7 +21,7 @@ from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.groups import Groups
 from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import Effect, Pace
+from glasshouse.broker.intake import Effect
 from glasshouse.broker.keys import KeyFile
 from glasshouse.broker.releases import Releases, group_facts
 from glasshouse.broker.schema import challenges, launches
@@ -117,7 +117,6 @@ class Gate:
         self._releases = Releases(key_file, key)
         self._groups = Groups(database, self._releases, key.public, clock_us)
         self.ask = self._groups.ask
-        self._pace = Pace(clock_us)
         self._swept_us = 0
 
     def challenge(self, body: bytes) -> Decision:
@@ -157,9 +156,7 @@ class Gate:
         try:
             again, _, _ = self._database.read(known)
         except _CrowdedError as refusal:  # as for machines of a group that start together: they come again
-            if not self._pace.kept(token.jti):
-                raise
-            return Decision(decide=partial(Answer.refusal, refusal), effect=Effect.NOTHING)
+            return Decision(decide=partial(Answer.refusal, refusal), effect=Effect.NOTHING, repeats=token.jti)
         if again is not None:
             return Decision(decide=lambda: Answer(body=again), effect=Effect.CHARGE)
         return Decision(decide=partial(self._database.write, decide))

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, select, update
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import Effect, Pace
+from glasshouse.broker.intake import Effect
 from glasshouse.broker.releases import Release, Releases, group_facts, others_keys
 from glasshouse.broker.schema import challenges, groups, members
 from glasshouse.broker.store import Standing
@@ -116,7 +116,6 @@ class Groups:
         self._releases = releases
         self._public = broker_public
         self._clock_us = clock_us
-        self._pace = Pace(clock_us)
 
     def accept(
         self,
@@ -227,8 +226,7 @@ class Groups:
         asked = self._database.read(look)
         if not asked.undecided:
             # Whoever waits asks like this again and again; a recording of it is worth as much, and no more.
-            kept = self._pace.kept(request.nonce.hex())
-            return Decision(decide=lambda: _answered(asked), effect=Effect.NOTHING if kept else Effect.CHARGE)
+            return Decision(decide=lambda: _answered(asked), effect=Effect.NOTHING, repeats=request.nonce.hex())
         return Decision(decide=lambda: _answered(self._database.write(settle)))
 
     def _asked(self, connection: Connection, row: RowMapping) -> _Asked:

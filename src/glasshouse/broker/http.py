@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from glasshouse.broker.intake import Effect, Intake, address_of
+from glasshouse.broker.intake import Effect, Intake, Pace, address_of
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
@@ -68,10 +68,17 @@ class Decision:
         decide: answers it, on the deciding thread.
         effect: on the standing of its address; a message that was answered before is charged, for anyone on the way
             can play its recording again.
+        repeats: of `Effect.NOTHING`: what is repeated, by a name of its own.
     """
 
     decide: Callable[[], Answer]
     effect: Effect = Effect.CREDIT
+    repeats: str = ""
+
+    def effect_on(self, address: str, pace: Pace) -> Effect:
+        """Return the effect on an address: what it repeats faster than it should is charged to it, and to no other."""
+        hurried = self.effect is Effect.NOTHING and not pace.kept(f"{self.repeats} {address}")
+        return Effect.CHARGE if hurried else self.effect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,20 +123,25 @@ def add_route(app: FastAPI, method: str, path: str, handler: Handler, *, limits:
 
 
 def add_message_route(
-    app: FastAPI, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake
+    app: FastAPI, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake, pace: Pace
 ) -> None:
     """Answer POST on `path` for anyone: `reader` reads the message on the intake's thread, `executor` decides.
 
     Args:
         reader: takes the whole body and returns what is to be decided. It raises, which becomes a problem, for
             whatever is not authentic: that never reaches `executor`.
+        pace: tells what is repeated too fast.
     """
 
     async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> Answer:
         address = address_of(request.client.host if request.client else None)
         with intake.request(address):
-            reading = partial(reader, body)
-            decision = await intake.read(reading, address=address, size=len(body), effect=lambda found: found.effect)
+            decision = await intake.read(
+                partial(reader, body),
+                address=address,
+                size=len(body),
+                effect=lambda found: found.effect_on(address, pace),
+            )
             return await asyncio.get_running_loop().run_in_executor(executor, decision.decide)
 
     # A bare route: the framework's own parses query and cookies before anything is authenticated, in milliseconds.

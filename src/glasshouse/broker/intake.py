@@ -113,7 +113,7 @@ class Pace:
         self._next_us: OrderedDict[str, int] = OrderedDict()
 
     def kept(self, name: str) -> bool:
-        """Count one of this name; return whether it is no more than one a second, and a few at once."""
+        """Count one of this name and sender; return whether it is no more than one a second, and a few at once."""
         now_us = self._clock_us()
         next_us = max(now_us, self._next_us.get(name, 0))
         if next_us > now_us + PACE_US + PACE_AHEAD_US:

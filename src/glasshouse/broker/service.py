@@ -16,7 +16,7 @@ from glasshouse.broker import store
 from glasshouse.broker.database import Database
 from glasshouse.broker.gate import Gate, GateLimits
 from glasshouse.broker.http import Limits, add_message_route, add_route, bare_app
-from glasshouse.broker.intake import Intake
+from glasshouse.broker.intake import Intake, Pace
 from glasshouse.broker.keys import KeyFile, private_directory
 from glasshouse.broker.owner import OwnerSide
 from glasshouse.broker.owners_groups import OwnersGroups
@@ -98,7 +98,7 @@ def create_apps(
     """
     gate = Gate(broker.database, broker.key_file, broker.key, clock_us, limits or GateLimits())
     reports = Reports(broker.database, broker.key, clock_us)
-    runtime = bare_app()
+    runtime, pace = bare_app(), Pace(clock_us)
     for path, reader, body_bytes in (
         ("/v1/challenge", gate.challenge, MAX_REQUEST_BYTES),
         ("/v1/evidence", gate.evidence, MAX_EVIDENCE_BYTES),
@@ -107,7 +107,7 @@ def create_apps(
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
     ):
         sizes = Limits(body_bytes=body_bytes)
-        add_message_route(runtime, path, reader, limits=sizes, executor=executor, intake=intake)
+        add_message_route(runtime, path, reader, limits=sizes, executor=executor, intake=intake, pace=pace)
     side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us)
     group_side = OwnersGroups(broker.database, clock_us)
     views = Views(broker.database, broker.key.public, clock_us)

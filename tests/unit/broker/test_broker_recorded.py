@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from http.client import HTTPConnection
 
 import pytest
 
 from glasshouse.broker.gate import Gate, GateLimits
-from glasshouse.broker.intake import Effect
-from glasshouse.errors import Code, RefusedError
+from glasshouse.broker.intake import Effect, Pace, Shares
+from glasshouse.errors import Code
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.handshake.runtime_side import challenge_request, release_request
 from glasshouse.tamper.stage import Actor, Owner
@@ -17,6 +19,7 @@ from glasshouse.wire.hpke import RecipientKey
 from simulators.gate_machines import Machine, group_id, pending
 from simulators.local_broker import LocalBroker
 
+HONEST = "192.0.2.1"
 LIFETIME_S = GateLimits().challenge_lifetime_us / 1_000_000
 
 
@@ -125,15 +128,40 @@ def test_a_machine_that_waits_for_its_group_may_ask_once_a_second_and_costs_its_
     first, last = (Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(2))
     pending(first.attest())
     asking = release_request(first.challenge, first.evidence, evidence_key=first.actor.evidence)
+    pace = Pace(broker.clock_us)
+
+    def effect(address: str = HONEST) -> Effect:
+        return gate.ask(asking).effect_on(address, pace)
+
     for _ in range(30):
         broker.advance(1)
-        assert gate.ask(asking).effect is Effect.NOTHING
-    assert {gate.ask(asking).effect for _ in range(10)} == {Effect.NOTHING, Effect.CHARGE}
-    assert gate.ask(asking).effect is Effect.CHARGE, "a recording of it that is played faster"
+        assert effect() is Effect.NOTHING
+        assert Effect.CHARGE in [effect("192.0.2.2") for _ in range(5)], "a recording of it that is played faster"
+    assert {effect() for _ in range(10)} == {Effect.NOTHING, Effect.CHARGE}
+    assert effect() is Effect.CHARGE
     last.attest().content()
     broker.advance(3)
     assert first.key(first.ask()) == owner.package_key
-    assert gate.ask(asking).effect is Effect.NOTHING
+    assert effect() is Effect.NOTHING
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where a machine has one loopback address")
+def test_what_others_play_again_is_charged_to_them(
+    broker: LocalBroker, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[str] = []
+    monkeypatch.setattr(Shares, "charge", lambda _shares, address, _seconds: charged.append(address))
+    first = Machine.enter(Actor.enter(owner, owner.group(2)[0]))
+    pending(first.attest())
+    asking = release_request(first.challenge, first.evidence, evidence_key=first.actor.evidence)
+    host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
+    for _ in range(20):
+        connection = HTTPConnection(host, int(port), timeout=10, source_address=("127.0.0.2", 0))
+        connection.request("POST", "/v1/release", asking, {"content-type": "application/json"})
+        assert connection.getresponse().status == 202
+        connection.close()
+    pending(first.ask())
+    assert set(charged) == {"127.0.0.2"}
 
 
 def test_a_launch_that_is_told_to_come_again_costs_its_address_nothing_if_it_does_not_hurry(
@@ -144,12 +172,13 @@ def test_a_launch_that_is_told_to_come_again_costs_its_address_nothing_if_it_doe
     gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, limits)
     first, second = owner.group(2)
     gate.challenge(challenge_request(first)).decide()
+    pace = Pace(broker.clock_us)
     for _ in range(5):
         broker.advance(1)
         decision = gate.challenge(challenge_request(second))
-        assert decision.effect is Effect.NOTHING
+        assert decision.effect_on(HONEST, pace) is Effect.NOTHING
         assert decision.decide().status == 429
-    gate.challenge(challenge_request(second))
-    gate.challenge(challenge_request(second))
-    with pytest.raises(RefusedError, match="too many challenges"):
-        gate.challenge(challenge_request(second))
+    hurried = [gate.challenge(challenge_request(second)) for _ in range(5)]
+    assert hurried[-1].decide().status == 429
+    assert [decision.effect_on(HONEST, pace) for decision in hurried][-1] is Effect.CHARGE
+    assert hurried[-1].effect_on("192.0.2.2", pace) is Effect.NOTHING
