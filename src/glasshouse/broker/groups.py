@@ -225,7 +225,7 @@ class Groups:
         # Without the write lock as long as there is nothing to decide: most who ask only wait.
         asked = self._database.read(look)
         if not asked.undecided:
-            # Whoever waits asks like this again and again; a recording of it is worth as much, and no more.
+            # A machine that waits asks like this again and again; a recording of it is worth as much, and no more.
             return Decision(decide=lambda: _answered(asked), effect=Effect.NOTHING, repeats=request.nonce.hex())
         return Decision(decide=lambda: _answered(self._database.write(settle)))
 
