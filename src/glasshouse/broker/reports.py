@@ -47,9 +47,7 @@ class Reports:
         self._database = database
         self._key = key
         self._clock_us = clock_us
-        self._spoiled: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # evidence keys that signed what is no receipt of their run
+        self._spoiled: OrderedDict[str, None] = OrderedDict()  # keys that signed what is no receipt of their run
 
     def heads(self, body: bytes) -> Decision:
         """Read a head; what is returned countersigns it if it is larger than and consistent with the last one.

@@ -275,8 +275,10 @@ class Worker:
         deadline, last = time.monotonic() + patience_s, time.monotonic() + _EXIT_S
         self._learn_pids(patience_s)
         self.kill()
-        while self.lives() and time.monotonic() < (deadline if self._is_traced() else last):
-            time.sleep(_REAP_S)
+        # Where what lives cannot be seen (no descriptor left), its workspace is removed all the same.
+        with contextlib.suppress(OSError):
+            while self.lives() and time.monotonic() < (deadline if self._is_traced() else last):
+                time.sleep(_REAP_S)
         self._look.end(patience_s=patience_s)
         self._controls.close()
         self._private.remove()

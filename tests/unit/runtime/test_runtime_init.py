@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from glasshouse.runtime.init import fork_worker
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.sandbox import Worker
 from tools.forked import in_child
-from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces
+from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_namespaces
 from tools.sandboxed import children_of, is_gone, run, specification, start
 
 pytestmark = needs_filters
@@ -184,6 +186,21 @@ def test_a_worker_is_waited_for_as_long_as_it_takes_the_kernel_to_end_it(
         return len(still)
 
     assert in_child(story) == (3 if kernel is None else 0)
+
+
+def test_a_workspace_with_a_name_goes_also_where_what_lives_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unseen(_session: int) -> dict[int, int]:
+        raise OSError(errno.EMFILE, "as in an agent without descriptors")
+
+    def story() -> tuple[bool, bool]:
+        worker = start(specification(STAYS), WithoutMounts())
+        worker.report = replace(worker.report, notes=(*worker.report.notes, "no-pid-namespace"))  # type: ignore[type-var]
+        monkeypatch.setattr(sandbox, "members", unseen)
+        before = os.path.lexists(worker.named_path)
+        worker.end()
+        return before, os.path.lexists(worker.named_path)
+
+    assert in_child(story) == (True, False)
 
 
 @MACHINES
