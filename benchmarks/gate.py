@@ -13,28 +13,27 @@ median exchange under load to the median just before it, and of these the median
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-import json
 import math
 import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 from benchmarks.gate_counts import Kept, compare
-from benchmarks.gate_load import REQUESTS
+from benchmarks.gate_load import REQUESTS, Message, beside, hostile, hostile_receipt, nothing, strangers
 from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.attestation.policy import MAX_RELEASES
 from glasshouse.broker.process import BrokerProcess
@@ -51,8 +50,8 @@ from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire import hpke
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey, verify
+from glasshouse.wire.states import Outcome, State
 
-ROOT = Path(__file__).resolve().parents[1]
 JUDGED = 8  # runtimes at once that the bars are about; the largest number measured where it is not among them
 BARS = {"releases_per_s": Bar(100.0, least=True), "p99_ms": Bar(250.0), "lost_doubled_or_failed": Bar(0)}
 WAIT_S = 120.0
@@ -60,26 +59,21 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 QUIET_S, LOAD_S, PAUSE_S = 1.0, 2.0, 0.05
 LEASE_S, HEAD_EVERY_S = 5.0, 1.0
+HONEST = ["127.0.0.1"]
 MANY = [f"127.0.{block}.{host}" for block in (1, 2) for host in range(1, 101)]
+IDLE, HOSTILE = {"idle": 1000, "new_per_s": 50}, {"hostile_per_s": 100}
+PIECES = HOSTILE | {"piece_bytes": 1460}
 # Name, what strangers do and from where, and the bar of the ratio.
 SCENARIOS: tuple[tuple[str, dict[str, Any], float], ...] = (
-    ("idle, from the honest address", {"idle": 1000, "new_per_s": 50, "addresses": ["127.0.0.1"]}, 2.0),
-    ("idle, from 200 addresses", {"idle": 1000, "new_per_s": 50, "addresses": MANY}, 2.0),
-    ("idle and refilled, from 200 addresses", {"idle": 1000, "new_per_s": 500, "addresses": MANY}, 2.0),
-    ("slow bodies, from 200 addresses", {"idle": 1000, "new_per_s": 50, "addresses": MANY, "slow": True}, 2.0),
-    ("hostile, from the honest address", {"hostile_per_s": 100, "addresses": ["127.0.0.1"]}, 3.0),
-    ("hostile, from 200 addresses", {"hostile_per_s": 100, "addresses": MANY}, 3.0),
-    (
-        "hostile in pieces, from the honest address",
-        {"hostile_per_s": 100, "piece_bytes": 1460, "addresses": ["127.0.0.1"]},
-        3.0,
-    ),
-    (
-        "hostile in pieces, from 200 addresses",
-        {"hostile_per_s": 100, "piece_bytes": 1460, "addresses": MANY},
-        3.0,
-    ),
-    ("both, from 200 addresses", {"idle": 1000, "new_per_s": 50, "hostile_per_s": 100, "addresses": MANY}, 3.0),
+    ("idle, from the honest address", IDLE | {"addresses": HONEST}, 2.0),
+    ("idle, from 200 addresses", IDLE | {"addresses": MANY}, 2.0),
+    ("idle and refilled, from 200 addresses", IDLE | {"new_per_s": 500, "addresses": MANY}, 2.0),
+    ("slow bodies, from 200 addresses", IDLE | {"addresses": MANY, "slow": True}, 2.0),
+    ("hostile, from the honest address", HOSTILE | {"addresses": HONEST}, 3.0),
+    ("hostile, from 200 addresses", HOSTILE | {"addresses": MANY}, 3.0),
+    ("hostile in pieces, from the honest address", PIECES | {"addresses": HONEST}, 3.0),
+    ("hostile in pieces, from 200 addresses", PIECES | {"addresses": MANY}, 3.0),
+    ("both, from 200 addresses", IDLE | HOSTILE | {"addresses": MANY}, 3.0),
 )
 
 
@@ -167,19 +161,14 @@ def exchange(actor: Actor, gate: Gate, loop: Loop) -> None:
     check_commitment(package_key, manifest.package_id, manifest.key_commitment)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """One exchange: when (nanoseconds of the monotonic clock), with how many requests, and what came of it."""
+class Record(NamedTuple):
+    """One exchange: how long, when it ended by the monotonic clock, with how many requests, and what came of it."""
 
-    begin_ns: int
+    ms: float
     end_ns: int
     requests: int
     code: str
     held: tuple[str, str]
-
-    @property
-    def ms(self) -> float:
-        return round((self.end_ns - self.begin_ns) / 1e6, 3)
 
 
 def _timed(actor: Actor | None, gate: CountingGate, loop: Loop) -> Record:
@@ -195,7 +184,7 @@ def _timed(actor: Actor | None, gate: CountingGate, loop: Loop) -> Record:
         code = error.code.value
     end_ns = time.perf_counter_ns()
     held = ("", "") if actor is None else (actor.launch.run_id, sha256(actor.hpke.public).hex())
-    return Record(begin_ns=begin_ns, end_ns=end_ns, requests=gate.requests, code=code, held=held)
+    return Record(round((end_ns - begin_ns) / 1e6, 3), end_ns, gate.requests, code, held)
 
 
 # Many runtimes at once.
@@ -230,16 +219,15 @@ def runtimes(levels: Sequence[int], exchanges: int, place: Path) -> dict[str, An
             budget = levels[-1]
             owner = Owner(broker, releases=budget)
             budgets[owner.deployment] = budget
-            crowd = _crowd(
-                broker.runtime_url, [actors(owner, 2) for _ in range(budget)], warm_up=0, server_pid=broker.pid
-            )
+            parts = [actors(owner, 2) for _ in range(budget)]
+            crowd = _crowd(broker.runtime_url, parts, warm_up=0, server_pid=broker.pid)
             held += crowd.held
             refused = sum(record.code == Code.RELEASE_BUDGET for record in crowd.records)
         finally:
             # Killed, not stopped: what was answered must be there already.
             broker.kill()
         counts = compare(held, Kept.read(Path(data) / DATABASE_NAME), budgets)
-        with _beside("nothing") as (pid, url):
+        with beside(nothing) as (pid, url):
             judged = JUDGED if JUDGED in levels else levels[-1]
             empty = [[None] * (warm_up + exchanges)] * judged
             bare = _crowd(url, empty, warm_up=warm_up, server_pid=pid).numbers()
@@ -256,7 +244,7 @@ def runtimes(levels: Sequence[int], exchanges: int, place: Path) -> dict[str, An
             "refused": refused,
             "released": len(crowd.held),
         },
-        "counts": dataclasses.asdict(counts),
+        "counts": counts,
         "cryptography_us": round(cryptography_us(), 1),
         "filesystem": filesystem,
         "levels": numbers,
@@ -265,14 +253,7 @@ def runtimes(levels: Sequence[int], exchanges: int, place: Path) -> dict[str, An
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crowd:
-    """What several runtimes came to together.
-
-    Attributes:
-        warm_up, measured: the records of all, before the window opened and after.
-        open_ns, close_ns: the window.
-        server_s, clients_s: processor time since it opened, of the server and of all runtimes.
-        runtimes: how many.
-    """
+    """The records of several runtimes before the window opened and after, the window, and processor times in it."""
 
     warm_up: list[Record]
     measured: list[Record]
@@ -298,10 +279,12 @@ class Crowd:
             raise SystemExit(f"no exchange ended in the window of the measurement: {', '.join(codes)}")
         seconds = (self.close_ns - self.open_ns) / 1e9
         times = [record.ms for record in inside]
+        # Each a time that was measured: the nearest rank.
+        quantiles = np.quantile(times, (0.5, 0.9, 0.99, 1.0), method="inverted_cdf").tolist()
         return {
             "runtimes": self.runtimes,
             "per_s": round(len(inside) / seconds, 1),
-            **{f"{name}_ms": value for name, value in quantiles(times).items()},
+            **dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), quantiles, strict=True)),
             "server_cpu_ms": round(1000 * self.server_s / len(self.measured), 3),
             "client_cpu_ms": round(1000 * self.clients_s / len(self.measured), 3),
             "exchanges": len(inside),
@@ -312,27 +295,19 @@ class Crowd:
         }
 
 
-@dataclass(kw_only=True)
-class _Inherited:
-    """What the runtimes' processes are forked with: keys are not pickled."""
-
-    url: str
-    parts: Sequence[Sequence[Actor | None]]
-    warm_up: int
-    start: Any  # a barrier of all runtimes and of what measures the server
-
-
-_INHERITED: list[_Inherited] = []
+Played = tuple[list[Record], list[Record], int, float]
+_PLAYS: list[Callable[[int], Played]] = []  # set in a forked process: keys are not pickled
 
 
 def _crowd(url: str, parts: Sequence[Sequence[Actor | None]], *, warm_up: int, server_pid: int) -> Crowd:
     """Run one process for each part, all at the same time, until every one has done its own."""
     fork = multiprocessing.get_context("fork")
-    inherited = _Inherited(url=url, parts=parts, warm_up=warm_up, start=fork.Barrier(len(parts) + 1))
-    with ProcessPoolExecutor(len(parts), fork, initializer=_INHERITED.append, initargs=(inherited,)) as pool:
-        playing = [pool.submit(_play, number) for number in range(len(parts))]
+    start = fork.Barrier(len(parts) + 1)
+    play = partial(_play, url, parts, warm_up, start)
+    with ProcessPoolExecutor(len(parts), fork, initializer=_PLAYS.append, initargs=(play,)) as pool:
+        playing = [pool.submit(_played, number) for number in range(len(parts))]
         try:
-            inherited.start.wait(WAIT_S)
+            start.wait(WAIT_S)
         except threading.BrokenBarrierError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise SystemExit("a runtime's process ended, or hung, before all were ready") from None
@@ -351,15 +326,19 @@ def _crowd(url: str, parts: Sequence[Sequence[Actor | None]], *, warm_up: int, s
     )
 
 
-def _play(number: int) -> tuple[list[Record], list[Record], int, float]:
+def _played(number: int) -> Played:
+    return _PLAYS[-1](number)
+
+
+def _play(url: str, parts: Sequence[Sequence[Actor | None]], warm_up: int, start: Any, number: int) -> Played:
     """In a runtime's process: warm up, wait for the others, and do the rest."""
-    inherited, loop = _INHERITED[-1], Loop()
-    gate, part = CountingGate(inherited.url, loop), inherited.parts[number]
+    loop, part = Loop(), parts[number]
+    gate = CountingGate(url, loop)
     gc.freeze()
-    first = [_timed(actor, gate, loop) for actor in part[: inherited.warm_up]]
-    inherited.start.wait(WAIT_S)
+    first = [_timed(actor, gate, loop) for actor in part[:warm_up]]
+    start.wait(WAIT_S)
     open_ns, cpu_s = time.perf_counter_ns(), time.process_time()
-    rest = [_timed(actor, gate, loop) for actor in part[inherited.warm_up :]]
+    rest = [_timed(actor, gate, loop) for actor in part[warm_up:]]
     return first, rest, open_ns, time.process_time() - cpu_s
 
 
@@ -396,8 +375,7 @@ def _scenario(load: dict[str, Any], bar: float, rounds: int) -> dict[str, Any]:
             _exchanges(owner, 1.0)  # warm up
             for _ in range(rounds):
                 before = _exchanges(owner, QUIET_S)
-                told = json.dumps({**load, "seconds": LOAD_S + 5, "url": broker.runtime_url})
-                with _beside("strangers", told):
+                with beside(strangers, broker.runtime_url, load, [*hostile(), _receipt(owner)]):
                     began = _cpu_s(broker.pid)
                     after = _exchanges(owner, LOAD_S)
                     busy_s += _cpu_s(broker.pid) - began
@@ -430,13 +408,41 @@ def _exchanges(owner: Owner, seconds: float) -> list[Record]:
     return records
 
 
+class Reported:
+    """The log of a run that attests, and what its broker has confirmed of it."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.actor = actor = Actor.enter(owner)
+        exchange(actor, Gate(actor.url, Loop()), Loop())
+        self.log = EventLog(
+            run_id=actor.launch.run_id, evidence_key=actor.evidence, clock_us=clock_us, sink=lambda _line: None
+        )
+        self._confirmed = 0
+
+    def send(self) -> bytes:
+        """Send the log's head and return it; empty where it was not confirmed."""
+        head = self.log.head()
+        message = HeadSubmission(head=head, proof=tuple(self.log.consistency_from(self._confirmed))).encode()
+        with contextlib.suppress(GlasshouseError):
+            if self.actor.post("/v1/heads", message).status == 200:
+                self._confirmed = self.log.size
+                return head
+        return b""
+
+
+def _receipt(owner: Owner) -> Message:
+    """Attest a run that ends at once and whose receipt is hostile: its broker looks at one of a run's key."""
+    run = Reported(owner)
+    run.log.transition(State.ZEROIZING, code=Code.INTERRUPTED)
+    run.log.transition(State.ZEROIZED, outcome=Outcome.INTERRUPTED, code=Code.INTERRUPTED)
+    return hostile_receipt(run.actor.evidence, run.send())
+
+
 @contextlib.contextmanager
 def _reporting(owner: Owner) -> Iterator[list[float]]:
     """Keep a run's lease alive as a runtime does; the list is of seconds from one countersigned head to the next."""
-    actor, loop = Actor.enter(owner), Loop()
-    exchange(actor, Gate(actor.url, loop), loop)
     gaps, stop = [0.0], threading.Event()
-    thread = threading.Thread(target=_report, args=(actor, gaps, stop))
+    thread = threading.Thread(target=_report, args=(Reported(owner), gaps, stop))
     thread.start()
     try:
         yield gaps
@@ -445,44 +451,14 @@ def _reporting(owner: Owner) -> Iterator[list[float]]:
         thread.join()
 
 
-def _report(actor: Actor, gaps: list[float], stop: threading.Event) -> None:
-    log = EventLog(run_id=actor.launch.run_id, evidence_key=actor.evidence, clock_us=clock_us, sink=lambda _line: None)
-    confirmed, last = 0, time.monotonic()
+def _report(run: Reported, gaps: list[float], stop: threading.Event) -> None:
+    last = time.monotonic()
     while not stop.wait(HEAD_EVERY_S):
-        log.append(EventType.NOTICE, {"code": "alive", "value": None})
-        message = HeadSubmission(head=log.head(), proof=tuple(log.consistency_from(confirmed))).encode()
-        with contextlib.suppress(GlasshouseError):
-            if actor.post("/v1/heads", message).status == 200:
-                confirmed = log.size
-                gaps.append(time.monotonic() - last)
-                last = time.monotonic()
+        run.log.append(EventType.NOTICE, {"code": "alive", "value": None})
+        if run.send():
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
     gaps.append(time.monotonic() - last - HEAD_EVERY_S)
-
-
-# Both.
-
-
-@contextlib.contextmanager
-def _beside(*arguments: str) -> Iterator[tuple[int, str]]:
-    """Start what stands beside the gate; yield its process and the line that it prints when it is ready."""
-    command = [sys.executable, "-m", "benchmarks.gate_load", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            line = process.stdout.readline().strip() if process.stdout else ""
-            if not line:
-                raise SystemExit(f"{arguments[0]} did not start")
-            yield process.pid, line
-            if process.poll() is not None:
-                raise SystemExit(f"{arguments[0]} ended before the measurement")
-        finally:
-            process.kill()
-
-
-def quantiles(times: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90, p99 and the longest: each a time that was measured (nearest rank)."""
-    ordered = sorted(times)
-    ranks = {name: math.ceil(share * len(ordered)) - 1 for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
-    return {name: round(ordered[rank], 3) for name, rank in {**ranks, "max": len(ordered) - 1}.items()}
 
 
 def _cpu_s(pid: int) -> float:

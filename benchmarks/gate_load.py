@@ -1,9 +1,4 @@
-"""What stands beside the gate in a measurement, each in a process of its own, so that its cost is told apart.
-
-``python -m benchmarks.gate_load strangers JSON`` troubles a broker's door; ``nothing`` is a server with the broker's
-own listener, bounded HTTP and deciding thread whose handlers answer at once. Both print one line when they are ready,
-and are killed by the script that started them.
-"""
+"""What stands beside the gate in a measurement, each in a process of its own, so that its cost is told apart."""
 
 from __future__ import annotations
 
@@ -12,18 +7,24 @@ import base64
 import contextlib
 import itertools
 import json
+import multiprocessing
 import resource
-import socket
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from multiprocessing.connection import Connection
+from typing import Any
 
 from glasshouse.broker.http import Answer, Limits, add_route, bare_app
 from glasshouse.broker.listen import Server, bind_tcp
+from glasshouse.evidence.countersignature import ReceiptSubmission
+from glasshouse.evidence.receipt import MAX_OUTPUTS, PREDICATE_TYPE, RECEIPT_TYPE, STATEMENT_TYPE
+from glasshouse.evidence.results import Output
+from glasshouse.wire import dsse
+from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.signing import SigningKey
 
-__all__ = ["ANSWERS", "REQUESTS", "hostile"]
+__all__ = ["ANSWERS", "REQUESTS", "beside", "hostile", "hostile_receipt", "nothing", "strangers"]
 
 # Bytes of the messages of an exchange: challenge request, challenge; evidence, release.
 REQUESTS = {"/v1/challenge": 1800, "/v1/evidence": 6200}
@@ -31,11 +32,38 @@ ANSWERS = {"/v1/challenge": 200, "/v1/evidence": 3300}
 HOSTILE_BYTES = 124_000
 PIECE_EVERY_S = 0.005
 
+Message = tuple[str, bytes]
 
-async def nothing(listener: socket.socket, url: str) -> None:
-    """Answer requests of an exchange's sizes with as many bytes as its answers have."""
+
+@contextlib.contextmanager
+def beside(play: Callable[..., Awaitable[None]], *arguments: Any) -> Iterator[tuple[int, str]]:
+    """Run one of the functions below in a process; yield its id and what it tells when it is ready."""
+    # Spawned: keys of the runtimes, and threads, stay here.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(play, theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield process.pid or 0, ours.recv()
+        if not process.is_alive():
+            raise SystemExit(f"{play.__name__} ended before the measurement")
+    except EOFError:
+        raise SystemExit(f"{play.__name__} did not start") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run(play: Callable[..., Any], ready: Connection, *arguments: Any) -> None:
+    asyncio.run(play(ready, *arguments))
+
+
+async def nothing(ready: Connection) -> None:
+    """Answer requests of an exchange's sizes at once, by the broker's own listener, bounded HTTP and thread."""
+    listener, url = bind_tcp("127.0.0.1", 0)
     app = bare_app()
-    with ThreadPoolExecutor(max_workers=1) as executor:
+    with listener, ThreadPoolExecutor(max_workers=1) as executor:
         for path, size in ANSWERS.items():
             answer = partial(_answer, Answer(body=b"[" + b" " * (size - 2) + b"]"))
             add_route(app, "POST", path, answer, limits=Limits(), executor=executor)
@@ -43,7 +71,7 @@ async def nothing(listener: socket.socket, url: str) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.001)
-        _ready(url)
+        ready.send(url)
         await serving
 
 
@@ -51,87 +79,86 @@ def _answer(answer: Answer, _body: bytes, _parameters: Mapping[str, str]) -> Ans
     return answer
 
 
-def _ready(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+async def strangers(ready: Connection, url: str, load: dict[str, Any], messages: list[Message]) -> None:
+    """Hold idle connections and send hostile messages, bounded in number, until this process is ended.
 
-
-async def strangers(load: dict[str, Any]) -> None:
-    """Hold idle connections and send hostile messages, bounded in number and time."""
+    Args:
+        ready: is told when all idle connections are there.
+        url: the broker's.
+        load: `addresses` they come from; `idle` connections held and `new_per_s`, each with the begin of a message
+            where `slow`; `hostile_per_s` messages, each whole or by `piece_bytes`.
+        messages: paths and bodies, sent in turn.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
-    host, _, port = load["url"].removeprefix("http://").rpartition(":")
-    where, addresses = (host, int(port)), itertools.cycle(load["addresses"])
-    tasks: list[asyncio.Task[None]] = []
-    if load.get("idle"):
-        held: set[asyncio.Transport] = set()
-        for _ in range(load["idle"]):
-            await _idle(held, where, next(addresses), slow=load.get("slow", False))
-        tasks.append(asyncio.create_task(_keep_idle(held, where, addresses, load)))
-    if load.get("hostile_per_s"):
-        tasks.append(asyncio.create_task(_keep_hostile(where, addresses, load)))
-    _ready("ready")
-    await asyncio.sleep(load["seconds"])
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    addresses, bodies = itertools.cycle(load["addresses"]), itertools.cycle(messages)
+    connected = asyncio.Semaphore(0)
+
+    def idle() -> asyncio.Task[None]:
+        data = _head("/v1/evidence", HOSTILE_BYTES) + b"{" if load.get("slow") else b""
+        return asyncio.create_task(_connection(host, int(port), next(addresses), data, connected=connected))
+
+    def hostile() -> asyncio.Task[None]:
+        path, body = next(bodies)
+        data = _head(path, len(body)) + body
+        return asyncio.create_task(_connection(host, int(port), next(addresses), data, load.get("piece_bytes")))
+
+    held: set[asyncio.Task[None]] = set()
+    for _ in range(load.get("idle", 0)):
+        _hold(held, idle())
+        await connected.acquire()
+    keeping = (
+        [_keep(set(), hostile, load["hostile_per_s"], 4 * load["hostile_per_s"])] if "hostile_per_s" in load else []
+    )
+    if held:
+        keeping.append(_keep(held, idle, load["new_per_s"], 2 * load["idle"]))
+    ready.send("ready")
+    await asyncio.gather(*keeping)
 
 
-class _Held(asyncio.Protocol):
-    def __init__(self, held: set[asyncio.Transport]) -> None:
-        self._held = held
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._held.add(self._transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._held.discard(self._transport)
-
-
-async def _idle(held: set[asyncio.Transport], where: tuple[str, int], source: str, *, slow: bool) -> None:
+async def _keep(held: set[asyncio.Task[None]], begin: Callable[[], asyncio.Task[None]], per_s: int, most: int) -> None:
+    """Begin so many connections a second; of more than `most` at once, one is given up for each."""
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):
-        transport, _ = await loop.create_connection(lambda: _Held(held), *where, local_addr=(source, 0))
-        if slow:
-            transport.write(_head("/v1/evidence", HOSTILE_BYTES) + b"{")
+    until = loop.time()
+    while True:
+        if len(held) >= most:
+            held.pop().cancel()
+        _hold(held, begin())
+        until += 1 / per_s
+        await asyncio.sleep(max(0, until - loop.time()))
 
 
-async def _keep_idle(
-    held: set[asyncio.Transport], where: tuple[str, int], addresses: Iterator[str], load: dict[str, Any]
+def _hold(held: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
+    held.add(task)
+    task.add_done_callback(held.discard)
+
+
+async def _connection(
+    host: str,
+    port: int,
+    source: str,
+    data: bytes,
+    piece_bytes: int | None = None,
+    *,
+    connected: asyncio.Semaphore | None = None,
 ) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        until = loop.time() + 0.1
-        for _ in range(load["new_per_s"] // 10):
-            await _idle(held, where, next(addresses), slow=load.get("slow", False))
-        while len(held) > 2 * load["idle"]:
-            held.pop().abort()
-        await asyncio.sleep(max(0, until - loop.time()))
-
-
-async def _keep_hostile(where: tuple[str, int], addresses: Iterator[str], load: dict[str, Any]) -> None:
-    loop, messages, per_s = asyncio.get_running_loop(), itertools.cycle(hostile()), load["hostile_per_s"]
-    waiting: set[asyncio.Task[None]] = set()
-    while True:
-        until = loop.time() + 1 / per_s
-        if len(waiting) < 4 * per_s:
-            task = asyncio.create_task(_post(where, next(addresses), *next(messages), load.get("piece_bytes")))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-        await asyncio.sleep(max(0, until - loop.time()))
-
-
-async def _post(where: tuple[str, int], source: str, path: str, body: bytes, piece_bytes: int | None) -> None:
-    message = _head(path, len(body)) + body
-    size = piece_bytes or len(message)
+    """Connect, send, and stay until the broker closes the connection or the task is cancelled."""
+    size = piece_bytes or len(data) or 1
     with contextlib.suppress(OSError):
-        reader, writer = await asyncio.open_connection(*where, local_addr=(source, 0))
         try:
-            for start in range(0, len(message), size):
+            reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
+        finally:
+            if connected is not None:
+                connected.release()
+        try:
+            for start in range(0, len(data), size):
                 if start:
                     await asyncio.sleep(PIECE_EVERY_S)
-                writer.write(message[start : start + size])
-            await asyncio.wait_for(reader.read(), 20)
-        except (OSError, TimeoutError):
-            pass
+                if writer.is_closing():
+                    break
+                writer.write(data[start : start + size])
+            await reader.read()
         finally:
             writer.close()
 
@@ -141,7 +168,7 @@ def _head(path: str, length: int) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def hostile() -> list[tuple[str, bytes]]:
+def hostile() -> list[Message]:
     """Return messages of 124 KB that cost a reader as much as such a message can, as far as is known."""
     room = HOSTILE_BYTES - 2
     bombs = [
@@ -177,14 +204,30 @@ def _deep(letter: str, letters: int, size: int, *, chains: int) -> bytes:
     return json.dumps([value] * chains, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def main() -> None:
-    if sys.argv[1] == "strangers":
-        asyncio.run(strangers(json.loads(sys.argv[2])))
-        return
-    listener, url = bind_tcp("127.0.0.1", 0)
-    with listener:
-        asyncio.run(nothing(listener, url))
+def hostile_receipt(key: SigningKey, head: bytes) -> Message:
+    """Return what an attested run can have read besides: a signed receipt with all outputs, refused after them.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        key: the run's evidence key.
+        head: its last head, countersigned, by which the run has ended.
+    """
+    outputs: list[Json] = [
+        Output(
+            kind="output",
+            of="weights",
+            sequence=number,
+            plain_bytes=1,
+            plain_hmac=bytes(32),
+            sealed_bytes=1,
+            sealed_sha256=bytes(32),
+        ).to_json()
+        for number in range(MAX_OUTPUTS)
+    ]
+    statement: dict[str, Json] = {
+        "_type": STATEMENT_TYPE,
+        "predicate": {},
+        "predicateType": PREDICATE_TYPE,
+        "subject": outputs,
+    }
+    receipt = dsse.sign(RECEIPT_TYPE, encode(statement), [key])
+    return "/v1/receipt", ReceiptSubmission(receipt=receipt, head=head).encode()
