@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import SSlibKey
@@ -231,6 +229,10 @@ def test_the_owners_key_is_exported_as_pem_without_a_run(exported: Exported, tmp
 
 
 def test_the_bill_of_materials_is_one_by_the_schema(exported: Exported) -> None:
+    # Takes two seconds to import, which each process of the suite would pay for at the top.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     data = exported.read("bom.cdx.json")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode()) is None
     found = json.loads(data)

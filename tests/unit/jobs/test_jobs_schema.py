@@ -19,8 +19,6 @@ from glasshouse.jobs.jobfile import load, parse
 from glasshouse.jobs.schema import schema
 from glasshouse.workloads.params import KINDS, TYPES
 
-jsonschema = pytest.importorskip("jsonschema")
-
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
 SCRIPT = """\
 workload = "script"
@@ -101,6 +99,8 @@ BAD = [
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
+    # Takes two seconds to import, which each process of the suite would pay for at the top.
+    jsonschema = pytest.importorskip("jsonschema")
     found = schema()
     jsonschema.Draft202012Validator.check_schema(found)
     return jsonschema.Draft202012Validator(found)

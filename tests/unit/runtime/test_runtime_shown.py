@@ -34,6 +34,11 @@ from tools.sandboxed import run, specification, start
 pytestmark = needs_filters
 
 
+@pytest.fixture(autouse=True)
+def searched_once() -> None:
+    """Not here, where the search is what is tested."""
+
+
 @contextmanager
 def listening(path: Path) -> Iterator[None]:
     """Listen at a Unix socket, by a name that its address can hold."""

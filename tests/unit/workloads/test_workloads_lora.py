@@ -1,4 +1,7 @@
-"""LoRA: the published numbers of parameters, weights from the package, an adapter that peft loads."""
+"""LoRA: the published numbers of parameters, weights from the package, an adapter that peft loads.
+
+The libraries are imported by the tests that use them: at the top, each process of the suite would wait for them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load, save
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, RunError, UsageError
 from glasshouse.task.result import Result
@@ -67,6 +67,8 @@ def test_training_lowers_the_loss_and_reports_it(tmp_path: Path) -> None:
 
 
 def test_peft_loads_the_adapter_and_gives_the_same_answers(tmp_path: Path) -> None:
+    from peft import PeftModel
+
     _, channel = run(tmp_path, seed=5)
     assert set(channel.outputs) == {"adapter_model.safetensors", "adapter_config.json"}
     folder = tmp_path / "adapter"
@@ -197,6 +199,9 @@ def test_only_the_answer_counts_in_the_loss(tmp_path: Path) -> None:
 
 def packed_model(folder: Path, *, shards: bool = False) -> dict[str, bytes]:
     """Return a small real model's folder, as a person would pack it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
     config = Qwen2Config(
         vocab_size=64,
         hidden_size=32,
@@ -220,6 +225,8 @@ def packed_model(folder: Path, *, shards: bool = False) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("shards", [False, True])
 def test_a_model_from_the_package_has_its_own_weights(tmp_path: Path, shards: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
     from glasshouse.workloads.models import base_model
 
     files = packed_model(tmp_path / "model", shards=shards)
@@ -250,6 +257,8 @@ def test_a_model_from_the_package_is_trained(tmp_path: Path) -> None:
 def test_an_adapter_finds_its_base_by_name_as_peft_users_load_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from peft import AutoPeftModelForCausalLM
+
     _, channel = run(tmp_path, packed_model(tmp_path / "model"), model="inputs:base")
     for name, data in channel.outputs.items():
         (tmp_path / "adapter" / name).parent.mkdir(exist_ok=True)
