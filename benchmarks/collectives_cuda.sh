@@ -4,7 +4,7 @@
 #   bash benchmarks/collectives_cuda.sh [OUT.json]
 #
 # Kernel throughput by size against a plain copy and against the ceiling of the arithmetic, many messages in one launch,
-# other shapes of a launch, correctness on fresh random bytes of many sizes, and sealed weights opened on the GPU.
+# correctness on fresh random bytes of many sizes, and sealed weights opened on the GPU.
 # OUT (default: benchmarks/results/collectives-kernels_MACHINE_DATE.json) names the machine. The exit status is 1 when a
 # bar of docs/collectives.md is missed.
 #
@@ -48,9 +48,9 @@ fi
 
 export PYTHONPATH=$path TRITON_CACHE_DIR=$scratch/triton
 if [ -n "$small" ]; then
-  TRITON_INTERPRET=1 "$python" -m benchmarks.collectives.gpu "$out" --small
+  TRITON_INTERPRET=1 "$python" -m benchmarks.collectives.gpu -o "$out" --small
 else
   # A machine that is slower than it looked is stopped: nothing half measured is kept.
-  timeout --signal=INT --kill-after=30 570 "$python" -m benchmarks.collectives.gpu "$out"
+  timeout --signal=INT --kill-after=30 570 "$python" -m benchmarks.collectives.gpu -o "$out"
 fi
 echo "$out, $SECONDS s in all"

@@ -279,12 +279,10 @@ class Crowd:
             raise SystemExit(f"no exchange ended in the window of the measurement: {', '.join(codes)}")
         seconds = (self.close_ns - self.open_ns) / 1e9
         times = [record.ms for record in inside]
-        # Each a time that was measured: the nearest rank.
-        quantiles = np.quantile(times, (0.5, 0.9, 0.99, 1.0), method="inverted_cdf").tolist()
         return {
             "runtimes": self.runtimes,
             "per_s": round(len(inside) / seconds, 1),
-            **dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), quantiles, strict=True)),
+            **quantiles(times),
             "server_cpu_ms": round(1000 * self.server_s / len(self.measured), 3),
             "client_cpu_ms": round(1000 * self.clients_s / len(self.measured), 3),
             "exchanges": len(inside),
@@ -459,6 +457,12 @@ def _report(run: Reported, gaps: list[float], stop: threading.Event) -> None:
             gaps.append(time.monotonic() - last)
             last = time.monotonic()
     gaps.append(time.monotonic() - last - HEAD_EVERY_S)
+
+
+def quantiles(times: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90, p99 and the longest: each a time that was measured (nearest rank)."""
+    found = np.quantile(times, (0.5, 0.9, 0.99, 1.0), method="inverted_cdf").tolist()
+    return dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), found, strict=True))
 
 
 def _cpu_s(pid: int) -> float:

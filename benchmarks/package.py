@@ -19,7 +19,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.package.content import content_hash
@@ -87,6 +87,33 @@ def result(size: int, seconds: dict[str, list[float]], memory_bytes: int, *, age
     return kept(numbers, made, age=age, bytes=size, chunk_bytes=DEFAULT_CHUNK_BYTES, seconds=seconds)
 
 
+def seal(
+    out: BinaryIO,
+    source: Source,
+    *,
+    owner: SigningKey,
+    recipient: bytes,
+    key: bytes,
+    suite: Suite = Suite.AES_256_GCM,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+) -> None:
+    """Seal one asset into a package of its own."""
+    write(
+        out,
+        sources=[source],
+        job={},
+        workload="script",
+        floor=Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD),
+        owner=owner,
+        owner_sealing=recipient,
+        recipients=[recipient],
+        package_key=key,
+        package_id=os.urandom(16).hex(),
+        suite=suite,
+        chunk_bytes=chunk_bytes,
+    )
+
+
 class Arms:
     """The ways to seal, copy and open one asset of random bytes in a folder."""
 
@@ -147,19 +174,8 @@ class Arms:
         self._sealed.touch()
         with self._sealed.open("r+b", buffering=0) as out:
             begin = time.perf_counter()
-            write(
-                out,
-                sources=[Source(path="asset", bytes=self._size, open=lambda: self._plain.open("rb", buffering=0))],
-                job={},
-                workload="mlp",
-                floor=Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD),
-                owner=self._owner,
-                owner_sealing=self._recipient,
-                recipients=[self._recipient],
-                package_key=self._key,
-                package_id=os.urandom(16).hex(),
-                suite=Suite.AES_256_GCM,
-            )
+            source = Source(path="asset", bytes=self._size, open=lambda: self._plain.open("rb", buffering=0))
+            seal(out, source, owner=self._owner, recipient=self._recipient, key=self._key)
             return time.perf_counter() - begin
 
     def _open(self) -> float:

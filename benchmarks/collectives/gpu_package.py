@@ -13,15 +13,15 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
+from benchmarks.package import seal
 from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.package.grant import Grant, grant
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
-from glasshouse.package.write import Source, write
+from glasshouse.package.write import Source
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.weights import DeviceOpener
 
@@ -81,7 +81,10 @@ def measure_package(cipher: Any, size: int) -> dict[str, Any]:
                         raise SystemExit(f"{key}, opened by way of {name}, is not what was sealed")
             seconds["upload"].append(_upload(device, size))
     total = sum(tensor.numel() * tensor.element_size() for tensor in wanted.values())
-    rates = {f"{name}_gb_per_s": total / statistics.median(taken[1:] or taken) / 1e9 for name, taken in seconds.items()}
+    rates = {
+        f"{name}_gb_per_s": round(total / statistics.median(taken[1:] or taken) / 1e9, 3)
+        for name, taken in seconds.items()
+    }
     return {"bytes": total, "tensors": len(wanted), "seconds": seconds} | rates
 
 
@@ -92,20 +95,9 @@ def _seal(out: BinaryIO, size: int) -> tuple[dict[str, Any], _Sealed]:
     wanted = {f"layer.{index}": torch.randn(rows + index, 32).bfloat16() for index in range(_TENSORS)}
     content = save(wanted)
     owner, key, recipient = SigningKey.generate(), secrets.token_bytes(32), RecipientKey.generate().public
-    write(
-        out,
-        sources=[Source(path=_NAME, bytes=len(content), open=lambda: io.BytesIO(content))],
-        job={},
-        workload="script",
-        floor=Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD),
-        owner=owner,
-        owner_sealing=recipient,
-        recipients=[recipient],
-        package_key=key,
-        package_id=secrets.token_hex(16),
-        suite=Suite.CHACHA20_POLY1305,
-        chunk_bytes=(1 << 10) if interpreted() else (1 << 20),
-    )
+    source = Source(path=_NAME, bytes=len(content), open=lambda: io.BytesIO(content))
+    chunk_bytes = (1 << 10) if interpreted() else (1 << 20)
+    seal(out, source, owner=owner, recipient=recipient, key=key, suite=Suite.CHACHA20_POLY1305, chunk_bytes=chunk_bytes)
     package = Package.open(out)
     return wanted, _Sealed(grant(package, key, package.unlock(key)), out)
 
