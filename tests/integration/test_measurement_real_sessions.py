@@ -11,6 +11,7 @@ import pytest
 
 from glasshouse.errors import UsageError
 from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.verify import verify_bundle
 from glasshouse_bench.artifact import Attempt, Ended, Part
 from glasshouse_bench.design import Kind, Mode, Planted
 from glasshouse_bench.harness import alone, profiled
@@ -54,6 +55,18 @@ def test_a_session_of_real_workers_leaves_all_that_a_reader_computes_from(tmp_pa
     assert note.background is not None
     assert 0 < note.background.spent_ns < note.background.over_ns
     assert not stage.home.path.exists()
+    records = [parse(data) for data in part.records(note) if data is not None]
+    # Reading a record refuses each step that began outside its own worker's slots.
+    assert [one.reason for one in records] == ["end", "end"]
+    assert set(records[0].slots.tolist()).isdisjoint(records[1].slots.tolist())
+    assert all(one.hooks_ns.any() for one in records), "messages were passed on in some slot"
+    assert session_of(*records, length_ns=sealed.length_ns).unlike_losses is None
+    # An ordinary run: its receipt names the record, and nothing else tells it apart.
+    receipt = verify_bundle(part.receipt(note.session).read_bytes(), owner=owner.public).chain.receipt
+    assert receipt.work is not None
+    assert receipt.outcome.value == "completed"
+    assert (receipt.work.stop_reason, receipt.work.done) == ("time", len(records[1].losses))
+    assert len(receipt.outputs) == 3
     write_statement(tmp_path, owner=owner.signing, created_us=note.began.real_us + 60_000_000)
     verdict = verify_measurement(tmp_path, owner=owner.public)
     assert verdict.assurance == "software"

@@ -1,8 +1,10 @@
-"""Two real workers that share nothing but a seed and the machine's clock keep out of each other's slots."""
+"""Real workers with a schedule: they end with it, and record what they did.
+
+That two of them keep out of each other's slots is shown by `test_measurement_real_sessions.py`.
+"""
 
 from __future__ import annotations
 
-import secrets
 import signal
 import time
 from contextlib import ExitStack
@@ -17,7 +19,6 @@ from glasshouse.errors import ExitCode
 from glasshouse.task.handle import RECORD
 from glasshouse.workloads.params import canonical
 from glasshouse_bench.records import Record, parse
-from glasshouse_bench.sessions import session_of
 from tools.raw_arm import RawArm
 from tools.runtime_world import ended, script_world, workload_world
 from tools.waiting import wait_for
@@ -75,36 +76,6 @@ def raw_arm(
 def record_of(arm: RawArm) -> Record:
     assert arm.wait() == 0, arm.said()
     return parse((arm.folder / "out" / RECORD).read_bytes())
-
-
-def test_a_raw_and_a_protected_run_take_turns_and_end_with_their_schedule(
-    tmp_path: Path, broker: BrokerProcess, stack: ExitStack
-) -> None:
-    for seconds in PATIENCE_S:
-        seed, end_ns = secrets.token_hex(32), now_ns() + seconds * 10**9
-        slots = {arm: schedule(arm, end_ns=end_ns, seed=seed) for arm in "RP"}
-        here = tmp_path / str(seconds)
-        here.mkdir()
-        raw = raw_arm(stack, here / "raw", "mlp", {**MLP, "slots": slots["R"]})
-        world = stack.enter_context(workload_world(here, "mlp", {**MLP, "slots": slots["P"]}, {}, broker=broker))
-        agent = world.start()
-        verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
-        outputs = agent.outputs()
-        # Reading a record refuses each step that began outside its own worker's slots.
-        records = record_of(raw), parse(outputs[RECORD])
-        if min(len(one.losses) for one in records) > 4:
-            break
-    assert [one.reason for one in records] == ["end", "end"]
-    assert set(records[0].slots.tolist()).isdisjoint(records[1].slots.tolist())
-    assert all(one.hooks_ns.any() for one in records), "messages were passed on in some slot"
-    found = session_of(*records, length_ns=10**9)
-    assert found.unlike_losses is None
-    # An ordinary run: its receipt names the record, and nothing else tells it apart.
-    work = verdict.chain.receipt.work
-    assert work is not None
-    assert (work.stop_reason, work.done) == ("time", len(records[1].losses))
-    assert len(verdict.chain.receipt.outputs) == len(outputs) == 3
-    assert raw.one("finished")["work"]["stop_reason"] == "time"
 
 
 def test_a_script_is_ended_with_its_schedule_whether_it_asks_or_not(

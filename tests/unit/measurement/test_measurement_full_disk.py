@@ -31,11 +31,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-# What is written first, and next: owner and calibration, designs, a note, a record, and some of all that follows.
+# Where it breaks off: calibration, owner, a design, a raw and a later protected record; every folder, and a note.
 @pytest.mark.parametrize(
     "free",
-    [{"free_bytes": kib * KIB} for kib in (0, 4, 8, 12, 16, 28, 48, 100, 300)]
-    + [{"free_names": names} for names in (0, 1, 3, 5, 8, 10, 11, 12, 13, 14, 25)],
+    [{"free_bytes": kib * KIB} for kib in (0, 4, 12, 28, 300)] + [{"free_names": names} for names in (0, 3, 5, 13)],
     ids=str,
 )
 def test_a_disk_that_fills_up_ends_it_in_a_sentence_and_it_goes_on(
