@@ -62,7 +62,7 @@ class Bench:
                 wish,
                 lambda _folder: subject or owners(self.job, "mlp"),
                 folder=self.folder,
-                viewer=self,
+                say=lambda _line: None,
                 stop=stop,
                 **{"identity": self.owner, "cpus": (1,), **more},
             )
@@ -90,9 +90,3 @@ class Bench:
         if not self._left:
             stop.ask()
         return part.note(number)[0], self.reason
-
-    def doing(self, what: str) -> None: ...
-
-    def planned(self, designs: object, *, seconds: float) -> None: ...
-
-    def session(self, *ended: object) -> None: ...

@@ -23,7 +23,7 @@ from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.estimate import Estimate, Interval, estimate
 from glasshouse_bench.records import Record, parse
 from glasshouse_bench.sensitivity import sensitivity
-from glasshouse_bench.sessions import Outcome, Session, session_of
+from glasshouse_bench.sessions import Blocks, Session, session_of
 
 __all__ = ["analyse", "check_same", "number"]
 
@@ -39,10 +39,6 @@ class _Looked:
     found: Session
     hooks: tuple[tuple[int, int], ...]
 
-    @property
-    def complete(self) -> bool:
-        return self.found.outcome is Outcome.COMPLETE
-
 
 def analyse(part: Part) -> dict[str, Json]:
     """Return the analysis of a part.
@@ -53,21 +49,30 @@ def analyse(part: Part) -> dict[str, Json]:
     """
     design = part.design
     looked = [_look(part, note) for note in part.notes()]
-    used = [one for one in looked if one.complete]
+    used = [one for one in looked if one.found.blocks is not None]
+    blocks = [one.found.blocks for one in used if one.found.blocks is not None]
+    cycles = [one.note.lifecycle for one in used if one.note.lifecycle is not None]
     background = _background(design, used)
-    found = _estimate(design, used, background or 0.0)
+    found = None
+    if blocks:
+        found = estimate(
+            [one.contrast for one in blocks],
+            background=background or 0.0,
+            widening=design.widening,
+            contention=[] if design.mode.whole else [one.contention for one in blocks],
+        )
     return {
         "attempts": _attempts(design, looked),
         "background": _or_null(background),
         "claim": None if found is None else _claim(design, looked, found, background),
         "hooks": _hooks(used),
-        "jobs": _jobs(found, used),
-        "lifecycle": _lifecycle(used),
+        "jobs": None if found is None or not cycles else _jobs(found, cycles),
+        "lifecycle": _lifecycle(cycles) if cycles else None,
         "order_effect": _order_effect(design, used),
-        "result": None if found is None else _result(found, used),
-        "sensitivity": _sensitivity(design, used),
+        "result": None if found is None else _result(found, blocks),
+        "sensitivity": None if not blocks or design.mode.whole else _sensitivity(design, blocks),
         "sessions": [_session(one) for one in looked],
-        "steps": {"protected": _steps(used, 1), "raw": _steps(used, 0)},
+        "steps": {name: _steps(blocks, arm) if blocks else None for name, arm in (("protected", 1), ("raw", 0))},
         "version": 1,
     }
 
@@ -121,19 +126,15 @@ def _look(part: Part, note: Attempt) -> _Looked:
         observed=_stolen(design, note),
         throttled=any(sample.throttled for sample in note.samples),
     )
-    if protected is not None:
+    if protected is not None and note.background is not None:
         launched_ns = note.protected.launched_ns
-        _check_background(note, 0 if launched_ns is None else protected.until_ns - launched_ns)
+        if launched_ns is None or note.background.over_ns > protected.until_ns - launched_ns:
+            raise FormatError(
+                Code.ARTIFACT_INVALID, f"the background of session {note.session} is spread over more than its run"
+            )
     return _Looked(
         note=note, found=found, hooks=tuple(_hooks_of(one) for one in records if one is not None and found.blocks)
     )
-
-
-def _check_background(note: Attempt, longest_ns: int) -> None:
-    if note.background is not None and note.background.over_ns > longest_ns:
-        raise FormatError(
-            Code.ARTIFACT_INVALID, f"the background of session {note.session} is spread over more than its run"
-        )
 
 
 def _check_order(design: Design, note: Attempt, raw: Record, protected: Record) -> None:
@@ -159,19 +160,6 @@ def _stolen(design: Design, note: Attempt) -> dict[int, str]:
 def _hooks_of(record: Record) -> tuple[int, int]:
     begins, ends = record.clocks[0::2, 0], record.clocks[1::2, 0]
     return int(record.hooks_ns.sum()), int((ends - begins).sum())
-
-
-def _estimate(design: Design, used: Sequence[_Looked], background: float) -> Estimate | None:
-    blocks = [one.found.blocks for one in used if one.found.blocks is not None]
-    if not blocks:
-        return None
-    contention = [] if design.mode.whole else [one.contention for one in blocks]
-    return estimate(
-        [one.contrast for one in blocks],
-        background=background,
-        widening=design.widening,
-        contention=contention,
-    )
 
 
 def _background(design: Design, used: Sequence[_Looked]) -> float | None:
@@ -216,14 +204,14 @@ def _claim(
     word = Word.INCONCLUSIVE if reasons and claimed.word is not Word.BIAS_SUSPECTED else claimed.word
     return {
         "held_back": reasons,
-        "margin": number(claimed.margin),
+        "margin": number(design.margin),
         "tost_p": _or_null(claimed.tost_p),
         "word": word.value,
     }
 
 
-def _result(found: Estimate, used: Sequence[_Looked]) -> dict[str, Json]:
-    contrasts = [one.found.blocks.contrast for one in used if one.found.blocks is not None]
+def _result(found: Estimate, blocks: Sequence[Blocks]) -> dict[str, Json]:
+    contrasts = [one.contrast for one in blocks]
     return {
         "contention": number(found.contention),
         "log_ratio": number(found.log_ratio),
@@ -239,39 +227,26 @@ def _result(found: Estimate, used: Sequence[_Looked]) -> dict[str, Json]:
     }
 
 
-def _lifecycle(used: Sequence[_Looked]) -> dict[str, Json] | None:
-    cycles = [one.note.lifecycle for one in used if one.note.lifecycle is not None]
-    if not cycles:
-        return None
+def _lifecycle(cycles: Sequence[Lifecycle]) -> dict[str, Json]:
     fixed = estimate([one.seconds for one in cycles])
-    spread = fixed.measured()
-    parts = sorted(asdict(cycles[0]))
+    means_us = {name: math.fsum(getattr(one, name) for one in cycles) / len(cycles) for name in asdict(cycles[0])}
     return {
-        "parts_s": {name: number(_mean_s(cycles, name)) for name in parts},
+        "parts_s": {name: number(mean_us / 1e6) for name, mean_us in means_us.items()},
         "seconds": number(fixed.log_ratio),
-        "seconds_95": None if spread is None else {"high": number(spread.high), "low": number(spread.low)},
+        "seconds_95": _ends(fixed.measured()),
         "sessions": len(cycles),
     }
 
 
-def _mean_s(cycles: Sequence[Lifecycle], name: str) -> float:
-    return math.fsum(getattr(one, name) for one in cycles) / len(cycles) / 1e6
-
-
-def _jobs(found: Estimate | None, used: Sequence[_Looked]) -> list[Json] | None:
-    seconds = [one.note.lifecycle.seconds for one in used if one.note.lifecycle is not None]
-    if found is None or not seconds:
-        return None
+def _jobs(found: Estimate, cycles: Sequence[Lifecycle]) -> list[Json]:
     return [
         {
             "duration_s": cost.seconds,
             "protected_s": number(cost.protected_s),
             "relative": number(cost.relative),
-            "relative_95": None
-            if cost.low is None or cost.high is None
-            else {"high": number(cost.high), "low": number(cost.low)},
+            "relative_95": _ends(cost.interval),
         }
-        for cost in job_costs(found, seconds)
+        for cost in job_costs(found, [one.seconds for one in cycles])
     ]
 
 
@@ -298,11 +273,8 @@ def _order_effect(design: Design, used: Sequence[_Looked]) -> str | None:
     return number((first - later) / 2)
 
 
-def _sensitivity(design: Design, used: Sequence[_Looked]) -> dict[str, Json] | None:
+def _sensitivity(design: Design, blocks: Sequence[Blocks]) -> dict[str, Json]:
     """Return the three other looks; of whole processes there are no blocks of both arms."""
-    blocks = [one.found.blocks for one in used if one.found.blocks is not None]
-    if not blocks or design.mode.whole:
-        return None
     found = sensitivity(blocks, seed=design.seed)
     return {
         "processor": _other(found.processor),
@@ -330,20 +302,19 @@ def _session(one: _Looked) -> dict[str, Json]:
     }
 
 
-def _steps(used: Sequence[_Looked], arm: int) -> dict[str, Json] | None:
+def _steps(blocks: Sequence[Blocks], arm: int) -> dict[str, Json]:
     """Return what is counted of one arm in all sessions, and the mean length of a step."""
-    blocks = [one.found.blocks for one in used if one.found.blocks is not None]
-    if not blocks:
-        return None
     count = sum(int(one.steps[:, arm].sum()) for one in blocks)
     time_ns = sum(int(one.time_ns[:, arm].sum()) for one in blocks)
     return {"counted": count, "mean_s": number(time_ns / count / 1e9)}
 
 
 def _slowdown(interval: Interval | None) -> dict[str, Json] | None:
-    if interval is None:
-        return None
-    return {"high": number(math.expm1(interval.high)), "low": number(math.expm1(interval.low))}
+    return None if interval is None else _ends(interval.slowdown)
+
+
+def _ends(interval: Interval | None) -> dict[str, Json] | None:
+    return None if interval is None else {"high": number(interval.high), "low": number(interval.low)}
 
 
 def _or_null(value: float | None) -> str | None:

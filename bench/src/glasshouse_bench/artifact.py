@@ -11,28 +11,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.files import is_there, open_regular, private_folder, write_private
 from glasshouse.wire.canonical import MAX_INTEGER, decode
 from glasshouse.wire.kdf import sha256
 from glasshouse_bench.design import MAX_DESIGN_BYTES, MAX_SESSIONS, Design, Mode
-from glasshouse_bench.documents import (
-    COUNT,
-    DIGEST,
-    INSTANT,
-    NAME,
-    PLAIN,
-    Document,
-    choice,
-    integer,
-    listed,
-    nullable,
-    record,
-)
+from glasshouse_bench.documents import COUNT, INSTANT, NAME, PLAIN, Document, integer, listed
 
-__all__ = ["Arm", "Attempt", "Clock", "Ended", "Lifecycle", "Part", "Sample", "Spent", "read_file"]
+__all__ = ["Arm", "Attempt", "Clock", "Ended", "Lifecycle", "Part", "Sample", "Spent", "read_document", "read_file"]
 
 DESIGN, NOTE, ANALYSIS = "design.json", "session.json", "analysis.json"
 SESSIONS, RECEIPTS = "sessions", "receipts"
@@ -40,6 +28,7 @@ RECORDS = ("raw.steps", "protected.steps")
 MAX_NOTE_BYTES = 1 << 20
 MAX_RECORD_BYTES = 64 << 20
 _SIGNED = integer(-MAX_INTEGER)
+_D = TypeVar("_D", bound=Document)
 
 
 class Ended(StrEnum):
@@ -66,8 +55,6 @@ class Arm(Document):
     """One arm's process in a session.
 
     Args:
-        ended: how.
-        code: of `glasshouse.errors.Code`, where there is one.
         exit: status of the process, negative for a signal; None where it is not known.
         launched_ns: when the process was started; None where it was not.
         padding_bytes: that were drawn for its environment and arguments; None where it was not started.
@@ -76,15 +63,15 @@ class Arm(Document):
         record_sha256: of the step record beside the note; None where the arm left none.
     """
 
-    ended: Annotated[Ended, choice(Ended)] = Ended.NOT_STARTED
-    code: Annotated[Code | None, nullable(choice(Code))] = None
-    exit: Annotated[int | None, nullable(integer(-255, 255))] = None
-    launched_ns: Annotated[int | None, nullable(INSTANT)] = None
-    padding_bytes: Annotated[int | None, nullable(COUNT)] = None
-    speculation: Annotated[tuple[str, ...] | None, nullable(listed(PLAIN, most=16))] = None
-    deployment: Annotated[str | None, nullable(NAME)] = None
-    run: Annotated[str | None, nullable(NAME)] = None
-    record_sha256: Annotated[bytes | None, nullable(DIGEST)] = None
+    ended: Ended = Ended.NOT_STARTED
+    code: Code | None = None
+    exit: Annotated[int, integer(-255, 255)] | None = None
+    launched_ns: Annotated[int, INSTANT] | None = None
+    padding_bytes: Annotated[int, COUNT] | None = None
+    speculation: Annotated[tuple[str, ...], listed(PLAIN, most=16)] | None = None
+    deployment: Annotated[str, NAME] | None = None
+    run: Annotated[str, NAME] | None = None
+    record_sha256: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,9 +86,9 @@ class Sample(Document):
     """
 
     at_ns: Annotated[int, COUNT]
-    steal_ppm: Annotated[int | None, nullable(integer(0, 1_000_000))] = None
-    throttled: Annotated[int | None, nullable(COUNT)] = None
-    frequency_khz: Annotated[int | None, nullable(COUNT)] = None
+    steal_ppm: Annotated[int, integer(0, 1_000_000)] | None = None
+    throttled: Annotated[int, COUNT] | None = None
+    frequency_khz: Annotated[int, COUNT] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,11 +125,9 @@ class Lifecycle(Document):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt(Document):
-    """The note of one attempt.
+    """The note of one attempt, at `session`, from 0.
 
     Args:
-        session: its number, from 0.
-        began: when.
         raw, protected: the two arms; in a null measurement `protected` is the second raw one.
         lifecycle: None where no protected run ended well.
         background: processor time of agent and watchdog; None where there are none, or they were not looked at.
@@ -152,13 +137,13 @@ class Attempt(Document):
 
     version: Annotated[int, integer(1, 1)] = 1
     session: Annotated[int, integer(0, MAX_SESSIONS - 1)]
-    began: Annotated[Clock, record(Clock)]
-    raw: Annotated[Arm, record(Arm)] = Arm()
-    protected: Annotated[Arm, record(Arm)] = Arm()
-    lifecycle: Annotated[Lifecycle | None, nullable(record(Lifecycle))] = None
-    background: Annotated[Spent | None, nullable(record(Spent))] = None
-    samples: Annotated[tuple[Sample, ...], listed(record(Sample), most=4096)] = ()
-    receipt_sha256: Annotated[bytes | None, nullable(DIGEST)] = None
+    began: Clock
+    raw: Arm = Arm()
+    protected: Arm = Arm()
+    lifecycle: Lifecycle | None = None
+    background: Spent | None = None
+    samples: Annotated[tuple[Sample, ...], listed(Sample, most=4096)] = ()
+    receipt_sha256: bytes | None = None
 
     def _check(self) -> None:
         instants = [one.at_ns for one in self.samples]
@@ -170,12 +155,7 @@ class Attempt(Document):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a measurement, as a harness writes it: ``folder/MODE/``.
-
-    Args:
-        folder: the part's own.
-        design: sealed before its first session.
-    """
+    """One part of a measurement, as a harness writes it: its folder ``MODE/``, and the design sealed before."""
 
     folder: Path
     design: Design
@@ -207,8 +187,7 @@ class Part:
             FormatError: `artifact-invalid`, there is none; `schema-invalid`, or `not-canonical`.
         """
         folder = measurement / mode.value
-        data = read_file(folder / DESIGN, max_bytes=MAX_DESIGN_BYTES)
-        design = Design.parse(decode(data, max_bytes=MAX_DESIGN_BYTES))
+        design = read_document(folder / DESIGN, Design, max_bytes=MAX_DESIGN_BYTES)
         if design.mode is not mode:
             raise FormatError(Code.ARTIFACT_INVALID, f"the design in {mode.value}/ is of another mode")
         return cls(folder, design)
@@ -238,12 +217,10 @@ class Part:
     def keep(
         self, note: Attempt, *, raw: bytes | None = None, protected: bytes | None = None, receipt: bytes | None = None
     ) -> Attempt:
-        """Write how an attempted session ended, and return the note with the digests of what it left.
+        """Write how an attempted session ended: a note without digests, the step records, and the run's bundle.
 
-        Args:
-            note: without digests.
-            raw, protected: the step records' bytes.
-            receipt: the bundle of the protected run.
+        Returns:
+            The note with the digests of what it left.
 
         Raises:
             UsageError: `usage`, it was not attempted; `disk-full`.
@@ -289,16 +266,12 @@ class Part:
         return max(0, other.attempted - own)
 
     def notes(self) -> Iterator[Attempt]:
-        """Yield the notes of all attempts, from session 0 on.
-
-        Raises:
-            FormatError: a note that is not of its place, or cannot be read.
-        """
+        """Yield the notes of all attempts, from session 0 on; raises as `note`."""
         for number in range(self.attempted):
             yield self.note(number)[0]
 
     def note(self, session: int) -> tuple[Attempt, bytes]:
-        """Return one attempt's note, and its bytes."""
+        """Return one attempt's note, and its bytes; raises `FormatError` where it is of another, or cannot be read."""
         data = read_file(self._session(session) / NOTE, max_bytes=MAX_NOTE_BYTES)
         note = Attempt.parse(decode(data, max_bytes=MAX_NOTE_BYTES))
         if note.session != session:
@@ -358,6 +331,11 @@ class Part:
         for path, digest in zip(self._files(last), digests, strict=True):
             if digest is None:
                 path.unlink(missing_ok=True)
+
+
+def read_document(path: Path, document: type[_D], *, max_bytes: int) -> _D:
+    """Return a document of a measurement; raises `FormatError`, as `read_file` and for what is none."""
+    return document.parse(decode(read_file(path, max_bytes=max_bytes), max_bytes=max_bytes))
 
 
 def read_file(path: Path, *, max_bytes: int) -> bytes:

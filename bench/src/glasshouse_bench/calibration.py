@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.workloads.slots import BLOCK, MAX_SLOT_NS
-from glasshouse_bench.design import Mode
+from glasshouse_bench.artifact import Lifecycle
+from glasshouse_bench.design import Design, Mode
+from glasshouse_bench.documents import COUNT, NAME, Document, integer, listed
 
-__all__ = ["END_NS", "LEAST_SESSIONS", "Calibrated", "calibrate", "schedule"]
+__all__ = ["END_NS", "LEAST_SESSIONS", "Calibrated", "Calibration", "calibrate"]
 
+_ROOT_NS = 1000  # to which the root in T is the same in every language
+_STEPS = listed(integer(1), most=65_536)
 LEAST_STEPS = 20
 _DEVICE_SLOT_NS, _DEVICE_STEPS, _DEVICE_UNCOUNTED = 250_000_000, 5, 2
 _SHORT_S, _LONG_S = 5, 30
@@ -31,18 +36,10 @@ _WANTED_SESSIONS = 20
 END_NS = 2 * 10**9  # from the schedule's end until both arms have ended and the note is written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Calibrated:
-    """What a design takes from a calibration.
+    """What a design takes from a calibration: N counted steps in a slot after uncounted ones, L, and T."""
 
-    Args:
-        steps: N, counted steps in a slot.
-        uncounted: steps before them.
-        slot_ns: L.
-        session_ns: T.
-    """
-
-    _: KW_ONLY
     steps: int
     uncounted: int
     slot_ns: int
@@ -93,40 +90,65 @@ def calibrate(
     return Calibrated(steps=steps, uncounted=uncounted, slot_ns=slot_ns, session_ns=session_ns)
 
 
-def schedule(
-    mode: Mode,
-    raw_ns: Sequence[int],
-    protected_ns: Sequence[int],
-    *,
-    start_us: int,
-    between_ppm: int,
-    device: bool,
-    asked_s: int,
-) -> dict[str, int]:
-    """Return the members of a design that follow from its calibration: its slots, its warm-up and T.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration(Document):
+    """What was found before the designs were sealed; kept, and never pooled with what was measured.
 
     Args:
+        raw_ns, protected_ns: steps without slots, warm-up left out; the first 65,536 of each.
         start_us: of the slower arm, from sealing or launch to its first step.
-        between_ppm: as `calibrate` has it, in millionths.
-        asked_s: the time that was asked for.
-
-    Raises:
-        UsageError: as `calibrate`.
+        between_ppm: the deviation of a session's contrast that no length takes away, as it was taken.
+        device: whether the steps ran on a GPU.
+        lifecycle, deployment: of the protected run; None where there was none.
     """
-    if not raw_ns or not protected_ns:
-        raise UsageError(Code.USAGE, "the calibration saw no step of an arm")
-    members = {"warmup_steps": max(3, -(-(10**9) // _doubled_median(raw_ns)))}
-    start_ns = 1000 * start_us
-    if mode.whole:
-        room_ns = asked_s * 10**9 // (2 * LEAST_SESSIONS[mode]) - start_ns - END_NS
-        length_ns = max(_LEAST_WHOLE_NS, 20 * max(*raw_ns, *protected_ns), min(_LONGEST_WHOLE_NS, room_ns))
-        return members | {"slot_ns": 1_000_000, "steps": 64, "uncounted": 1, "length_ns": length_ns}
-    found = calibrate(raw_ns, protected_ns, start_s=2e-6 * start_us, between=between_ppm / 1e6, device=device)
-    room_ns = asked_s * 10**9 // _WANTED_SESSIONS - 2 * start_ns - END_NS
-    least_ns = max(LEAST_NS, LEAST_BLOCKS * BLOCK * found.slot_ns)
-    length_ns = max(least_ns, min(found.session_ns, room_ns))
-    slots = {"slot_ns": found.slot_ns, "steps": found.steps, "uncounted": found.uncounted}
-    return members | slots | {"length_ns": length_ns}
+
+    version: Annotated[int, integer(1, 1)] = 1
+    raw_ns: Annotated[tuple[int, ...], _STEPS]
+    protected_ns: Annotated[tuple[int, ...], _STEPS]
+    start_us: Annotated[int, COUNT]
+    between_ppm: Annotated[int, COUNT]
+    device: bool
+    lifecycle: Lifecycle | None = None
+    deployment: Annotated[str, NAME] | None = None
+
+    def schedule(self, mode: Mode, asked_s: int) -> dict[str, int]:
+        """Return the members of a design that follow from this: its slots, its warm-up and T.
+
+        Raises:
+            UsageError: as `calibrate`, or no step at all.
+        """
+        raw_ns, protected_ns = self.raw_ns, self.protected_ns
+        if not raw_ns or not protected_ns:
+            raise UsageError(Code.USAGE, "the calibration saw no step of an arm")
+        warmup_steps = max(3, -(-(10**9) // _doubled_median(raw_ns)))
+        start_ns = 1000 * self.start_us
+        if mode.whole:
+            room_ns = asked_s * 10**9 // (2 * LEAST_SESSIONS[mode]) - start_ns - END_NS
+            length_ns = max(_LEAST_WHOLE_NS, 20 * max(*raw_ns, *protected_ns), min(_LONGEST_WHOLE_NS, room_ns))
+            slots = {"slot_ns": 1_000_000, "steps": 64, "uncounted": 1}
+        else:
+            start_s, between = 2e-6 * self.start_us, self.between_ppm / 1e6
+            found = calibrate(raw_ns, protected_ns, start_s=start_s, between=between, device=self.device)
+            room_ns = asked_s * 10**9 // _WANTED_SESSIONS - 2 * start_ns - END_NS
+            length_ns = max(LEAST_NS, LEAST_BLOCKS * BLOCK * found.slot_ns, min(found.session_ns, room_ns))
+            slots = {"slot_ns": found.slot_ns, "steps": found.steps, "uncounted": found.uncounted}
+        return slots | {"warmup_steps": warmup_steps, "length_ns": length_ns}
+
+    def check(self, design: Design) -> None:
+        """Refuse a design whose schedule does not follow.
+
+        Raises:
+            FormatError: `artifact-invalid`.
+            UsageError: `usage`, no schedule follows.
+        """
+        for name, follows in self.schedule(design.mode, design.asked_s).items():
+            found = getattr(design, name)
+            if abs(found - follows) > (_ROOT_NS if name == "length_ns" else 0):
+                raise FormatError(
+                    Code.ARTIFACT_INVALID,
+                    f"the {design.mode.value} design does not follow from calibration.json: {name} is {found}, and "
+                    f"{follows} follows",
+                )
 
 
 def _doubled_median(lengths: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 from glasshouse_bench.estimate import Estimate, Interval, estimate, t_tail
@@ -24,38 +24,32 @@ class Word(StrEnum):
     BIAS_SUSPECTED = "bias_suspected"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
     """A word and the equivalence test behind it.
 
     Args:
-        word: what may be claimed.
-        margin: of the log ratio, named before the first session.
         tost_p: the larger p-value of the two one-sided tests; None without an interval.
     """
 
-    _: KW_ONLY
     word: Word
-    margin: float
     tost_p: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobCost:
     """What protection adds to a job whose raw length is `seconds`.
 
     Args:
         protected_s: F + (1 + δ)·D.
         relative: δ + F/D.
-        low, high: the ends of its interval; those of δ and of F add. None without both intervals.
+        interval: the ends of those of δ and of F, added; None without both.
     """
 
-    _: KW_ONLY
     seconds: int
     protected_s: float
     relative: float
-    low: float | None
-    high: float | None
+    interval: Interval | None
 
 
 def claim(found: Estimate, *, margin: float, null: bool = False) -> Claim:
@@ -69,7 +63,7 @@ def claim(found: Estimate, *, margin: float, null: bool = False) -> Claim:
         raise ValueError(f"a margin of {margin}")
     measured, inner = found.measured(), found.interval(_TOST_LEVEL)
     if measured is None or inner is None:
-        return Claim(word=Word.INCONCLUSIVE, margin=margin, tost_p=None)
+        return Claim(word=Word.INCONCLUSIVE, tost_p=None)
     if measured.high < 0 or (null and measured.low > 0):
         word = Word.BIAS_SUSPECTED
     elif -margin < inner.low and inner.high < margin and found.steady:
@@ -78,7 +72,7 @@ def claim(found: Estimate, *, margin: float, null: bool = False) -> Claim:
         word = Word.OVERHEAD
     else:
         word = Word.INCONCLUSIVE
-    return Claim(word=word, margin=margin, tost_p=_tost(found, margin))
+    return Claim(word=word, tost_p=_tost(found, margin))
 
 
 def job_costs(found: Estimate, lifecycle_s: Sequence[float]) -> list[JobCost]:
@@ -94,18 +88,9 @@ def job_costs(found: Estimate, lifecycle_s: Sequence[float]) -> list[JobCost]:
         relative = math.expm1(found.log_ratio) + fixed.log_ratio / seconds
         ends = None
         if steady is not None and spread is not None:
-            ends = Interval(
-                math.expm1(steady.low) + spread.low / seconds, math.expm1(steady.high) + spread.high / seconds
-            )
-        costs.append(
-            JobCost(
-                seconds=seconds,
-                protected_s=seconds * (1 + relative),
-                relative=relative,
-                low=None if ends is None else ends.low,
-                high=None if ends is None else ends.high,
-            )
-        )
+            slope = steady.slowdown
+            ends = Interval(slope.low + spread.low / seconds, slope.high + spread.high / seconds)
+        costs.append(JobCost(seconds=seconds, protected_s=seconds * (1 + relative), relative=relative, interval=ends))
     return costs
 
 

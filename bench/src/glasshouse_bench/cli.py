@@ -7,22 +7,63 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Json
+from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile
 from glasshouse.cli.output import Output
-from glasshouse_bench import overhead
 
 __all__ = ["group"]
 
 group = typer.Typer(no_args_is_help=True, help="Measure what protection costs a training step.")
 
-group.command("overhead", help="What protection costs while it trains: one number, its interval, and one word.")(
-    overhead.overhead
-)
-
 
 @group.callback()
 def _bench() -> None:
     """Measure what protection costs a training step."""
+
+
+@group.command(help="What protection costs while it trains: one number, its interval, and one word.")
+def overhead(
+    workload: Annotated[str, typer.Option("--workload", metavar="KIND", help="mlp, lora, or your own script.")],
+    job: Annotated[
+        Path | None, typer.Option("--job", metavar="JOB.toml", help="Your own job instead of the built-in one.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="For lora: config:qwen2-tiny, config:qwen2.5-0.5b or config:qwen2.5-7b."),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", help="interleaved (with a null beside it), sequential, alternating, or null.")
+    ] = "interleaved",
+    time: Annotated[
+        str,
+        typer.Option("--time", metavar="TIME", help="For the sessions; a null beside them takes half of it more."),
+    ] = "10m",
+    margin: Annotated[
+        str, typer.Option("--margin", metavar="PERCENT", help="Differences below it count as equivalent.")
+    ] = "1%",
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Where the files go; a measurement of yours that lies there goes on by its design.",
+        ),
+    ] = None,
+    planted: Annotated[str | None, typer.Option("--planted", hidden=True)] = None,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> int:
+    from glasshouse_bench import overhead as steps
+
+    output = Output(as_json)
+    asked = steps.wish(mode, time, margin, planted)
+    make = steps.maker(workload, job, model, device)
+    identity = steps.owner(home, passphrase_file, passphrase_fd, output)
+    folder = out or steps.new_folder(workload)
+    return steps.run(output, asked, make, folder=folder, identity=identity, on_cpu=device == "cpu")
 
 
 @group.command()

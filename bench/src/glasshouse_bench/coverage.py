@@ -49,11 +49,6 @@ def coverage(
 ) -> dict[str, float]:
     """Return what many measurements of one world find.
 
-    Args:
-        runs: measurements.
-        sessions: of each.
-        widening: factor on the standard error.
-
     Returns:
         Of all log ratios in percent: `truth`, `mean` and its standard error, deviation of a session, mean `half_width`,
         the part `covered` (the result), the part without an allowance for `contention`, and both, with its mean, of the

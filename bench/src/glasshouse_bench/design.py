@@ -13,18 +13,7 @@ from typing import Annotated
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.policy import Assurance
 from glasshouse.workloads.slots import ALONE, MAX_SLOT_NS, MAX_STEPS, Plan
-from glasshouse_bench.documents import (
-    COUNT,
-    DIGEST,
-    FLAG,
-    PLAIN,
-    Document,
-    choice,
-    integer,
-    listed,
-    nullable,
-    record,
-)
+from glasshouse_bench.documents import COUNT, PLAIN, Document, integer, listed
 
 __all__ = ["Design", "Exclusions", "Gpu", "Kind", "Machine", "Mode", "Padding", "Planted", "Workload"]
 
@@ -70,10 +59,10 @@ class Workload(Document):
         cpus: on which both arms may run.
     """
 
-    kind: Annotated[Kind, choice(Kind)]
+    kind: Kind
     name: Annotated[str, PLAIN]
-    commitment: Annotated[bytes | None, nullable(DIGEST)]
-    deterministic: Annotated[bool, FLAG]
+    commitment: bytes | None
+    deterministic: bool
     threads: Annotated[int, integer(1, 4096)]
     cpus: Annotated[tuple[int, ...], listed(integer(0, 65535), most=4096)]
 
@@ -81,8 +70,8 @@ class Workload(Document):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu(Document):
     name: Annotated[str, PLAIN]
-    driver: Annotated[str | None, nullable(PLAIN)]
-    mig: Annotated[bool | None, nullable(FLAG)]
+    driver: Annotated[str, PLAIN] | None
+    mig: bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,25 +84,21 @@ class Machine(Document):
         virtualised: whether the processor names a hypervisor above it.
     """
 
-    cpu: Annotated[str | None, nullable(PLAIN)]
-    cpus: Annotated[int | None, nullable(integer(1, 65536))]
-    glasshouse: Annotated[str | None, nullable(PLAIN)]
-    gpu: Annotated[Gpu | None, nullable(record(Gpu))]
-    kernel: Annotated[str | None, nullable(PLAIN)]
-    memory_bytes: Annotated[int | None, nullable(integer(1))]
-    python: Annotated[str | None, nullable(PLAIN)]
-    speculation: Annotated[tuple[str, ...] | None, nullable(listed(PLAIN, most=64))]
-    torch: Annotated[str | None, nullable(PLAIN)]
-    virtualised: Annotated[bool | None, nullable(FLAG)]
+    cpu: Annotated[str, PLAIN] | None
+    cpus: Annotated[int, integer(1, 65536)] | None
+    glasshouse: Annotated[str, PLAIN] | None
+    gpu: Gpu | None
+    kernel: Annotated[str, PLAIN] | None
+    memory_bytes: Annotated[int, integer(1)] | None
+    python: Annotated[str, PLAIN] | None
+    speculation: Annotated[tuple[str, ...], listed(PLAIN, most=64)] | None
+    torch: Annotated[str, PLAIN] | None
+    virtualised: bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusions(Document):
-    """The rules that look at the machine; each is the same for both arms.
-
-    Args:
-        steal_ppm: blocks in which the hypervisor took more of the processors' time, in millionths.
-    """
+    """Blocks in which the hypervisor took more of the processors' time, in millionths, count for neither arm."""
 
     steal_ppm: Annotated[int, integer(0, 1_000_000)]
 
@@ -141,11 +126,9 @@ class Planted(Document):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Design(Document):
-    """Everything that is decided before the first session.
+    """Everything that is decided before the first session; `version` is 1.
 
     Args:
-        version: 1.
-        mode: how the arms share the machine.
         seed: 32 bytes; every session's schedule and the randomisation test follow from it.
         sessions: pairs of processes, K. Each is attempted once.
         length_ns: T, the time for which both arms take their slots; when whole, for which each arm runs.
@@ -153,12 +136,8 @@ class Design(Document):
         margin_ppm: the equivalence margin on the log ratio, in millionths.
         widening_ppm: factor on the standard error, in millionths.
         asked_s: the time that was asked for, in seconds.
-        exclusions: rules that look at the machine.
-        padding: of environment and arguments.
         planted: None in an honest measurement.
         assurance: that the protected arm shall have; None in a null measurement, which has none.
-        workload: what is trained.
-        machine: where.
         calibration_sha256: of `calibration.json`; None where there was none.
         created_us: when it was sealed, by the owner's clock.
 
@@ -167,8 +146,8 @@ class Design(Document):
     """
 
     version: Annotated[int, integer(1, 1)] = 1
-    mode: Annotated[Mode, choice(Mode)]
-    seed: Annotated[bytes, DIGEST]
+    mode: Mode
+    seed: bytes
     sessions: Annotated[int, integer(1, MAX_SESSIONS)]
     length_ns: Annotated[int, integer(10**6, 86_400 * 10**9)]
     slot_ns: Annotated[int, integer(10**6, MAX_SLOT_NS)]
@@ -178,13 +157,13 @@ class Design(Document):
     margin_ppm: Annotated[int, integer(1, 999_999)]
     widening_ppm: Annotated[int, integer(WIDENING, 100 * WIDENING)] = WIDENING
     asked_s: Annotated[int, COUNT]
-    exclusions: Annotated[Exclusions, record(Exclusions)]
-    padding: Annotated[Padding, record(Padding)]
-    planted: Annotated[Planted | None, nullable(record(Planted))] = None
-    assurance: Annotated[Assurance | None, nullable(choice(Assurance))]
-    workload: Annotated[Workload, record(Workload)]
-    machine: Annotated[Machine, record(Machine)]
-    calibration_sha256: Annotated[bytes | None, nullable(DIGEST)]
+    exclusions: Exclusions
+    padding: Padding
+    planted: Planted | None = None
+    assurance: Assurance | None
+    workload: Workload
+    machine: Machine
+    calibration_sha256: bytes | None
     created_us: Annotated[int, COUNT]
 
     def _check(self) -> None:

@@ -6,33 +6,19 @@ Law: ``D.parse(d.to_json()) == d`` for every value that can be made, and what co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, Self, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import MAX_INTEGER, Json, encode
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
 
-__all__ = [
-    "COUNT",
-    "DIGEST",
-    "FLAG",
-    "INSTANT",
-    "NAME",
-    "PLAIN",
-    "Document",
-    "Kind",
-    "choice",
-    "integer",
-    "listed",
-    "nullable",
-    "plain",
-    "record",
-]
+__all__ = ["COUNT", "INSTANT", "NAME", "PLAIN", "Document", "Kind", "integer", "listed", "plain"]
 
 _INSTANT = re.compile(r"0|[1-9][0-9]{0,18}")
 # No slash, no colon, no backslash: nothing that could be a path or an address.
@@ -52,9 +38,7 @@ def integer(low: int = 0, high: int = MAX_INTEGER) -> Kind:
 
 
 COUNT = integer()
-FLAG = Kind(Fields.flag)
 NAME = Kind(Fields.identifier)
-DIGEST = Kind(Fields.digest, bytes.hex)
 PLAIN = Kind(lambda found, name: found.text(name, max_chars=96, pattern=_PLAIN))
 
 
@@ -68,28 +52,14 @@ def _instant(found: Fields, name: str) -> int:
 INSTANT = Kind(_instant, str)
 
 
-def choice(options: type[StrEnum]) -> Kind:
-    return Kind(lambda found, name: options(found.choice(name, [one.value for one in options])), str)
-
-
-def nullable(kind: Kind) -> Kind:
-    return Kind(
-        lambda found, name: None if found.null(name) else kind.read(found, name),
-        lambda value: None if value is None else kind.write(value),
-    )
-
-
-def listed(kind: Kind, *, most: int) -> Kind:
-    """A list, as a tuple."""
+def listed(one: Any, *, most: int) -> Kind:
+    """A list, as a tuple, of members that are annotated so."""
+    kind = _kind(one)
 
     def read(found: Fields, name: str) -> tuple[Any, ...]:
         return tuple(kind.read(Fields({name: one}, "list"), name) for one in found.items(name, max_items=most))
 
     return Kind(read, lambda values: [kind.write(one) for one in values])
-
-
-def record(document: type[Document]) -> Kind:
-    return Kind(lambda found, name: document.read(found.child(name)), lambda value: value.to_json())
 
 
 def plain(text: str) -> str | None:
@@ -99,7 +69,7 @@ def plain(text: str) -> str | None:
 
 
 class Document:
-    """A frozen dataclass whose members are annotated with their `Kind`.
+    """A frozen dataclass whose members have a `Kind`, by their annotation or their type (`bytes` are digests).
 
     Raises:
         FormatError: `schema-invalid`, also on construction, for a value outside its limits.
@@ -139,14 +109,29 @@ class Document:
 
 def _members(document: Any) -> dict[str, Kind]:
     hints = get_type_hints(document, include_extras=True)
-    return {one.name: _kind(hints[one.name].__metadata__) for one in fields(document)}
+    return {one.name: _kind(hints[one.name]) for one in fields(document)}
 
 
 _kinds: Callable[[Any], dict[str, Kind]] = cache(_members)
 
 
-def _kind(metadata: Sequence[Any]) -> Kind:
-    return next(one for one in metadata if isinstance(one, Kind))
+def _kind(hint: Any) -> Kind:
+    """Return the `Kind` that stands in an annotation, or the one that follows from its type."""
+    if isinstance(hint, Kind):
+        return hint
+    if get_origin(hint) is Annotated:
+        return _kind(hint.__metadata__[0])
+    if NoneType in get_args(hint):
+        [other] = (_kind(one) for one in get_args(hint) if one is not NoneType)
+        return Kind(
+            lambda found, name: None if found.null(name) else other.read(found, name),
+            lambda value: None if value is None else other.write(value),
+        )
+    if issubclass(hint, Document):
+        return Kind(lambda found, name: hint.read(found.child(name)), lambda value: value.to_json())
+    if issubclass(hint, StrEnum):
+        return Kind(lambda found, name: hint(found.choice(name, [one.value for one in hint])), str)
+    return {bool: Kind(Fields.flag), bytes: Kind(Fields.digest, bytes.hex)}[hint]
 
 
 def _title(document: type[Document]) -> str:

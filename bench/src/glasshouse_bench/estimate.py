@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -24,13 +24,18 @@ STEADY_P = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Two ends of a log ratio."""
+    """Two ends, such as those of a log ratio."""
 
     low: float
     high: float
 
+    @property
+    def slowdown(self) -> Interval:
+        """Of T_protected/T_raw − 1, where the ends are log ratios."""
+        return Interval(math.expm1(self.low), math.expm1(self.high))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """The mean of session contrasts, each an estimate of ln(T_protected/T_raw).
 
@@ -43,7 +48,6 @@ class Estimate:
         steady_p: of first against last third (Welch); None for fewer than six sessions.
     """
 
-    _: KW_ONLY
     log_ratio: float
     standard_error: float | None
     sessions: int

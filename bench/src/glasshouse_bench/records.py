@@ -5,7 +5,6 @@ Law: a record that no pacer could have written under its plan is refused, and no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.fields import DECIMAL, Fields
 from glasshouse.workloads.phases import PHASES
 from glasshouse.workloads.slots import MAX_STEPS, NONFINITE, Plan
+from glasshouse_bench.documents import INSTANT
 
 __all__ = ["MAX_PROFILED", "Integers", "Profile", "Record", "Steps", "loss", "parse", "too_long"]
 
@@ -25,7 +25,6 @@ Integers = NDArray[np.int64]
 MAX_BYTES = 64 << 20
 MAX_PROFILED = 256
 _LINE_BYTES = 16384
-_INSTANT = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +65,6 @@ class Record:
     """One worker's record.
 
     Args:
-        plan: the schedule it followed.
-        steps: its steps.
         slots: the numbers of its slots.
         hooks_ns: how long the worker waited for inputs and messages in each slot.
         cpu: processor time at the begin and the end of each slot, in nanoseconds, of shape (slots, 2).
@@ -128,7 +125,7 @@ def _end(value: Json) -> tuple[str, int]:
     fields = Fields(value, "end")
     fields.choice("kind", ("end",))
     reason = fields.choice("reason", ("end", "full", "stopped"))
-    until_ns = int(fields.text("until_ns", max_chars=19, pattern=_INSTANT))
+    until_ns = INSTANT.read(fields, "until_ns")
     fields.end()
     return reason, until_ns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ TRIM = 0.1
 _DOMAIN = b"glasshouse/slots/v1/randomisation\x00"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sensitivity:
     """The three checks.
 
@@ -30,7 +30,6 @@ class Sensitivity:
         randomisation_p: of blocks whose two orders were drawn the other way; small too where the process pairs differ.
     """
 
-    _: KW_ONLY
     trimmed: Estimate | None
     processor: Estimate | None
     randomisation_p: float

@@ -6,8 +6,9 @@ Laws: nothing is left out because of how long it took; the rules are the same fo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -38,7 +39,7 @@ class Outcome(StrEnum):
     OUTSIDE = "outside-slots"  # an arm used more than 5 % of its processor time outside its slots
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks:
     """Sums over each block that counts, of shape (blocks, 2): column 0 is raw, column 1 protected.
 
@@ -50,7 +51,6 @@ class Blocks:
         all_steps: number of all steps in these slots.
     """
 
-    _: KW_ONLY
     time_ns: Integers
     steps: Integers
     beside_ns: Integers
@@ -77,22 +77,20 @@ class Blocks:
         return _contrast(self.cpu_ns, self.all_steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
     """One session.
 
     Args:
-        outcome: whether it enters the estimate, and why not.
         blocks: its sums; None unless it is complete.
         excluded: how many blocks each rule took out.
         dropped: counted steps that another arm's overrun overlapped, raw and protected.
         unlike_losses: the first step whose losses differ between the arms; None where all are equal.
     """
 
-    _: KW_ONLY
     outcome: Outcome
     blocks: Blocks | None = None
-    excluded: Mapping[str, int]
+    excluded: Mapping[str, int] = field(default_factory=dict)
     dropped: tuple[int, int] = (0, 0)
     unlike_losses: int | None = None
 
@@ -108,7 +106,7 @@ def session_of(
     """Return what a session adds.
 
     Args:
-        raw, protected: the two records, of two arms or of two whole processes; None where an arm left none.
+        raw, protected: the records of two arms, or of two whole processes; None where an arm left none.
         length_ns: the planned length of the time in which both arms take their slots, or each runs alone, T.
         observed: blocks that the machine's state excludes (steal), by block, with the rule's name.
         throttled: whether a counter of throttling went up during the session.
@@ -119,28 +117,26 @@ def session_of(
     if any(one is not None and one.profile is not None for one in (raw, protected)):
         raise FormatError(Code.ARTIFACT_INVALID, "a profiled worker's steps are of no session")
     if raw is None or protected is None or raw.reason is None or protected.reason is None:
-        return Session(outcome=Outcome.DIED, excluded={})
+        return Session(outcome=Outcome.DIED)
     if throttled:
-        return Session(outcome=Outcome.THROTTLED, excluded={})
+        return Session(outcome=Outcome.THROTTLED)
     plan = _plan(raw, protected)
     records = (raw, protected)
     if any(len(one.losses) <= plan.warmup_steps for one in records):
-        return Session(outcome=Outcome.NOT_WARM, excluded={})
+        return Session(outcome=Outcome.NOT_WARM)
     if any(NONFINITE in one.losses for one in records):
-        return Session(outcome=Outcome.NONFINITE, excluded={})
+        return Session(outcome=Outcome.NONFINITE)
     if plan.arm == ALONE:
         return _alone(records, plan, length_ns, observed or {})
     first, stop = window(records, plan)
     rules = {**(observed or {}), **_clock_anomalies(records, plan)}
-    rules = {block: rule for block, rule in sorted(rules.items()) if first <= block < stop}
-    excluded = {rule: sum(1 for one in rules.values() if one == rule) for rule in sorted(set(rules.values()))}
+    rules = {block: rule for block, rule in rules.items() if first <= block < stop}
+    excluded = dict(sorted(Counter(rules.values()).items()))
     kept = np.array([block not in rules for block in range(first, stop)], dtype=bool)
     if 2 * int(kept.sum()) * BLOCK * plan.slot_ns < length_ns:
         return Session(outcome=Outcome.SHORT, excluded=excluded)
     blocks, dropped = blocks_of(raw.steps, protected.steps, uncounted=plan.uncounted, first=first, kept=kept)
-    inside = _processor_time(records, first, kept)
-    blocks = replace(blocks, cpu_ns=inside)
-    parity = unlike_losses(raw, protected)
+    blocks = replace(blocks, cpu_ns=_processor_time(records, first, kept))
     if not blocks.steps.sum(axis=0).all():
         outcome = Outcome.NO_STEPS
     elif any(_outside(one, first, stop) for one in records):
@@ -152,34 +148,29 @@ def session_of(
         blocks=blocks if outcome is Outcome.COMPLETE else None,
         excluded=excluded,
         dropped=dropped,
-        unlike_losses=parity,
+        unlike_losses=unlike_losses(raw, protected),
     )
 
 
 def _alone(records: tuple[Record, Record], plan: Plan, length_ns: int, observed: Mapping[int, str]) -> Session:
     """Return what a session of two whole processes adds: one block, of all their steps after the warm-up."""
     rules = {**observed, **_clock_anomalies(records, plan)}
-    sums, excluded = [], dict.fromkeys(sorted(set(rules.values())), 0)
+    sums, counter = [], Counter[str]()
     for one in records:
         warm = one.steps.begin >= max(int(one.steps.begin[plan.warmup_steps]), int(one.steps.begin[0]) + ALONE_NS)
         block = one.steps.slot // BLOCK
-        for number in np.unique(block[warm]):
-            if int(number) in rules:
-                excluded[rules[int(number)]] += 1
-        bad = np.isin(block, list(rules))
-        counted = warm & ~bad
+        counter.update(rules[number] for number in np.unique(block[warm]).tolist() if number in rules)
+        counted = warm & ~np.isin(block, list(rules))
         slots = np.unique(one.steps.slot[counted])
         spent = int((one.cpu[:, 1] - one.cpu[:, 0])[np.isin(one.slots, slots)].sum())
         time_ns, steps = int((one.steps.end - one.steps.begin)[counted].sum()), int(np.count_nonzero(counted))
         sums.append((time_ns, steps, 0, spent, int(np.count_nonzero(np.isin(one.steps.slot, slots)))))
-    excluded = {rule: number for rule, number in excluded.items() if number}
+    excluded = dict(sorted(counter.items()))
     if any(2 * total[0] < length_ns for total in sums):
         return Session(outcome=Outcome.SHORT, excluded=excluded)
     columns = (np.array([column], dtype=np.int64) for column in zip(*sums, strict=True))
     blocks = Blocks(**dict(zip(("time_ns", "steps", "beside_ns", "cpu_ns", "all_steps"), columns, strict=True)))
-    return Session(
-        outcome=Outcome.COMPLETE, blocks=blocks, excluded=excluded, unlike_losses=unlike_losses(records[0], records[1])
-    )
+    return Session(outcome=Outcome.COMPLETE, blocks=blocks, excluded=excluded, unlike_losses=unlike_losses(*records))
 
 
 def window(records: tuple[Record, Record], plan: Plan) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Law: ``Measurement.load`` trusts no number that it finds; the statement is a fun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from glasshouse.evidence.canary import check_canaries
 from glasshouse.jobs.artifact import host_canaries
 from glasshouse.jobs.files import is_there, write_private
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.analysis import analyse
-from glasshouse_bench.artifact import ANALYSIS, MAX_NOTE_BYTES, Part, read_file
-from glasshouse_bench.beside import BESIDE, Calibration, Parity, Phases
+from glasshouse_bench.artifact import ANALYSIS, Part, read_document
+from glasshouse_bench.beside import BESIDE, MAX_BESIDE_BYTES, Calibration, Parity, Phases
 from glasshouse_bench.design import Kind, Mode
 
 __all__ = ["LIMITS", "STATEMENT", "STATEMENT_TYPE", "Measured", "Measurement", "statement_json", "write_statement"]
@@ -44,18 +44,15 @@ LIMITS = (
 _VOCABULARY = frozenset(one.value for one in Kind) | {"cpu", "gpu", "machine", "name", "kernel", "torch", "python"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """One part, computed.
 
     Args:
-        part: its folder and design.
-        analysis: what `analyse` finds.
         deployments: of all attempts, in order.
         root, size: of the Merkle tree over the notes' bytes.
     """
 
-    _: KW_ONLY
     part: Part
     analysis: dict[str, Any]
     deployments: tuple[str, ...]
@@ -70,24 +67,17 @@ class Measured:
             tree.append(leaf_hash(data))
             if note.protected.deployment is not None:
                 deployments.append(note.protected.deployment)
-        return cls(
-            part=part,
-            analysis=analyse(part),
-            deployments=tuple(deployments),
-            root=tree.root(),
-            size=len(tree),
-        )
+        return cls(part=part, analysis=analyse(part), deployments=tuple(deployments), root=tree.root(), size=len(tree))
 
     @property
     def mode(self) -> Mode:
         return self.part.design.mode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """All parts that lie in a folder, in the order of `Mode`, and what lies beside them."""
 
-    _: KW_ONLY
     parts: tuple[Measured, ...]
     calibration: Calibration | None
     parity: Parity | None
@@ -135,8 +125,6 @@ def write_statement(folder: Path, *, owner: SigningKey, created_us: int) -> Meas
     """Compute and sign what a harness measured: writes each `analysis.json`, and `statement.json`.
 
     Args:
-        folder: with the parts.
-        owner: the signing key of the owner whose runs were measured.
         created_us: the present, microseconds since the epoch.
 
     Raises:
@@ -157,11 +145,7 @@ def write_statement(folder: Path, *, owner: SigningKey, created_us: int) -> Meas
 
 
 def statement_json(measurement: Measurement, *, created_us: int, analyses: Mapping[Mode, bytes]) -> dict[str, Json]:
-    """Return what is signed.
-
-    Args:
-        analyses: the SHA-256 of each part's `analysis.json`.
-    """
+    """Return what is signed; `analyses` has the SHA-256 of each part's `analysis.json`."""
     return {
         "beside": {
             name: None if (found := getattr(measurement, name)) is None else found.sha256.hex() for name in BESIDE
@@ -186,10 +170,7 @@ def statement_json(measurement: Measurement, *, created_us: int, analyses: Mappi
 
 def _beside(folder: Path, name: str) -> Any:
     path = folder / f"{name}.json"
-    if not is_there(path):
-        return None
-    data = read_file(path, max_bytes=4 * MAX_NOTE_BYTES)
-    return BESIDE[name].parse(decode(data, max_bytes=4 * MAX_NOTE_BYTES))
+    return read_document(path, BESIDE[name], max_bytes=MAX_BESIDE_BYTES) if is_there(path) else None
 
 
 def _check_calibration(calibration: Calibration | None, parts: Sequence[Part]) -> None:
@@ -205,10 +186,9 @@ def _check_private(one: Measured) -> None:
     """All else is numbers, digests and enumerations: only in these texts could a machine's name have slipped in."""
     design = one.part.design
     documents: list[dict[str, Json]] = [{"machine": design.machine.to_json(), "workload": design.workload.to_json()}]
-    documents += [{"speculation": list(lines)} for lines in sorted(_speculation(one.part))]
+    arms = (arm for note in one.part.notes() for arm in (note.raw, note.protected))
+    documents += [
+        {"speculation": list(lines)} for lines in sorted({arm.speculation for arm in arms if arm.speculation})
+    ]
     for told in documents:
         check_canaries(encode(told), host_canaries(), vocabulary=_VOCABULARY, max_bytes=MAX_STATEMENT_BYTES)
-
-
-def _speculation(part: Part) -> set[tuple[str, ...]]:
-    return {lines for note in part.notes() for lines in (note.raw.speculation, note.protected.speculation) if lines}

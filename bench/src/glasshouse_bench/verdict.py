@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -52,17 +52,15 @@ class Link(NamedTuple):
     holds: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Backing:
     """The receipts behind a part.
 
     Args:
-        mode: of the part.
         verdicts: of the receipts that lie there, all genuine, by session.
         needed: sessions whose protected run was timed and counts.
     """
 
-    _: KW_ONLY
     mode: Mode
     verdicts: Mapping[int, Verdict]
     needed: tuple[int, ...]
@@ -79,17 +77,15 @@ class Backing:
         return min(levels, key=_LEVELS.index, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MeasurementVerdict:
     """A measurement that the owner signed, all of whose numbers follow from its records.
 
     Args:
-        measurement: with the numbers as they were computed here.
         backings: the receipts of each part with protected runs.
         created_us: when it was signed, by the owner's clock.
     """
 
-    _: KW_ONLY
     measurement: Measurement
     backings: tuple[Backing, ...]
     created_us: int
@@ -130,26 +126,20 @@ class MeasurementVerdict:
     def sentence(self) -> str:
         """The verdict in one sentence, with the level and with whose word the times are."""
         level = f"assurance {self.assurance}; the times are the word of the owner, who controls both arms"
-        said = found_of(self.measurement)
+        said, signed = found_of(self.measurement), f"Signed {utc(self.created_us)} by the owner's clock."
         if self.lacks:
             why = "; ".join(LACKS[lack] for lack in self.lacks)
-            return f"Incomplete ({level}): nothing contradicts it, but {why}; its own word: {said}. {self._signed}"
-        return f"Signed by its owner, and every number follows from the records ({level}): {said}. {self._signed}"
-
-    @property
-    def _signed(self) -> str:
-        return f"Signed {utc(self.created_us)} by the owner's clock."
-
-    @property
-    def _slots(self) -> Link:
-        if all(one.part.design.calibration_sha256 is not None for one in self.measurement.parts):
-            return Link("slots", "as they follow from the calibration")
-        return Link("slots", "chosen by the owner: a design names no calibration", holds=False)
+            return f"Incomplete ({level}): nothing contradicts it, but {why}; its own word: {said}. {signed}"
+        return f"Signed by its owner, and every number follows from the records ({level}): {said}. {signed}"
 
     @property
     def links(self) -> tuple[Link, ...]:
         """What was checked, in order."""
-        found, lacks = [Link("statement", "signed by the owner"), self._slots], self.lacks
+        follows = all(one.part.design.calibration_sha256 is not None for one in self.measurement.parts)
+        slots = "as they follow from the calibration"
+        if not follows:
+            slots = "chosen by the owner: a design names no calibration"
+        found, lacks = [Link("statement", "signed by the owner"), Link("slots", slots, holds=follows)], self.lacks
         for one in self.measurement.parts:
             attempts = one.analysis["attempts"]
             complete = attempts["outcomes"].get("complete", 0)

@@ -72,7 +72,6 @@ def verify_measurement(folder: Path, *, owner: OwnerPublic | bytes, now_us: int 
     """Check a measurement's signature and files, and compute all of it again.
 
     Args:
-        folder: with `statement.json` and the parts.
         owner: the owner, or their signing key, known from elsewhere.
         now_us: the present, where it is known: a measurement of the future is refused.
 

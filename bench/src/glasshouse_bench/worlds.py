@@ -6,7 +6,7 @@ step records as a pacer would have kept them. A test takes the same steps throug
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ SLOT_NS = 70_000_000  # six steps, with room, as a calibration of such steps wou
 _GRID_NS = 10_000_000  # of the machine's common noise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     """A machine, and what protection costs on it.
 
@@ -43,7 +43,6 @@ class World:
         contention: how much longer a step takes for each second in which the other arm runs too: 1 on shared cores.
     """
 
-    _: KW_ONLY
     planted: float = 0.01
     bunched_ns: int = 0
     white: tuple[float, float] = (0.03, 0.03)
@@ -87,7 +86,7 @@ WORLDS: dict[str, World] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
     """Sessions of one world, in step with each other.
 
@@ -97,7 +96,6 @@ class Simulated:
         protected: whether the slot is the protected arm's, of shape (slots, sessions).
     """
 
-    _: KW_ONLY
     seeds: tuple[bytes, ...]
     begin: NDArray[np.int64]
     end: NDArray[np.int64]

@@ -90,6 +90,7 @@ def _protected(
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.supervise import Silent
 
     if job is not None:
         warn_of_losses(output, job)
@@ -114,7 +115,7 @@ def _protected(
                 prepared.launch,
                 home=place,
                 broker=broker,
-                watcher=_Silent() if view is None else view,
+                watcher=Silent() if view is None else view,
                 others=prepared.others,
             )
     # Names are sealed with the outputs; the owner's key opens them.
@@ -207,19 +208,3 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
         if not folder.recorded:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-
-
-class _Silent:
-    """Shows nothing."""
-
-    def event(self, *_event: object) -> None:
-        pass
-
-    def tick(self, *_seen: object) -> None:
-        pass
-
-    def stopping(self, times: int) -> None:
-        pass
-
-    def machine(self, *_ended: object, completed: bool) -> None:
-        pass

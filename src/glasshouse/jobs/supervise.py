@@ -27,7 +27,7 @@ from glasshouse.providers.base import Placement, Provider, Request
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import State
 
-__all__ = ["Ended", "Interrupts", "Watcher", "supervise"]
+__all__ = ["Ended", "Interrupts", "Silent", "Watcher", "supervise"]
 
 # A runtime that was asked to stop has a worker that may take seconds to end and memory to search.
 STOP_PATIENCE_S = 120.0
@@ -51,6 +51,22 @@ class Watcher(Protocol):
 
     def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
         """A machine of the run's group has ended, and why if it did not complete."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def event(self, event: Event, seen: Seen) -> None:
+        pass
+
+    def tick(self, seen: Seen) -> None:
+        pass
+
+    def stopping(self, times: int) -> None:
+        pass
+
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        pass
 
 
 class Interrupts:

@@ -37,14 +37,14 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_wish_is_two_parts_a_time_and_a_margin() -> None:
-    wish = overhead._wish("interleaved", "10m", "0.5%", None)
+    wish = overhead.wish("interleaved", "10m", "0.5%", None)
     assert (list(wish.modes), wish.seconds, wish.margin, wish.planted) == (
         [Mode.INTERLEAVED, Mode.NULL],
         600,
         0.005,
         None,
     )
-    assert list(overhead._wish("alternating", "2h", " 1 % ", None).modes) == [Mode.ALTERNATING]
+    assert list(overhead.wish("alternating", "2h", " 1 % ", None).modes) == [Mode.ALTERNATING]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_wish_is_two_parts_a_time_and_a_margin() -> None:
 )
 def test_a_wish_that_is_none_names_its_option(mode: str, time: str, margin: str, planted: str | None, why: str) -> None:
     with pytest.raises(UsageError) as refused:
-        overhead._wish(mode, time, margin, planted)
+        overhead.wish(mode, time, margin, planted)
     assert refused.value.message.startswith(why)
 
 
@@ -75,14 +75,14 @@ def test_what_is_planted_is_a_part_of_each_step_or_of_each_second() -> None:
 
 
 def test_the_built_in_job_is_made_in_its_folder(tmp_path: Path) -> None:
-    subject = overhead._maker("mlp", None, None, "cpu")(tmp_path)
+    subject = overhead.maker("mlp", None, None, "cpu")(tmp_path)
     assert (subject.job.workload, subject.job.params["device"], subject.job.folder) == ("mlp", "cpu", tmp_path)
-    large = overhead._maker("lora", None, "config:qwen2.5-0.5b", None)(tmp_path)
+    large = overhead.maker("lora", None, "config:qwen2.5-0.5b", None)(tmp_path)
     assert (large.job.name, large.job.params["device"]) == ("lora qwen2.5-0.5b", "auto")
 
 
 def test_your_own_job_is_read_at_once_and_where_it_lies(job: Path, tmp_path: Path) -> None:
-    make = overhead._maker("lora", job, None, "cpu")
+    make = overhead.maker("lora", job, None, "cpu")
     job.unlink()
     subject = make(tmp_path / "elsewhere")
     assert (subject.job.name, subject.job.folder, "steps" in subject.job.params) == ("job", tmp_path, False)
@@ -103,14 +103,14 @@ def test_a_job_that_is_none_is_refused_before_anything_is_made(
 ) -> None:
     workload, own, model, device = options
     with pytest.raises(UsageError) as refused:
-        overhead._maker(workload, None if own is None else job, model, device)
+        overhead.maker(workload, None if own is None else job, model, device)
     assert why in refused.value.message
 
 
 def test_without_torch_the_hint_is_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError) as refused:
-        overhead._maker("mlp", None, None, None)
+        overhead.maker("mlp", None, None, None)
     assert (refused.value.code, "pip install" in refused.value.hint) == (Code.REQUIREMENT_MISSING, True)
 
 
@@ -118,14 +118,14 @@ def test_the_owner_is_the_one_of_the_home(tmp_path: Path, capsys: pytest.Capture
     home = Home(path=tmp_path / "home").make()
     mine = Identity.generate()
     mine.save(private=home.owner_private, public=home.owner_public, passphrase=None)
-    assert overhead._owner(home.path, None, None, Output(False)).public == mine.public
+    assert overhead.owner(home.path, None, None, Output(False)).public == mine.public
     monkey = capsys.readouterr()
     assert monkey.err == monkey.out == ""
 
 
 def test_a_home_that_was_named_and_has_no_owner_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no owner's identity") as refused:
-        overhead._owner(tmp_path, None, None, Output(False))
+        overhead.owner(tmp_path, None, None, Output(False))
     assert refused.value.code is Code.IDENTITY
 
 
@@ -133,7 +133,7 @@ def test_without_a_home_a_key_is_made_and_what_that_means_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Home, "locate", lambda _path: Home(path=tmp_path / "none"))
-    made = [overhead._owner(None, None, None, Output(False)) for _ in range(2)]
+    made = [overhead.owner(None, None, None, Output(False)) for _ in range(2)]
     assert made[0].public != made[1].public
     said = " ".join(capsys.readouterr().err.split())
     assert "cannot be taken up again once it is interrupted" in said
@@ -152,7 +152,7 @@ Closed = Callable[..., tuple[int, dict[str, Any]]]
 def close(identity: Identity, capsys: pytest.CaptureFixture[str]) -> Closed:
     def closed(folder: Path, *, interrupted: bool = False) -> tuple[int, dict[str, Any]]:
         parts = [Part.open(folder, mode) for mode in (Mode.INTERLEAVED, Mode.NULL)]
-        code = overhead._close(Output(True), folder, parts, identity, interrupted=interrupted)
+        code = overhead.close(Output(True), folder, parts, identity, interrupted=interrupted)
         told: dict[str, Any] = json.loads(capsys.readouterr().out)
         return code, told
 

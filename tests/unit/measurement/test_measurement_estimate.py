@@ -152,10 +152,9 @@ def test_a_short_job_pays_for_the_lifecycle_and_a_long_one_for_the_steps() -> No
     assert [one.seconds for one in (quarter, hour, day)] == [900, 3600, 86400]
     assert quarter.relative == pytest.approx(0.01 + 10 / 900)
     assert hour.protected_s == pytest.approx(3600 * 1.01 + 10)
-    assert day.low is not None
-    assert day.high is not None
-    assert day.low < day.relative < day.high
-    assert job_costs(found, [8.0])[0].low is None
+    assert day.interval is not None
+    assert day.interval.low < day.relative < day.interval.high
+    assert job_costs(found, [8.0])[0].interval is None
 
 
 # sensitivity

@@ -13,11 +13,12 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from glasshouse.errors import Code, GlasshouseError
+from glasshouse.evidence.events import Event
 from glasshouse.evidence.results import WEIGHTS
 from glasshouse.jobs.collect import fetch
 from glasshouse.jobs.embedded import Embedded
@@ -29,7 +30,7 @@ from glasshouse.jobs.raw import Plain, RawProcess
 from glasshouse.jobs.run import prepare
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Ended as RunEnded
-from glasshouse.jobs.supervise import Interrupts, supervise
+from glasshouse.jobs.supervise import Interrupts, Silent, supervise
 from glasshouse.providers.base import Request
 from glasshouse.providers.local import LocalPlacement, LocalProvider
 from glasshouse.task.handle import RECORD
@@ -43,23 +44,19 @@ __all__ = ["Left", "ProtectedArm", "RawArm", "Worker"]
 END_S = 180.0  # a run that ends seals its outputs and searches memory; its supervisor gives up after two minutes
 PADDING_BYTES = 4096
 _RAW_STOP_S = 10.0
-_POLL_S = 0.02
 _LINE_CHARS, _LAST_LINES = 200, 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Left:
-    """What an arm left.
+    """What an arm left: how it ended, for the note, and its step record.
 
     Args:
-        arm: how it ended, for the note.
-        record: its step record.
         lifecycle_us, bundle: of a protected run, from its receipt.
         weights: SHA-256 of each output of weights, by name; written nowhere but where the owner chose it.
         reason: why it failed, for people; empty otherwise.
     """
 
-    _: KW_ONLY
     arm: Arm
     record: bytes | None = None
     lifecycle_us: Mapping[str, int | None] | None = None
@@ -98,11 +95,9 @@ class Worker(Protocol):
 
 
 class RawArm:
-    """A raw worker.
+    """A raw worker on the job in the clear, in the home of the measurement.
 
     Args:
-        plain: the job in the clear, with its schedule.
-        home: of the measurement.
         cpus: where its worker may train; empty for anywhere.
         planted: what is added to its steps, to try the harness itself.
     """
@@ -191,7 +186,6 @@ class ProtectedArm:
     Args:
         package: the sealed job, with its schedule; this arm removes it.
         home: of the measurement; holds the owner's public part and the package's key.
-        identity: the owner.
         broker: started by the first run; the caller that made it closes it.
         cpus: where its worker may train; empty for anywhere.
     """
@@ -208,7 +202,7 @@ class ProtectedArm:
         self._error: BaseException | None = None
         self._arm = Arm()
         self._agent: int | None = None
-        self._watcher = _Silent()
+        self._watcher = _State()
         self._trains = False
 
     def start(self) -> None:
@@ -316,23 +310,13 @@ class _Telling(LocalProvider):
         return placement
 
 
-class _Silent:
-    """Shows nothing: the measurement has a view of its own. Keeps the run's state."""
+class _State(Silent):
+    """Keeps the run's state: the measurement has a view of its own."""
 
-    def __init__(self) -> None:
-        self.state: State | None = None
+    state: State | None = None
 
-    def event(self, _event: object, seen: Seen) -> None:
+    def event(self, event: Event, seen: Seen) -> None:
         self.state = seen.state
-
-    def tick(self, seen: Seen) -> None:
-        pass
-
-    def machine(self, *_ended: object, completed: bool) -> None:
-        pass
-
-    def stopping(self, times: int) -> None:
-        pass
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from glasshouse_bench.artifact import Clock, Sample
@@ -53,32 +52,28 @@ class Card:
             return None
 
     def describe(self) -> Gpu | None:
-        name = _plain(_text(self._ask("nvmlDeviceGetName")))
-        mig = self._ask("nvmlDeviceGetMigMode")
+        name = _plain(self._ask("nvmlDeviceGetName", self._handle))
+        driver, mig = self._ask("nvmlSystemGetDriverVersion"), self._ask("nvmlDeviceGetMigMode", self._handle)
         if name is None:
             return None
-        try:
-            driver = _text(self._library.nvmlSystemGetDriverVersion())
-        except Exception:
-            driver = None
         return Gpu(name=name, driver=_plain(driver), mig=None if mig is None else bool(mig[0]))
 
     def shared(self) -> bool | None:
         """Return whether two processes may use it at once, each by itself; None where the driver does not say."""
-        mode = self._ask("nvmlDeviceGetComputeMode")
+        mode = self._ask("nvmlDeviceGetComputeMode", self._handle)
         if mode is None:
             return None
         return int(mode) == 0 and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
     def free_bytes(self) -> int | None:
         """Return how much of its memory is free; None where the driver does not say."""
-        memory = self._ask("nvmlDeviceGetMemoryInfo")
+        memory = self._ask("nvmlDeviceGetMemoryInfo", self._handle)
         return None if memory is None else int(memory.free)
 
     def look(self) -> tuple[bool | None, int | None]:
         """Return whether heat or power holds its clock down, and the clock in kHz; takes about a millisecond."""
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        mhz = self._ask("nvmlDeviceGetClockInfo", getattr(self._library, "NVML_CLOCK_SM", 1))
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
+        mhz = self._ask("nvmlDeviceGetClockInfo", self._handle, getattr(self._library, "NVML_CLOCK_SM", 1))
         held = None
         if reasons is not None:
             names = ("SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
@@ -87,17 +82,13 @@ class Card:
 
     def _ask(self, question: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._library, question)(self._handle, *arguments)
+            return getattr(self._library, question)(*arguments)
         except Exception:
             return None  # a virtual card has no such sensor: not asked is not zero
 
 
 class MemoryPeak:
-    """How much of a GPU's memory one arm takes while it runs alone, against what was free before.
-
-    Args:
-        card: None where nothing runs on a GPU.
-    """
+    """How much of a GPU's memory one arm takes while it runs alone; nothing where there is no card."""
 
     def __init__(self, card: Card | None) -> None:
         self._card = card
@@ -135,9 +126,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -148,7 +137,7 @@ class Sampler:
         self._look(ticks, throttled)
 
     def _look(self, ticks: tuple[int, int] | None, throttled: int | None) -> tuple[tuple[int, int] | None, int | None]:
-        now_ticks, now_throttled, frequency = _ticks(), _throttled(), _frequency_khz()
+        now_ticks, now_throttled, frequency = _ticks(), _throttled(), _together(min, "cpufreq/scaling_cur_freq")
         more = None if throttled is None or now_throttled is None else max(0, now_throttled - throttled)
         if self._card is not None:
             held, khz = self._card.look()
@@ -234,19 +223,16 @@ def _stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> in
 
 def _throttled() -> int | None:
     """Return how often processors were throttled since the machine began."""
-    return _added(_SYSTEM.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"), sum)
+    return _together(sum, "thermal_throttle/*_throttle_count")
 
 
-def _frequency_khz() -> int | None:
-    return _added(_SYSTEM.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"), min)
-
-
-def _added(paths: Iterator[Path], how: Any) -> int | None:
+def _together(how: Callable[[list[int]], int], files: str) -> int | None:
+    """Return what the numbers of all processors in the kernel's files come to."""
     values = []
-    for path in paths:
+    for path in _SYSTEM.glob(f"cpu[0-9]*/{files}"):
         with contextlib.suppress(OSError, ValueError):
             values.append(int(path.read_text()))
-    return int(how(values)) if values else None
+    return how(values) if values else None
 
 
 def _vulnerabilities() -> tuple[str, ...] | None:
@@ -286,9 +272,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _text(value: Any) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else None if value is None else str(value)
-
-
-def _plain(text: str | None) -> str | None:
-    return None if text is None else plain(text)
+def _plain(value: object) -> str | None:
+    """Return a text, or what a library gave for one, as `plain` has it."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return None if text is None else plain(str(text))

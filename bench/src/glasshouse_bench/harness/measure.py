@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.durations import format_s
 from glasshouse.jobs.files import is_there, private_folder, write_private
 from glasshouse.jobs.identity import Identity
-from glasshouse.wire.canonical import decode
-from glasshouse_bench.artifact import Attempt, Part, read_file
-from glasshouse_bench.beside import Calibration
+from glasshouse_bench.artifact import Attempt, Part, read_document
+from glasshouse_bench.beside import MAX_BESIDE_BYTES, Calibration
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.harness.alone import calibrated, parity
 from glasshouse_bench.harness.machine import Card, MemoryPeak, describe
-from glasshouse_bench.harness.planning import Setting, Wish, plan, ready_ns, refuse_short, session_ns
+from glasshouse_bench.harness.planning import Setting, Wish, plan, ready_ns, session_ns
 from glasshouse_bench.harness.profiled import phases
 from glasshouse_bench.harness.resume import CALIBRATION, OWNER, begun, check_same
 from glasshouse_bench.harness.room import room_for, was_full
@@ -29,23 +28,9 @@ from glasshouse_bench.harness.stage import Stage
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.harness.subject import Subject
 
-__all__ = ["Viewer", "load_calibration", "measure"]
+__all__ = ["measure"]
 
 PARITY, PHASES = "parity.json", "phases.json"
-_MAX_BYTES = 4 << 20
-
-
-class Viewer(Protocol):
-    """Shows a measurement to a person."""
-
-    def doing(self, what: str) -> None:
-        """Something begins."""
-
-    def planned(self, designs: Mapping[Mode, Design], *, seconds: float) -> None:
-        """The designs are in their files; the sessions take about so long."""
-
-    def session(self, part: Part, note: Attempt, reason: str) -> None:
-        """A session has ended."""
 
 
 def measure(
@@ -54,7 +39,7 @@ def measure(
     *,
     folder: Path,
     identity: Identity,
-    viewer: Viewer,
+    say: Callable[[str], None],
     stop: Stop,
     card: Card | None = None,
     cpus: tuple[int, ...] | None = None,
@@ -64,11 +49,8 @@ def measure(
     Args:
         wish: what was asked for; of a measurement that lies in the folder already, what its designs say.
         make: makes the job; is given a folder for its data.
-        folder: gets the files.
         identity: the owner, the same for all of a measurement.
-        viewer: told of everything.
-        stop: ends it early.
-        card: the GPU.
+        say: shows a line to a person.
         cpus: where both arms may run; None chooses.
 
     Raises:
@@ -76,7 +58,6 @@ def measure(
             another owner's measurement, or another design, lies in the folder.
         RunError: the job itself does not run, or `interrupted` before anything was measured.
     """
-    refuse_short(wish)
     there = begun(folder, identity.public)
     with room_for(folder), Stage(make, identity=identity) as stage:
         chosen = _cpus(stage.subject) if cpus is None else cpus
@@ -90,51 +71,46 @@ def measure(
             machine=describe(card),
         )
         if there:
-            calibration = load_calibration(folder)
+            calibration = read_document(folder / CALIBRATION, Calibration, max_bytes=MAX_BESIDE_BYTES)
             check_same(there, wish, setting, calibration_sha256=calibration.sha256)
         else:
             on_card = card is not None and stage.subject.job.params.get("device") != "cpu"
-            viewer.doing("calibrating: a raw and a protected run without slots")
+            say("calibrating: a raw and a protected run without slots")
             memory = MemoryPeak(card if on_card else None)
             calibration = calibrated(stage, stop, device=on_card, look=memory.look)
             _refuse_crowded(memory, wish)
             write_private(private_folder(folder) / CALIBRATION, calibration.encode())
             write_private(folder / OWNER, identity.public.encode())  # before the first design: who may go on with it
         parts = _parts(folder, there, wish, calibration, setting)
-        viewer.planned({part.design.mode: part.design for part in parts}, seconds=_left_s(parts, calibration))
+        _say_plan(say, parts, _left_s(parts, calibration))
         later_ns = 0
         for part, number in _turns(parts):
             if stop.asked:
                 break
-            viewer.doing(f"{part.design.mode.value} session {number + 1} of {part.design.sessions}")
+            say(f"{part.design.mode.value} session {number + 1} of {part.design.sessions}")
             arms = stage.arms(part.design, number)
             to_start_ns = _to_start_ns(part.design, calibration, later_ns)
             note, reason = run_session(part, number, arms, ready_ns=to_start_ns, stop=stop, card=card)
             later_ns = max(later_ns, warm_after_ns(part, note))
-            viewer.session(part, note, reason)
+            _say_session(say, part, note, reason, _left_s(parts, calibration))
             if any(was_full(arm.code, reason) for arm in (note.raw, note.protected)):
                 # Each session that follows would be lost in the same way, and count.
                 raise UsageError(Code.DISK_FULL, f"an arm of session {number} had no room: {reason}")
         if not stop.asked and not is_there(folder / PARITY):
-            viewer.doing("work parity: a raw and a protected run with the same target")
+            say("work parity: a raw and a protected run with the same target")
             same = parity(stage, stop)
             if same is not None:
                 write_private(folder / PARITY, same.encode(), replace=False)
         interleaved = next((part.design for part in parts if part.design.mode is Mode.INTERLEAVED), None)
         if not stop.asked and not is_there(folder / PHASES) and interleaved is not None:
-            viewer.doing("phases of a step: one session under a profiler")
+            say("phases of a step: one session under a profiler")
             to_start_ns = _to_start_ns(interleaved, calibration, later_ns)
             found = phases(stage, interleaved, stop, ready_ns=to_start_ns)
             if found is None:
-                viewer.doing("  none: an arm ended too soon, or nothing in the job names a phase")
+                say("  none: an arm ended too soon, or nothing in the job names a phase")
             else:
                 write_private(folder / PHASES, found.encode(), replace=False)
     return parts
-
-
-def load_calibration(folder: Path) -> Calibration:
-    """Return what a measurement was designed from; raises `FormatError`."""
-    return Calibration.parse(decode(read_file(folder / CALIBRATION, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES))
 
 
 def _parts(
@@ -188,6 +164,22 @@ def _to_start_ns(design: Design, found: Calibration, later_ns: int) -> int:
 
 def _left_s(parts: Sequence[Part], found: Calibration) -> float:
     return sum((part.design.sessions - part.attempted) * session_ns(part.design, found) / 1e9 for part in parts)
+
+
+def _say_plan(say: Callable[[str], None], parts: Sequence[Part], left_s: float) -> None:
+    for design in (part.design for part in parts):
+        slots = f"{design.steps} + {design.uncounted} steps in slots of {design.slot_ns / 1e6:.0f} ms"
+        how = "whole processes" if design.mode.whole else slots
+        say(f"{design.mode.value}: {design.sessions} sessions of {design.length_ns / 1e9:.0f} s, {how}")
+        say(f"  design {design.sha256.hex()}")
+    say(f"about {format_s(left_s)} from now; Ctrl-C keeps what is complete")
+    say("the same command goes on with it, with -o and its folder")
+
+
+def _say_session(say: Callable[[str], None], part: Part, note: Attempt, reason: str, left_s: float) -> None:
+    second = "second raw" if part.design.mode is Mode.NULL else "protected"
+    how = f"raw {note.raw.ended.value}, {second} {note.protected.ended.value}; about {format_s(left_s)} left"
+    say(f"  {how}; {reason[:300]}" if reason else f"  {how}")
 
 
 def _turns(parts: Sequence[Part]) -> list[tuple[Part, int]]:

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
@@ -30,18 +30,16 @@ STEAL_PPM = 20_000
 NULL_SHARE = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
     """What was asked for.
 
     Args:
-        modes: the parts.
         seconds: for the sessions of the first part, and half as much for a null beside it.
         margin: of equivalence, such as 0.01.
         planted: added to the second raw arm of a null measurement.
     """
 
-    _: KW_ONLY
     modes: Sequence[Mode]
     seconds: float
     margin: float
@@ -60,19 +58,16 @@ def refuse_short(wish: Wish) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
     """What a design has of the job and of the machine, before anything is calibrated.
 
     Args:
-        subject: what is trained.
-        subject_sha256: its digest, which no design has.
+        subject_sha256: of what is trained, which no design has.
         owner: who can recompute a design's commitment to it.
         cpus: where both arms may run; empty for anywhere.
-        machine: as it was described.
     """
 
-    _: KW_ONLY
     subject: Subject
     subject_sha256: bytes
     owner: SigningKey

@@ -43,7 +43,7 @@ def phases(stage: Stage, design: Design, stop: Stop, *, ready_ns: int) -> Phases
         one = stage.protected if arm == "P" else stage.raw
         return one(replace(plan, arm=arm, end_ns=end_ns), profile=PROFILED_STEPS)
 
-    left = side_by_side(make, length_ns=round(_ROOM * 2 * slots * slot_ns), ready_ns=ready_ns, stop=stop).left
+    left, _ = side_by_side(make, length_ns=round(_ROOM * 2 * slots * slot_ns), ready_ns=ready_ns, stop=stop)
     records = [read(left[arm]) for arm in ("R", "P")]
     deployment = left["P"].arm.deployment
     raw, protected = (None if record is None else record.profile for record in records)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from glasshouse.errors import GlasshouseError
 from glasshouse_bench.artifact import Arm, Attempt, Ended, Lifecycle, Part, Spent
@@ -19,7 +17,7 @@ from glasshouse_bench.harness.machine import Card, Sampler, clock
 from glasshouse_bench.harness.stop import Stop
 from glasshouse_bench.records import Record, parse
 
-__all__ = ["Makes", "Pair", "lifecycle_of", "read", "run_session", "side_by_side", "warm_after_ns"]
+__all__ = ["Makes", "lifecycle_of", "read", "run_session", "side_by_side", "warm_after_ns"]
 
 _LOOK_S = 0.1
 # Steps that are under way at the schedule's end are ended; an arm that is gone earlier has died. Afterwards a run seals
@@ -30,19 +28,8 @@ _BEFORE = ("harden", "attest", "release", "open")
 _AFTER = ("seal_outputs", "zeroize")
 
 
-class Makes(Protocol):
-    """Makes the arm of one session (`stage.Stage`)."""
-
-    def __call__(self, arm: str, end_ns: int) -> Worker: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """What both arms left, by `R` and `P`."""
-
-    _: KW_ONLY
-    left: Mapping[str, Left]
-    background: Spent | None = None
+# Makes the arm `R` or `P` of one session, whose schedule ends at an instant (`stage.Stage`).
+Makes = Callable[[str, int], Worker]
 
 
 def run_session(
@@ -51,10 +38,7 @@ def run_session(
     """Attempt one session, and write down what came of it.
 
     Args:
-        part: whose next session it is.
-        make: makes an arm.
         ready_ns: from now until both arms are expected to be warm, or each of two whole processes.
-        stop: ends it early.
 
     Returns:
         The note, and why an arm failed, for people.
@@ -67,18 +51,18 @@ def run_session(
     # Whatever breaks off in here, the attempt stands: its note has no arms, and it counts as one that died.
     with Sampler(began.monotonic_ns, card) as sampler:
         if part.design.mode.whole:
-            pair = _one_after_the_other(part, number, make, ready_ns, stop)
+            left, background = _one_after_the_other(part, number, make, ready_ns, stop), None
         else:
             length_ns = part.design.length_ns
-            pair = side_by_side(make, length_ns=length_ns, ready_ns=ready_ns, stop=stop, number=number)
-    raw, protected = pair.left["R"], pair.left["P"]
+            left, background = side_by_side(make, length_ns=length_ns, ready_ns=ready_ns, stop=stop, number=number)
+    raw, protected = left["R"], left["P"]
     note = Attempt(
         session=number,
         began=began,
         raw=raw.arm,
         protected=protected.arm,
         lifecycle=lifecycle_of(raw, protected),
-        background=pair.background,
+        background=background,
         samples=tuple(sampler.samples[:4096]),
     )
     note = part.keep(note, raw=_whole(raw), protected=_whole(protected), receipt=protected.bundle)
@@ -100,8 +84,10 @@ def warm_after_ns(part: Part, note: Attempt) -> int:
     return max(ends_ns) - note.began.monotonic_ns + 10**9
 
 
-def side_by_side(make: Makes, *, length_ns: int, ready_ns: int, stop: Stop, number: int = 0) -> Pair:
-    """Run both arms at once, which take turns by their plans, and return what they left.
+def side_by_side(
+    make: Makes, *, length_ns: int, ready_ns: int, stop: Stop, number: int = 0
+) -> tuple[dict[str, Left], Spent | None]:
+    """Run both arms at once, which take turns by their plans; return what they left, and the background.
 
     Args:
         length_ns: for which both are to take their slots.
@@ -113,11 +99,10 @@ def side_by_side(make: Makes, *, length_ns: int, ready_ns: int, stop: Stop, numb
     with contextlib.ExitStack() as stack:
         workers, lost = _started(order, make, end_ns, stack)
         ends, background = _watched(workers, end_ns, length_ns, stop, lost)
-        left = {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
-    return Pair(left={**_never_started(lost), **left}, background=background)
+        return lost | {arm: worker.left(ends[arm]) for arm, worker in workers.items()}, background
 
 
-def _one_after_the_other(part: Part, number: int, make: Makes, ready_ns: int, stop: Stop) -> Pair:
+def _one_after_the_other(part: Part, number: int, make: Makes, ready_ns: int, stop: Stop) -> dict[str, Left]:
     """Run each arm alone: to its target, the design's length, or, as a script has none, to the end of its schedule."""
     left: dict[str, Left] = {}
     for arm in ("R", "P") if part.design.raw_first(number) else ("P", "R"):
@@ -125,13 +110,14 @@ def _one_after_the_other(part: Part, number: int, make: Makes, ready_ns: int, st
         with contextlib.ExitStack() as stack:
             workers, lost = _started((arm,), make, end_ns, stack)
             ends, _ = _watched(workers, end_ns, 0, stop, lost)
-            left |= _never_started(lost) | {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
-    return Pair(left=left)
+            left |= lost | {arm: worker.left(ends[arm]) for arm, worker in workers.items()}
+    return left
 
 
 def _started(
     order: tuple[str, ...], make: Makes, end_ns: int, stack: contextlib.ExitStack
-) -> tuple[dict[str, Worker], dict[str, GlasshouseError]]:
+) -> tuple[dict[str, Worker], dict[str, Left]]:
+    """Return the arms that were started, and what there is of those that were not."""
     workers: dict[str, Worker] = {}
     for arm in order:
         try:
@@ -139,20 +125,14 @@ def _started(
             stack.callback(worker.close)
             worker.start()
         except GlasshouseError as error:
-            return workers, dict.fromkeys(set(order) - set(workers), error)
+            never = Left(arm=Arm(ended=Ended.NOT_STARTED, code=error.code), reason=error.message)
+            return workers, {one: never for one in order if one not in workers}
         workers[arm] = worker
     return workers, {}
 
 
-def _never_started(lost: Mapping[str, GlasshouseError]) -> dict[str, Left]:
-    return {
-        arm: Left(arm=Arm(ended=Ended.NOT_STARTED, code=error.code), reason=error.message)
-        for arm, error in lost.items()
-    }
-
-
 def _watched(
-    workers: Mapping[str, Worker], end_ns: int, length_ns: int, stop: Stop, lost: Mapping[str, GlasshouseError]
+    workers: Mapping[str, Worker], end_ns: int, length_ns: int, stop: Stop, lost: Mapping[str, Left]
 ) -> tuple[dict[str, Ended], Spent | None]:
     """Wait until all have ended; return how, and what agent and watchdog spent while the slots were taken."""
     ends = dict.fromkeys(workers, Ended.COMPLETED)

@@ -19,6 +19,7 @@ from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import private_folder, write_private
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.seal import seal
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.slots import Plan
 from glasshouse_bench.design import Design, Mode, Planted
@@ -32,12 +33,7 @@ _BROKER_LEAVES_S = 10.0
 
 
 class Stage:
-    """Makes arms.
-
-    Args:
-        make: makes the subject; is given a folder for its data.
-        identity: the owner, whose key signs the packages and the delegations.
-    """
+    """Makes arms of the subject that `make` makes in a folder; the owner's key signs packages and delegations."""
 
     def __init__(self, make: Callable[[Path], Subject], *, identity: Identity) -> None:
         self._path = Path(tempfile.mkdtemp(prefix="glasshouse-bench-"))
@@ -76,8 +72,8 @@ class Stage:
     def protected(self, plan: Plan, **targets: Json) -> Worker:
         """Seal the job under a plan, and return a fresh protected arm; raises `UsageError`."""
         out = self.home.path / f"{secrets.token_hex(8)}.sealed"
-        package = self.subject.sealed(plan, out=out, home=self.home, identity=self._identity, **targets)
-        return ProtectedArm(package, home=self.home, identity=self._identity, broker=self._broker, cpus=self._cpus)
+        sealed = seal(self.subject.planned(plan, **targets), out=out, home=self.home, identity=self._identity)
+        return ProtectedArm(sealed.path, home=self.home, identity=self._identity, broker=self._broker, cpus=self._cpus)
 
     def arms(self, design: Design, number: int) -> Makes:
         """Return what makes the arms of one session; in a null measurement both are raw."""

@@ -1,16 +1,13 @@
-"""A request to stop that reaches whoever waits: a signal wakes every wait of the harness and ends none half-way.
+"""A request to stop: it is looked at by every wait of the harness, and what is complete is kept.
 
-Law: nothing is interrupted in the middle; whoever waits looks, and what is complete is kept.
+Law: nothing is interrupted in the middle.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import threading
-from collections.abc import Iterator
-from types import FrameType
+from typing import Any, Self
 
 __all__ = ["Stop"]
 
@@ -18,46 +15,25 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Counts how often the measurement was asked to stop; readable, as a descriptor, from the first time on."""
+    """Whether the measurement was asked to stop: by `ask`, or by a signal while its block lasts.
+
+    Only the main thread can be asked by signals, and what its caller ignores stays ignored.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._read, self._write = os.pipe()
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self.ask) for number in numbers}
         return self
 
     def __exit__(self, *_error: object) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    @property
-    def asked(self) -> bool:
-        return self.count > 0
-
-    def fileno(self) -> int:
-        return self._read
-
-    def ask(self) -> None:
+    def ask(self, *_signal: object) -> None:
         """Ask the measurement to stop."""
-        self.count += 1
-        if self.count == 1:
-            os.write(self._write, b"!")
-
-    @contextlib.contextmanager
-    def handled(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP ask; what our caller ignores stays ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may; whoever calls from another one asks by itself
-            return
-
-        def ask(_number: int, _frame: FrameType | None) -> None:
-            self.ask()
-
-        numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, ask) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, previous in before.items():
-                signal.signal(number, previous)
+        self.asked = True

@@ -14,11 +14,8 @@ from typing import Any
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.content import content_of
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.jobfile import Deployment, Job, load
 from glasshouse.jobs.raw import Plain, of_job
-from glasshouse.jobs.seal import seal
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.package.limits import MAX_COUNT
 from glasshouse.wire.aead import Suite
@@ -60,11 +57,7 @@ _EXAMPLES = 256
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A job that can be measured.
-
-    Args:
-        job: for both arms, without a schedule.
-    """
+    """A job that can be measured: for both arms, without a schedule."""
 
     job: Job
 
@@ -83,10 +76,6 @@ class Subject:
     def plain(self, plan: Plan, **targets: Json) -> Plain:
         """Return the job in the clear; raises `UsageError`."""
         return of_job(self.planned(plan, **targets))
-
-    def sealed(self, plan: Plan, *, out: Path, home: Home, identity: Identity, **targets: Json) -> Path:
-        """Seal the job, and return the package; raises `UsageError`."""
-        return seal(self.planned(plan, **targets), out=out, home=home, identity=identity).path
 
     def timed(self, seconds: float) -> Mapping[str, Json]:
         """Return the target with which a job ends by itself after a time; a script has none, and is stopped."""
@@ -122,15 +111,12 @@ def builtin(workload: str, folder: Path, *, model: str | None = None, device: st
 
     Args:
         workload: `mlp` or `lora`.
-        folder: gets the data.
         model: one of `MODELS`, for `lora`; the tiny one by default.
         device: `auto`, `cpu` or `cuda`.
 
     Raises:
-        UsageError: `usage` for another workload or model.
+        UsageError: `usage` for another model.
     """
-    if workload == "script":
-        raise UsageError(Code.USAGE, "the workload script is your own: name its job file with --job")
     if model is not None and (workload != "lora" or model not in MODELS):
         raise UsageError(
             Code.USAGE, f"--model goes with --workload lora and is one of {', '.join(MODELS)}, not {model!r}"
@@ -139,13 +125,11 @@ def builtin(workload: str, folder: Path, *, model: str | None = None, device: st
         params: dict[str, Any] = dict(_MLP)
         (folder / "note.txt").write_text("synthetic data, made from the seed\n")
         inputs = {"note.txt": "note.txt"}
-    elif workload == "lora":
+    else:
         chosen = model or MODELS[0]
         params = _LORA | (_TINY if chosen == MODELS[0] else _LARGE) | {"model": chosen}
         _write_examples(folder / "train.jsonl")
         inputs = {"train.jsonl": "train.jsonl"}
-    else:
-        raise UsageError(Code.USAGE, f"the workload is one of {', '.join(WORKLOADS)}, not {workload!r}")
     params |= {"device": device, "deterministic": True}
     return Subject(
         Job(
@@ -167,7 +151,6 @@ def owners(path: Path, workload: str, *, device: str | None = None) -> Subject:
     """Return the owner's own job, which goes on until its schedule ends; a script may end before.
 
     Args:
-        path: the job file.
         workload: what it has to be.
         device: in the place of the job's own, for `mlp` and `lora`.
 
@@ -194,7 +177,6 @@ def commitment(owner: SigningKey, seed: bytes, subject_sha256: bytes) -> bytes:
     Args:
         owner: whose Ed25519 signatures are a function of key and message, so that nothing has to be kept.
         seed: the design's.
-        subject_sha256: of the job (`Subject.sha256`).
     """
     return salted(sha256(owner.sign(_COMMITMENT + seed)), subject_sha256)
 

@@ -62,7 +62,7 @@ _Row = tuple[str, float, tuple[float, float] | None, str]
 def forest(measurement: Measurement, rows: Sequence[Published]) -> Picture:
     """Return every part's interval over the margin, and below them what others published of one pair each."""
     drawn = [row for one in measurement.parts if (row := _row(one, main=one is measurement.main)) is not None]
-    drawn += [(f"{one.label} ({one.order or 'order unknown'})", one.slowdown, None, _MUTED) for one in rows]
+    drawn += [(one.label, one.slowdown, None, _MUTED) for one in rows]
     margin = 100 * measurement.main.part.design.margin
 
     def draw(axes: Axes) -> None:
@@ -107,7 +107,8 @@ def sessions(measurement: Measurement) -> Picture:
             rows = list(enumerate(_rows(one), 1))
             counted = [(at, 100 * float(row["contrast"])) for at, row in rows if row["contrast"] is not None]
             ended = [at for at, row in rows if row["contrast"] is None]
-            axes.plot(*_columns(counted), mark, color=colour, ms=4, label=_NAMES[one.mode])
+            places, contrasts = zip(*counted, strict=True) if counted else ((), ())
+            axes.plot(places, contrasts, mark, color=colour, ms=4, label=_NAMES[one.mode])
             if ended:
                 axes.plot(ended, [floor] * len(ended), "x", color=colour, ms=6, label=f"ended early ({one.mode.value})")
         axes.set_xlabel("session, in order")
@@ -216,7 +217,3 @@ def _row(one: Measured, *, main: bool) -> _Row | None:
 
 def _rows(one: Measured) -> list[dict[str, Any]]:
     return list(one.analysis["sessions"])
-
-
-def _columns(pairs: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [one for one, _ in pairs], [other for _, other in pairs]

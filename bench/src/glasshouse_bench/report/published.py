@@ -6,40 +6,60 @@ import json
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.jobs.files import read_bounded
 from glasshouse.wire.fields import Fields
+from glasshouse_bench.documents import Document, Kind, listed
 
 __all__ = ["Published", "read_rows"]
 
 MAX_BYTES = 1 << 18
 MAX_ROWS = 64
+_SHORT = Kind(lambda found, name: found.text(name, max_chars=40))
+_NOTE = Kind(lambda found, name: found.text(name, max_chars=2000))
+_ORDER = Kind(lambda found, name: found.choice(name, ("protected-first", "raw-first")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
-    """One published pair.
+class Published(Document):
+    """One published pair: its workload's kind, what ran, where, until when, and in which order, if that is known.
 
     Args:
-        kind: the workload's.
-        label: what ran, where, and until when.
-        order: the leg that ran first; None where the source does not say.
-        slowdown: δ = T_protected/T_raw − 1.
+        overhead_pct: the loss of throughput 1 − X_p/X_r, in percent.
     """
 
-    kind: str
-    label: str
-    order: str | None
-    slowdown: float
+    kind: Annotated[str, _SHORT]
+    name: Annotated[str, _SHORT]
+    gpu: Annotated[str, _SHORT]
+    target: Annotated[str, _SHORT]
+    order: Annotated[str, _ORDER] | None
+    overhead_pct: Annotated[str, Kind(Fields.decimal)]
+
+    def _check(self) -> None:
+        if float(self.overhead_pct) >= 100:
+            raise FormatError(Code.SCHEMA, "a published loss of all throughput")
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.gpu}, {self.target} ({self.order or 'order unknown'})"
+
+    @property
+    def slowdown(self) -> float:
+        """δ = T_protected/T_raw − 1."""
+        loss = float(self.overhead_pct) / 100
+        return loss / (1 - loss)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Published(Document):
+    note: Annotated[str, _NOTE]
+    rows: Annotated[tuple[Published, ...], listed(Published, most=MAX_ROWS)]
 
 
 def read_rows(path: Path | None, *, kind: str) -> list[Published]:
-    """Return the rows of one kind of workload.
-
-    Args:
-        path: a file of ``{"note": …, "rows": [{"kind", "name", "gpu", "target", "order", "overhead_pct"}, …]}``;
-            None for the one that comes along.
+    """Return the rows of one kind of workload, of a file or, for None, of the one that comes along.
 
     Raises:
         UsageError: the file cannot be read.
@@ -51,19 +71,4 @@ def read_rows(path: Path | None, *, kind: str) -> list[Published]:
         value = json.loads(data)
     except (ValueError, RecursionError):
         raise FormatError(Code.SCHEMA, "the file of published rows is not JSON") from None
-    fields = Fields(value, "published")
-    fields.text("note", max_chars=2000)
-    rows = [_row(Fields(one, "published.rows")) for one in fields.items("rows", max_items=MAX_ROWS)]
-    fields.end()
-    return [one for one in rows if one.kind == kind]
-
-
-def _row(fields: Fields) -> Published:
-    kind, name, gpu, target = (fields.text(one, max_chars=40) for one in ("kind", "name", "gpu", "target"))
-    order = None if fields.null("order") else fields.choice("order", ["protected-first", "raw-first"])
-    loss = float(fields.decimal("overhead_pct")) / 100
-    fields.end()
-    if loss >= 1:
-        raise FormatError(Code.SCHEMA, "a published loss of all throughput")
-    # The loss of throughput 1 − X_p/X_r, as time.
-    return Published(kind=kind, label=f"{name}, {gpu}, {target}", order=order, slowdown=loss / (1 - loss))
+    return [one for one in _Published.parse(value).rows if one.kind == kind]
