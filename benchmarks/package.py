@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import timeit
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,25 +139,24 @@ class Arms:
     def turn(self) -> Iterator[tuple[str, float]]:
         """Run every arm once; sealing comes first, because the others open what it made."""
         digest, chunk, sealed = content_hash(VERSION), self._chunk, self._sealed_chunk
-        arms: dict[str, Callable[[], float]] = {
+        # As many bytes as the asset has, from one chunk in the cache to another.
+        chunks = range(0, self._size, len(chunk))
+        arms: dict[str, Callable[[], object]] = {
             "seal_one_core": self._seal,
             "cp": self._cp,
             "copy": self._copy,
             "open": self._open,
-            # As many bytes as the asset has, from one chunk in the cache to another.
-            "cipher": lambda: self._repeat(lambda: self._cipher.open_into(0, last=False, sealed=sealed, out=chunk)),
-            "cipher_seal": lambda: self._repeat(
-                lambda: self._cipher.seal_into(0, last=False, plaintext=chunk, out=sealed)
-            ),
-            "blake3": lambda: self._repeat(lambda: digest.update(chunk)),
+            "cipher": lambda: [self._cipher.open_into(0, last=False, sealed=sealed, out=chunk) for _ in chunks],
+            "cipher_seal": lambda: [self._cipher.seal_into(0, last=False, plaintext=chunk, out=sealed) for _ in chunks],
+            "blake3": lambda: [digest.update(chunk) for _ in chunks],
         }
         if self.age_version != "not found":
             arms |= {"age": self._age, "age_discarded": self._age_discarded, "age_seal": self._age_seal}
         if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1:
-            yield "seal", self._seal()
+            yield "seal", timeit.timeit(self._seal, number=1)
         for name, arm in arms.items():
             with _one_core():
-                seconds = arm()
+                seconds = timeit.timeit(arm, number=1)
             yield name, seconds
 
     def reader_memory_bytes(self) -> int:
@@ -169,53 +168,37 @@ class Arms:
         finally:
             tracemalloc.stop()
 
-    def _seal(self) -> float:
+    def _seal(self) -> None:
         """Seal over the file of the round before: new pages of memory would be measured instead."""
+        source = Source(path="asset", bytes=self._size, open=lambda: self._plain.open("rb", buffering=0))
         self._sealed.touch()
         with self._sealed.open("r+b", buffering=0) as out:
-            begin = time.perf_counter()
-            source = Source(path="asset", bytes=self._size, open=lambda: self._plain.open("rb", buffering=0))
             seal(out, source, owner=self._owner, recipient=self._recipient, key=self._key)
-            return time.perf_counter() - begin
 
-    def _open(self) -> float:
+    def _open(self) -> None:
         """From the closed file to all bytes in the destination: header, signature and index included."""
-        begin = time.perf_counter()
         with self._sealed.open("rb") as stream:
             package = Package.open(stream, owner_signing=self._owner.public)
             with package.asset(package.unlock(self._key).assets[0], self._key) as reader:
                 reader.read_into(0, self._destination)
-            return time.perf_counter() - begin
 
-    def _copy(self) -> float:
-        begin = time.perf_counter()
+    def _copy(self) -> None:
         with self._plain.open("rb", buffering=0) as stream:
             _fill(stream, self._destination)
-        return time.perf_counter() - begin
 
-    def _cp(self) -> float:
+    def _cp(self) -> None:
         """Copy to the same storage, the kernel's way, over the copy of the round before, as `_seal` does."""
         copied = self._folder / "copied"
         copied.touch()
-        begin = time.perf_counter()
         with self._plain.open("rb", buffering=0) as stream, copied.open("r+b", buffering=0) as out:
             while hasattr(os, "sendfile") and os.sendfile(out.fileno(), stream.fileno(), None, 1 << 30):
                 pass
             shutil.copyfileobj(stream, out, 1 << 20)  # what is left of it, or all where files cannot be sent to files
-        seconds = time.perf_counter() - begin
         if copied.stat().st_size != self._size:
             raise RuntimeError("a copy of another length than its original")
-        return seconds
 
-    def _repeat(self, once: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        for _ in range(0, self._size, len(self._chunk)):
-            once()
-        return time.perf_counter() - begin
-
-    def _age(self) -> float:
+    def _age(self) -> None:
         """Decrypt with age into the destination, as a program must that wants the plaintext in memory."""
-        begin = time.perf_counter()
         with subprocess.Popen(self._age_open, stdout=subprocess.PIPE, bufsize=0) as process:
             pipe = cast("io.FileIO", process.stdout)
             with contextlib.suppress(OSError, AttributeError):  # the largest pipe that any user may have
@@ -223,19 +206,14 @@ class Arms:
             _fill(pipe, self._destination)
         if process.returncode:
             raise RuntimeError("age did not decrypt what it had encrypted")
-        return time.perf_counter() - begin
 
-    def _age_discarded(self) -> float:
+    def _age_discarded(self) -> None:
         """Decrypt with age and throw the plaintext away: the most that age itself can do."""
-        begin = time.perf_counter()
         subprocess.run(self._age_open, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - begin
 
-    def _age_seal(self) -> float:
+    def _age_seal(self) -> None:
         """Encrypt the file with age, over the result of the round before."""
-        begin = time.perf_counter()
         subprocess.run(self._age_seal_command, check=True)
-        return time.perf_counter() - begin
 
     def _prepare_age(self) -> None:
         identity, sealed = str(self._folder / "age.key"), str(self._folder / "plain.age")
@@ -260,15 +238,14 @@ def _fill(stream: io.FileIO, destination: bytearray) -> None:
 @contextlib.contextmanager
 def _one_core() -> Iterator[None]:
     """Pin this process, and what it starts, to one core where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
+    if before:
+        os.sched_setaffinity(0, {max(before)})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        if before:
+            os.sched_setaffinity(0, before)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ __all__ = ["main"]
 
 MIB = 1 << 20
 SIZES = [MIB // 16, MIB // 4, MIB, 4 * MIB, 25 * MIB, 100 * MIB]
-QUICK = {"ranks": [2], "sizes": [MIB // 16, MIB], "models": ["resnet-2m", "resnet-50"], "caps": [None]}
+CAPS_MIB = [None, 1, 5, 100, 250]  # of buckets; None is DDP's own
+CELL_S = 12  # beyond five rounds
+QUICK_MODELS = ["resnet-2m", "resnet-50"]
 
 
 def _size(text: str) -> int:
@@ -34,25 +36,13 @@ def _size(text: str) -> int:
     return factor * int(text[:-1])
 
 
-def _cap(text: str) -> int | None:
-    cap = None if text == "default" else int(text)
-    if cap is not None and not 1 <= cap <= 4_096:
-        raise argparse.ArgumentTypeError(f"a cap is 1 to 4096, or default, not {text[:40]!r}")
-    return cap
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = options(__doc__)
-    add, models = parser.add_argument, [*TRAINED, *REPLAYED]
+    add = parser.add_argument
     add("--parts", nargs="+", choices=list(map(str, Kind)), default=list(Kind), metavar="PART", help=", ".join(Kind))
     add("--ranks", nargs="+", type=int, choices=range(2, 17), default=[2, 4], metavar="N", help="numbers of processes")
     add("--sizes", nargs="+", type=_size, default=SIZES, metavar="SIZE", help="of all-reduced tensors: 64K 25M")
-    add("--models", nargs="+", choices=models, default=models, metavar="NAME", help=", ".join(models))
-    caps = [None, 1, 5, 100, 250]
-    add("--caps", nargs="+", type=_cap, default=caps, metavar="MIB", help="bucket caps; `default` is DDP's own")
     add("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"], metavar="TYPE", help="the first leads")
-    add("--seconds", type=int, choices=range(1, 601), default=12, metavar="S", help="of a cell, beyond five rounds")
-    add("--seed", type=int, default=secrets.randbelow(1 << 53), help="of the orders in which the ways take turns")
     add("--beside", type=int, choices=range(65), default=0, metavar="N", help="busy processes that run meanwhile")
     add("--quick", action="store_true", help="a trial of a few cells, whose numbers are no result")
     return parser
@@ -62,16 +52,14 @@ def main(words: Sequence[str]) -> int:
     """Measure, print, keep; return the exit status."""
     parser = _parser()
     if "--quick" in words:
-        parser.set_defaults(**QUICK, dtypes=["float32"], seconds=1)
+        parser.set_defaults(ranks=[2], sizes=[MIB // 16, MIB], dtypes=["float32"])
     asked = parser.parse_args(words)
-    axes = ("ranks", "parts", "sizes", "models", "caps", "dtypes")
-    cells = plan(**{name: getattr(asked, name) for name in axes})
-    if not cells:
-        parser.error("nothing to measure: no model is of these parts")
+    models, caps, seconds = (QUICK_MODELS, [None], 1) if asked.quick else ([*TRAINED, *REPLAYED], CAPS_MIB, CELL_S)
+    cells = plan(ranks=asked.ranks, parts=asked.parts, sizes=asked.sizes, models=models, caps=caps, dtypes=asked.dtypes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit is an interrupt
     memory = [25 * MIB] if Kind.ALL_REDUCE in asked.parts else []
     with _busy(asked.beside):
-        document = measure(cells, seconds=asked.seconds, seed=asked.seed, memory=memory)
+        document = measure(cells, seconds=seconds, seed=secrets.randbelow(1 << 53), memory=memory)
     document |= {"beside": asked.beside, "quick": asked.quick}
     if asked.output is not None:
         asked.output.write_text(json.dumps(document) + "\n")
