@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import secrets
 import statistics
 import tempfile
@@ -15,10 +16,10 @@ import torch
 
 from benchmarks.package import seal
 from glasshouse.collectives.kernels.jit import interpreted
-from glasshouse.package.grant import Grant, grant
+from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
-from glasshouse.package.streams import Positioned
 from glasshouse.package.write import Source
+from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.hpke import RecipientKey
@@ -31,29 +32,6 @@ _NAME = "model.safetensors"
 _MEMORY_FOLDER = Path("/dev/shm")
 _TENSORS = 6
 _RUNS = 5
-
-
-class _Sealed:
-    """The inputs of a package that is at hand: what `task.granted` is in a worker."""
-
-    def __init__(self, opened: Grant, stream: BinaryIO) -> None:
-        self._grant, self._source = opened, Positioned(stream)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(asset.path for asset in self._grant.assets)
-
-    def size(self, name: str) -> int:
-        return next(asset.bytes for asset in self._grant.assets if asset.path == name)
-
-    def open(self, name: str) -> BinaryIO:
-        return self._grant.open(self._source, name).stream()
-
-    def read_into(self, name: str, destination: bytearray | memoryview, offset: int) -> int:
-        return self._grant.open(self._source, name).read_into(offset, destination)
-
-    def sealed(self, name: str) -> Any:
-        return self._grant.sealed(self._source, name)
 
 
 def measure_package(cipher: Any, size: int) -> dict[str, Any]:
@@ -88,7 +66,7 @@ def measure_package(cipher: Any, size: int) -> dict[str, Any]:
     return {"bytes": total, "tensors": len(wanted), "seconds": seconds} | rates
 
 
-def _seal(out: BinaryIO, size: int) -> tuple[dict[str, Any], _Sealed]:
+def _seal(out: BinaryIO, size: int) -> tuple[dict[str, Any], GrantInputs]:
     from safetensors.torch import save
 
     rows = size // _TENSORS // 64
@@ -99,7 +77,10 @@ def _seal(out: BinaryIO, size: int) -> tuple[dict[str, Any], _Sealed]:
     chunk_bytes = (1 << 10) if interpreted() else (1 << 20)
     seal(out, source, owner=owner, recipient=recipient, key=key, suite=Suite.CHACHA20_POLY1305, chunk_bytes=chunk_bytes)
     package = Package.open(out)
-    return wanted, _Sealed(grant(package, key, package.unlock(key)), out)
+    granted = grant(package, key, package.unlock(key)).encode()
+    secret = os.memfd_create("grant")
+    os.write(secret, granted)
+    return wanted, GrantInputs(secret=secret, secret_bytes=len(granted), package=os.dup(out.fileno()))
 
 
 def _timed(device: Any, run: Callable[[], dict[str, Any]]) -> tuple[float, dict[str, Any]]:
