@@ -102,7 +102,8 @@ def test_leaving_an_attached_run_does_not_stop_it_and_stop_does(shell: Shell) ->
 
 
 def test_a_run_outlives_a_killed_supervisor_and_is_settled_by_its_receipt(shell: Shell) -> None:
-    placed = shell.ask("run", "short.toml", "--detach", "--json").object
+    shell.job("unattended", "100")  # at work for longer than a busy machine takes to ask for its status
+    placed = shell.ask("run", "unattended.toml", "--detach", "--json").object
     run = shell.wait_until_running()
     os.kill(run["supervisor"]["pid"], signal.SIGKILL)
     time.sleep(0.1)
