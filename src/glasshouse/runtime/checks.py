@@ -13,7 +13,7 @@ import resource
 import sys
 
 from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
-from glasshouse.runtime import core_dumps, seccomp, trials
+from glasshouse.runtime import core_dumps, seccomp, trials, visibility
 from glasshouse.runtime.kernel import (
     CAP_DAC_OVERRIDE,
     CAP_IPC_LOCK,
@@ -170,6 +170,8 @@ def details(worker: Worker, kernel: Kernel = REAL) -> dict[str, str | int]:
     found: dict[str, str | int] = {"kernel": os.uname().release[:64], "landlock-abi": kernel.landlock_abi()}
     if core_dumps.crashes_are_logged(kernel):
         found["crashes-logged"] = 1
+    if visibility.processes_are_visible(kernel):
+        found["processes-visible"] = 1
     notes = worker.report.notes if worker.report is not None else ()
     for note in notes[: _MAX_DETAILS - len(found)]:
         if not note.startswith("landlock-abi"):

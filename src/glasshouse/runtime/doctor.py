@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
-from glasshouse.runtime import core_dumps, gpus, landlock, loopback, seccomp
+from glasshouse.runtime import core_dumps, gpus, landlock, loopback, seccomp, visibility
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
@@ -100,6 +100,7 @@ def examine(
         _swap(kernel),
         _tracing(kernel),
         _crashes(kernel),
+        _processes(kernel),
     ]
     return [
         *offered,
@@ -264,6 +265,14 @@ def _crashes(kernel: Kernel) -> Finding:
         consequence = "a script can leave two lines a second in the kernel's log; debug.exception-trace = 0 ends it"
         return _finding("crash-log", Standing.NOTE, "on", consequence)
     return _finding("crash-log", Standing.NOTE, "off", "a script that crashes leaves nothing in the kernel's log")
+
+
+def _processes(kernel: Kernel) -> Finding:
+    if visibility.processes_are_visible(kernel):
+        consequence = "other users read the command lines of a script's processes; /proc with hidepid=2 ends it"
+        return _finding("process-list", Standing.NOTE, "open", consequence)
+    consequence = "other users of this system read no command line of a script's; from outside of a container they may"
+    return _finding("process-list", Standing.NOTE, "hidden", consequence)
 
 
 def _profile(offered: list[Finding]) -> Finding:

@@ -47,14 +47,11 @@ _RLIMIT_DATA, _RLIMIT_CORE = 2, 4
 _ACCESS_MODE, _O_RDONLY, _NO_ACCESS, _O_TRUNC = 3, 0, 3, 0o1000
 _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
 
-# Attributes of a file that a descriptor for reading suffices to change: flags and project (linux/fs.h, in their sizes
-# for 64 and 32 bits), version, encryption policy, verity, label; what only writes to the disk's own book-keeping.
-_ATTRIBUTE_IOCTLS = (
-    0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x800C6613, 0x40806685, 0x41009432, 0xC0189436,
-)  # fmt: skip
 # Kinds of controls that are of no file system: NVIDIA's three, terminals and pipes, sockets.
 _IOCTL_KINDS = (0x00, ord("F"), ord("m"), ord("T"), 0x89)
 _IOCTL_KIND_MASK = 0xFF00
+_FICLONE, _FICLONERANGE = 0x40049409, 0x4020940D
+_LOCK_MAND = 32
 # F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read.
 _FILE_NOTES = (1024, 1036, 1038)
 
@@ -150,7 +147,7 @@ def worker(
             namespace, which ends them all; elsewhere the group is how they are ended.
         loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
             which nothing but loopback is up: ranks talk over it.
-        init: the process above, of which it changes neither limits nor priority; None for no such process.
+        init: the process above, whose priority and processors it does not change; None for no such process.
     """
     filter_ = _Filter(machine)
     filter_.refuse(
@@ -170,14 +167,12 @@ def worker(
         filter_.families(_AF_UNIX)
     filter_.worker_prctl()
     filter_.personality()
-    # Every file system has controls of its own that leave something on a disk by a descriptor for reading, and of which
-    # Landlock hears nothing: ext4 another number for a file's version, btrfs a new folder. A list of them has no end.
-    kinds = () if private_root else _IOCTL_KINDS
-    filter_.controls((_TIOCSTI, _TIOCLINUX, *_ATTRIBUTE_IOCTLS), kinds)
+    filter_.controls()
     filter_.no_value("fcntl", 1, _FILE_NOTES)
+    filter_.lock()
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
     filter_.refuse(_LASTING, errno.ENOSYS)
-    filter_.limits(init)
+    filter_.limits()
     if init is not None:
         filter_.scheduling(init)
     if not private_root:
@@ -270,12 +265,21 @@ class _Filter:
         checks = [(_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
         self._rule(name, [_low(argument), *checks, _allow(), _answer(errno.EPERM)])
 
-    def controls(self, refused: tuple[int, ...], kinds: tuple[int, ...]) -> None:
-        """Refuse some ioctls, and where `kinds` are given all of others."""
-        only = [(_JEQ, len(kinds) - index, 0, kind << 8) for index, kind in enumerate(kinds)]
-        tail = [(_AND, 0, 0, _IOCTL_KIND_MASK), *only, _answer(errno.ENOTTY)] if kinds else []
-        checks = [(_JEQ, len(refused) - index + len(tail), 0, value) for index, value in enumerate(refused)]
-        self._rule("ioctl", [_low(1), *checks, *tail, _allow(), _answer(errno.EPERM)])
+    def controls(self) -> None:
+        """Let pass the ioctls that are of no file system, but for those that type into a terminal."""
+        # Every file system has controls of its own that leave something on a disk, or reach its server, by a descriptor
+        # for reading. Landlock hears nothing of them, and a mount that is read-only asks the file system to refuse
+        # them: ext4 has another number for a file's version, btrfs a new folder, FUSE whatever its server wants.
+        typing = [(_JEQ, 1, 0, _TIOCSTI), (_JEQ, 0, 1, _TIOCLINUX), _answer(errno.EPERM)]
+        # Copying tries these first, and pathlib (Python 3.14) does without on few answers.
+        cloning = [(_JEQ, 1, 0, _FICLONE), (_JEQ, 0, 1, _FICLONERANGE), _answer(errno.EOPNOTSUPP)]
+        checks = [(_JEQ, len(_IOCTL_KINDS) - index, 0, kind << 8) for index, kind in enumerate(_IOCTL_KINDS)]
+        kind = [(_AND, 0, 0, _IOCTL_KIND_MASK), *checks, _answer(errno.ENOTTY), _allow()]
+        self._rule("ioctl", [_low(1), *typing, *cloning, *kind])
+
+    def lock(self) -> None:
+        """Refuse a kind of lock that Linux has no longer: the kernel logs the caller's name."""
+        self._rule("flock", [_low(1), (_JSET, 0, 1, _LOCK_MAND), _answer(errno.EINVAL), _allow()])
 
     def clone(self) -> None:
         """Let processes and threads be made, but no namespaces."""
@@ -304,15 +308,17 @@ class _Filter:
         null = [_high(argument), (_JEQ, 0, 3, 0), _low(argument), (_JEQ, 0, 1, 0)]
         self._rule(name, [*null, _answer(errno.EFAULT), _allow()])
 
-    def limits(self, init: int | None) -> None:
-        """Answer that the limit on core dumps was set, and leave it; refuse one on data, and the init's."""
+    def limits(self) -> None:
+        """Answer that the limit on core dumps was set, and leave it; refuse one on data, and any of another process."""
         # At 1 nothing is dumped; at 0 a program that the machine pipes dumps to still gets the whole memory (core(5)).
         # A limit on data that is reached is logged, with the caller's name.
         checks = [(_JEQ, 2, 0, _RLIMIT_CORE), (_JEQ, 2, 0, _RLIMIT_DATA), _allow(), _answer(0), _answer(errno.EPERM)]
         self._rule("setrlimit", [_low(0), *checks])
         read = [_low(2), (_JEQ, 0, 3, 0), _high(2), (_JEQ, 0, 1, 0), _allow()]
-        others = [] if init is None else [_low(0), (_JEQ, 0, 1, init), _answer(errno.EPERM)]
-        self._rule("prlimit64", [*read, *others, _low(1), *checks])
+        # A limit on processor time or files that another process has passed kills it, or leaves it unable to clean up.
+        # No filter has the numbers of the caller's children, and a process's own is another's once it has ended.
+        own = [_low(0), (_JEQ, 1, 0, 0), _answer(errno.EPERM)]
+        self._rule("prlimit64", [*read, *own, _low(1), *checks])
 
     def scheduling(self, init: int) -> None:
         """Leave priority and processors of the init as they are, also where all processes of its user are meant."""

@@ -45,6 +45,7 @@ _TABLE: dict[str, tuple[int | None, int | None]] = {
     "fchownat": (260, 54),
     "fcntl": (72, 25),
     "finit_module": (313, 273),
+    "flock": (73, 32),
     "fremovexattr": (199, 16),
     "fsconfig": (431, 431),
     "fsetxattr": (190, 7),

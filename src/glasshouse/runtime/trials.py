@@ -21,6 +21,7 @@ __all__ = ["egress", "environment", "files", "kernel_files", "libraries", "prelo
 
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
+_RLIMIT_NOFILE = 7
 _TRIED_FILE, _AT_FDCWD = b"trial", -100  # in the workspace, which is where this process is
 _TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
 _IPPROTO_SCTP, _IPPROTO_MPTCP = 132, 262
@@ -298,6 +299,7 @@ def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
         ("process_vm_readv", (child, vector, 1, vector, 1, 0)),
         ("process_vm_writev", (child, vector, 1, vector, 1, 0)),
         ("kcmp", (os.getpid(), child, 0, 0, 0)),
+        ("prlimit64", (child, _RLIMIT_NOFILE, bytes(16), None)),
         ("bpf", (0, bytes(128), 128)),
         ("perf_event_open", (bytes([1, 0, 0, 0, 112]) + bytes(107), 0, -1, -1, 0)),
         ("userfaultfd", (1,)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from glasshouse.runtime import doctor
+from glasshouse.runtime import checks, doctor
 from glasshouse.runtime.doctor import Finding, Standing
 from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.runtime.sandbox import Worker
 from glasshouse.wire.canonical import decode, encode
 from tools.forked import in_child
 from tools.machine import (
@@ -126,6 +128,37 @@ def test_the_limits_on_attaching_are_read(scope: str, said: str) -> None:
             return f"{scope}\n".encode() if path.endswith("ptrace_scope") else super().read(path)
 
     assert said in examined(Yama())["ptrace-scope"].consequence
+
+
+@pytest.mark.parametrize(
+    ("mounts", "said"),
+    [
+        ("22 27 0:21 / /proc rw,relatime - proc proc rw", "open"),
+        ("22 27 0:21 / /proc rw,relatime shared:5 - proc proc rw,hidepid=off", "open"),
+        ("22 27 0:21 / /proc rw,relatime - proc proc rw,gid=4,hidepid=1", "hidden"),
+        ("22 27 0:21 / /proc rw,relatime shared:5 - proc proc rw,hidepid=invisible", "hidden"),
+        ("22 27 0:21 / /proc rw - proc proc rw,hidepid=2\n30 22 0:9 / /proc rw - proc proc rw", "open"),
+        ("22 27 0:21 / /proc rw - proc proc rw\n30 22 0:9 / /proc rw - proc proc rw,hidepid=ptraceable", "hidden"),
+        ("22 27 0:21 / /other rw - proc proc rw,hidepid=2", "open"),
+        ("22 27 0:21 / /proc rw - tmpfs hidepid=2 rw,hidepid=2", "open"),
+        (None, "open"),
+    ],
+)
+def test_it_says_whether_other_users_read_the_command_lines_of_a_scripts_processes(
+    mounts: str | None, said: str
+) -> None:
+    class Machine(Kernel):
+        def read(self, path: str) -> bytes:
+            if path != "/proc/self/mountinfo":
+                return super().read(path)
+            if mounts is None:
+                raise PermissionError(path)
+            return f"21 1 8:1 / / rw - ext4 /dev/sda rw\n{mounts}\n".encode()
+
+    finding = doctor._processes(Machine())
+    assert (finding.feature, finding.value, finding.standing) == ("process-list", said, Standing.NOTE)
+    worker = cast("Worker", SimpleNamespace(report=None))
+    assert ("processes-visible" in checks.details(worker, Machine())) is (said == "open")
 
 
 def test_findings_travel_as_json() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.runtime import outside, read_only, sandbox
-from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.sandbox import Worker
 from tools.forked import in_child
 from tools.machine import (
@@ -247,6 +247,46 @@ def test_scripts_copy_and_unpack_where_times_and_modes_stay_as_they_are() -> Non
     assert ran.output == "['text', 'text', 'te', 'text'] False 0o100600\n"
 
 
+CONTROLS = """
+import ctypes, errno, fcntl, multiprocessing, os, shutil, socket, struct, subprocess, termios
+def size(descriptor):
+    return struct.unpack('i', fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
+assert not os.isatty(0) and subprocess.run(['tty'], capture_output=True).stdout == b'not a tty\\n'
+assert not os.isatty(os.open('a', os.O_CREAT | os.O_RDWR))
+out, into = os.pipe()
+os.write(into, b'abcd')
+one, other = socket.socketpair()
+other.send(b'12345')
+assert (size(out), size(one.fileno())) == (4, 5)
+fcntl.ioctl(out, termios.FIOCLEX), fcntl.ioctl(out, termios.FIONCLEX), fcntl.ioctl(out, termios.FIONBIO, bytes(4))
+libc = ctypes.CDLL(None, use_errno=True)
+watch = libc.inotify_init()
+libc.inotify_add_watch(watch, b'.', 0x100)
+with open('b', 'wb') as file:
+    file.write(bytes(100_000))
+    os.posix_fallocate(file.fileno(), 0, 200_000)
+assert size(watch) > 0
+try:
+    fcntl.ioctl(os.open('a', os.O_RDWR), 0x40049409, os.open('b', os.O_RDONLY))
+except OSError as error:
+    assert error.errno == errno.EOPNOTSUPP
+shutil.copyfile('b', 'c')
+for way in ('auto', 'never'):
+    subprocess.run(['cp', '--reflink=' + way, '--sparse=always', 'b', 'd'], check=True)
+fcntl.flock(os.open('d', os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+fcntl.lockf(os.open('d', os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+with multiprocessing.get_context('fork').Pool(2) as pool:
+    print(pool.map(abs, [-1, -2]), os.path.getsize('c'), os.path.getsize('d'))
+"""
+
+
+@needs_namespaces
+@needs_landlock
+def test_pipes_sockets_watches_and_copies_are_controlled_as_ever() -> None:
+    ran = run(CONTROLS)
+    assert (ran.errors, ran.output) == ("", "[1, 2] 200000 200000\n")
+
+
 @needs_namespaces
 def test_without_filters_what_still_takes_is_noticed(package: Path, shown: Path) -> None:
     with package.open("rb", buffering=0) as opened:
@@ -287,9 +327,10 @@ def test_a_descriptor_for_writing_is_no_view_of_a_package(package: Path) -> None
 
 
 @needs_landlock
-@pytest.mark.parametrize("number", [0x40086604, 0x5000940E, 0x40047211, 0x4004F50D, 0x6609])
-def test_where_nothing_is_mounted_no_control_of_a_file_system_is_reached(tmp_path: Path, number: int) -> None:
-    """ext4's older number for a version, btrfs's new folder, FAT's attributes, f2fs's pin, ext4's other form."""
+@pytest.mark.parametrize("kernel", [WithoutMounts(), REAL], ids=["nothing mounted", "private root"])
+@pytest.mark.parametrize("number", [0x40086604, 0x5000940E, 0x40047211, 0x4004F50D, 0x6609, 0x80086601])
+def test_no_control_of_a_file_system_is_reached(tmp_path: Path, number: int, kernel: Kernel) -> None:
+    """ext4's older number for a version, btrfs's new folder, FAT's attributes, f2fs's pin, ext4's other form, flags."""
     code = f"""
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -297,5 +338,5 @@ word = ctypes.create_string_buffer(4096)
 assert libc.ioctl(os.open({str(tmp_path)!r}, os.O_RDONLY), ctypes.c_ulong({number}), word) == -1
 print(errno.errorcode[ctypes.get_errno()])
 """
-    ran = run(code, kernel=WithoutMounts(), read_paths=(*specification("").read_paths, str(tmp_path)))
+    ran = run(code, kernel=kernel, read_paths=(*specification("").read_paths, str(tmp_path)))
     assert (ran.output.strip(), ran.report.observed["metadata-closed"]) == ("ENOTTY", CheckResult.PASSED)

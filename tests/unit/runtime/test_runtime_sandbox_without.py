@@ -88,6 +88,32 @@ time.sleep(60)
     assert in_child(story) == (b"kept\n", True)
 
 
+def test_where_the_agent_is_in_sight_a_script_reads_its_limits_and_sets_none_but_its_own() -> None:
+    """A limit on processor time or files that the agent has passed kills it, or keeps it from removing its folder."""
+    code = """
+import os, resource, subprocess
+def above(pid):
+    return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+init = os.getppid()
+for pid in (init, above(init)):
+    for name in ('CPU', 'NOFILE', 'AS', 'FSIZE', 'STACK', 'NPROC', 'CORE'):
+        kind = getattr(resource, 'RLIMIT_' + name)
+        held = resource.prlimit(pid, kind)
+        try:
+            resource.prlimit(pid, kind, held)
+            print(pid == init, name, 'set')
+        except PermissionError:
+            pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+resource.prlimit(0, resource.RLIMIT_CPU, (100, 100))
+shell = subprocess.run(['sh', '-c', 'ulimit -n 150; ulimit -Hn; ulimit -n'], capture_output=True, text=True)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CPU), shell.stdout.split())
+"""
+    ran = run(code, kernel=WithoutNamespaces())
+    assert ran.output == "(200, 300) (100, 100) ['150', '150']\n", ran.errors
+    assert "seccomp-filter" in ran.passed()
+
+
 @needs_namespaces
 def test_where_mounts_are_refused_the_workspace_has_a_name() -> None:
     ran = run("pass", kernel=WithoutMounts())
@@ -189,6 +215,13 @@ def test_a_filter_that_lets_files_be_emptied_by_opening_them_fails_its_check(mon
     ran = run("pass", kernel=WithoutNamespaces())
     assert ran.report.observed["seccomp-filter"] is CheckResult.FAILED
     assert {"open-truncate-openat", "open-truncate-openat2"} <= set(ran.report.notes)
+
+
+def test_a_filter_that_lets_limits_of_others_be_set_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp._Filter, "limits", lambda _filter: None)
+    ran = run("pass", kernel=WithoutNamespaces())
+    assert ran.report.observed["seccomp-filter"] is CheckResult.FAILED
+    assert "open-prlimit64" in ran.report.notes
 
 
 @needs_root

@@ -127,12 +127,25 @@ def test_the_worker_leaves_nothing_in_attributes_flags_leases_or_hints(machine: 
     for number in (463, 466, 469):  # setxattrat, removexattrat, file_setattr, newer than all that is known here
         assert judge(program, arch=ARCH[machine], number=number) == ERRNO | errno.ENOSYS
     for request in (0x40086602, 0x40046602, 0x401C5820, 0x40806685):
-        assert call(program, machine, "ioctl", 4, request) == ERRNO | errno.EPERM
-    assert call(program, machine, "ioctl", 4, 0x5401) == ALLOW
+        assert call(program, machine, "ioctl", 4, request) == ERRNO | errno.ENOTTY
     for command in (1024, 1036, 1038):
         assert call(program, machine, "fcntl", 4, command) == ERRNO | errno.EPERM
     for command in (1, 3, 6, 1030, 1033):
         assert call(program, machine, "fcntl", 4, command) == ALLOW
+
+
+@MACHINES
+def test_no_control_of_a_file_system_is_passed_on_whatever_its_size_and_direction(machine: str) -> None:
+    not_theirs = {0x00, ord("F"), ord("m"), ord("T"), 0x89}
+    for program in (worker_filter(machine), worker_filter(machine, named=False), ranks_filter(machine)):
+        for kind in range(256):
+            expected = ALLOW if kind in not_theirs else ERRNO | errno.ENOTTY
+            for rest in (0x01, 0x40080001, 0x7E800001, 0xC0000001, 1 << 32 | 0x01):
+                assert call(program, machine, "ioctl", 4, kind << 8 | rest) == expected
+        for request in (0x5401, 0x541B, 0x5421, 0x5450, 0x5451, 0x80045430, 0x8905):  # terminals, FIONREAD, FIOCLEX
+            assert call(program, machine, "ioctl", 4, request) == ALLOW
+        for request in (0x40049409, 0x4020940D):  # copying falls back on this answer alone
+            assert call(program, machine, "ioctl", 4, request) == ERRNO | errno.EOPNOTSUPP
 
 
 @MACHINES
@@ -206,6 +219,10 @@ def test_calls_that_log_their_caller_for_a_null_pointer_or_by_their_age_are_refu
             assert call(program, machine, name, *before, 0) == ERRNO | errno.EFAULT
             for pointer in (1, 1 << 32, 1 << 47, 0x7FFFFFFFF000):
                 assert call(program, machine, name, *before, pointer) == ALLOW
+        for operation in (1, 2, 5, 6, 8):
+            assert call(program, machine, "flock", 3, operation) == ALLOW
+            for mandatory in (32, 32 | 64, 32 | 64 | 128, 1 << 32 | 32):
+                assert call(program, machine, "flock", 3, operation | mandatory) == ERRNO | errno.EINVAL
         for name in ("capget", "capset", "remap_file_pages"):
             assert call(program, machine, name) == ERRNO | errno.EPERM
         assert call(program, machine, "setrlimit", 2, 1) == ERRNO | errno.EPERM
@@ -215,7 +232,7 @@ def test_calls_that_log_their_caller_for_a_null_pointer_or_by_their_age_are_refu
 
 @MACHINES
 @pytest.mark.parametrize("init", [1, 4711])
-def test_the_worker_changes_neither_limits_nor_priority_of_its_init(machine: str, init: int) -> None:
+def test_the_worker_changes_neither_priority_nor_processors_of_its_init(machine: str, init: int) -> None:
     program = seccomp.worker(machine, private_root=True, own_session=True, init=init)
     refused = ERRNO | errno.EPERM
     for name in ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"):
@@ -224,10 +241,24 @@ def test_the_worker_changes_neither_limits_nor_priority_of_its_init(machine: str
         for which in (process, group):
             assert [call(program, machine, name, which, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
         assert call(program, machine, name, user, 0) == refused
-    for limit in (0, 2, 4, 7):
-        assert call(program, machine, "prlimit64", init, limit, 1 << 40) == refused
-        assert call(program, machine, "prlimit64", init, limit, 0, 1) == ALLOW
-    assert call(program, machine, "prlimit64", 2, 7, 1 << 40) == ALLOW
+
+
+@MACHINES
+@pytest.mark.parametrize("private", [True, False], ids=["private-root", "named-workspace"])
+@pytest.mark.parametrize("init", [None, 4711], ids=["keeper", "worker"])
+def test_limits_of_no_other_process_are_changed_and_those_of_all_are_read(
+    machine: str, private: bool, init: int | None
+) -> None:
+    program = seccomp.worker(machine, private_root=private, own_session=private, init=init)
+    for limit in range(16):
+        for pid in (1, 2, 4711, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 32 | 2):
+            for new in (1, 1 << 32, 1 << 40):
+                assert call(program, machine, "prlimit64", pid, limit, new) == ERRNO | errno.EPERM
+            assert call(program, machine, "prlimit64", pid, limit, 0, 1) == ALLOW
+    for limit in (0, 1, 7, 9):
+        for pid in (0, 1 << 32):  # the kernel takes 32 bits of it
+            assert call(program, machine, "prlimit64", pid, limit, 1 << 40) == ALLOW
+        assert call(program, machine, "setrlimit", limit, 1 << 40) == ALLOW
 
 
 @MACHINES
