@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -268,11 +269,31 @@ def _crashes(kernel: Kernel) -> Finding:
 
 
 def _processes(kernel: Kernel) -> Finding:
+    if not _works(lambda: _seen(kernel)):
+        consequence = (
+            "a run is refused: /proc hides its own processes from it; mount it with gid= a group of the agent's"
+        )
+        return _finding("process-list", Standing.MISSING, "hidden", consequence)
     if visibility.processes_are_visible(kernel):
-        consequence = "other users read the command lines of a script's processes; /proc with hidepid=2 ends it"
+        consequence = "other users read command lines of a script's processes; /proc with hidepid=2,gid=AGENT's ends it"
         return _finding("process-list", Standing.NOTE, "open", consequence)
     consequence = "other users of this system read no command line of a script's; from outside of a container they may"
     return _finding("process-list", Standing.NOTE, "hidden", consequence)
+
+
+def _seen(kernel: Kernel) -> None:
+    """See a process of the same user's that is not dumpable, without capabilities, as the sentinel does."""
+    kernel.drop_capabilities()
+    kernel.prctl(linux.PR_SET_DUMPABLE, 0)
+    child = os.fork()  # not dumpable either
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        kernel.status(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def _profile(offered: list[Finding]) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import pytest
 
 from glasshouse.runtime import checks, doctor
+from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.doctor import Finding, Standing
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.sandbox import Worker
@@ -159,6 +161,32 @@ def test_it_says_whether_other_users_read_the_command_lines_of_a_scripts_process
     assert (finding.feature, finding.value, finding.standing) == ("process-list", said, Standing.NOTE)
     worker = cast("Worker", SimpleNamespace(report=None))
     assert ("processes-visible" in checks.details(worker, Machine())) is (said == "open")
+
+
+@needs_root
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("options", "value", "standing"),
+    [
+        ("hidepid=0", "open", Standing.NOTE),
+        ("hidepid=2,gid=4711", "hidden", Standing.NOTE),
+        ("hidepid=2", "hidden", Standing.MISSING),
+    ],
+)
+def test_a_proc_that_hides_the_runs_own_processes_from_an_ordinary_user_is_found_before_the_run(
+    options: str, value: str, standing: Standing
+) -> None:
+    def story() -> tuple[str, Standing]:
+        REAL.unshare(linux.CLONE_NEWNS)
+        REAL.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        REAL.mount("proc", "/proc", "proc", 0, options)
+        os.setgroups([])
+        os.setgid(4711)
+        os.setuid(4711)
+        found = doctor._processes(REAL)
+        return found.value, found.standing
+
+    assert in_child(story) == (value, standing)
 
 
 def test_findings_travel_as_json() -> None:
