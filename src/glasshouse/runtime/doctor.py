@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
-from glasshouse.runtime import core_dumps, gpus, landlock, loopback, seccomp, visibility
+from glasshouse.runtime import core_dumps, gpus, landlock, loopback, mounts, seccomp, surroundings, visibility
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
@@ -102,6 +102,7 @@ def examine(
         _tracing(kernel),
         _crashes(kernel),
         _processes(kernel),
+        _shown_files(kernel),
     ]
     return [
         *offered,
@@ -294,6 +295,25 @@ def _seen(kernel: Kernel) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def _shown_files(kernel: Kernel) -> Finding:
+    try:
+        table = mounts.Table.read(kernel)
+        kinds = table.remote_at([*surroundings.default_read_paths(), *surroundings.default_devices()])
+        layered = any(mount.kind == mounts.OVERLAY for mount in table.uncommon())
+    except (OSError, ValueError):
+        kinds, layered = {mounts.UNKNOWN}, False
+    if kinds:
+        consequence = (
+            "strict is out of reach: the file system's server sees each name that a script looks up there; put the "
+            "interpreter, its environment and the model cache on a local disk"
+        )
+        return _finding("shown-files", Standing.WEAKER, ", ".join(sorted(kinds)), consequence)
+    consequence = "names that a script looks up stay in this kernel"
+    if layered:
+        consequence += ", if the layers of its overlays are local too, which cannot be seen from here"
+    return _finding("shown-files", Standing.GOOD, "overlay" if layered else "local", consequence)
 
 
 def _profile(offered: list[Finding]) -> Finding:

@@ -13,8 +13,8 @@ that is shown (`shown.Look`). In order:
 3. a child in them goes on as the init (`init`); this process is gone before it does, so that the agent is its parent;
    the init's child becomes the worker;
 4. the package once more, through a read-only mount; where that cannot be, copied into sealed memory;
-5. private root in memory; where that cannot be, a named directory; what lies beneath all that is shown; for several
-   ranks, the loopback of the network namespace, and nothing else of it;
+5. private root in memory; where that cannot be, a named directory; what lies beneath all that is shown, and on which
+   file systems; for several ranks, the loopback of the network namespace, and nothing else of it;
 6. no capability, no_new_privs, limits, Landlock, system call filter last;
 7. trials of all that is forbidden; one `sandbox` frame says what happened;
 8. exec of the worker with an environment of its own.
@@ -39,6 +39,7 @@ from glasshouse.runtime import (
     init,
     landlock,
     logged_once,
+    mounts,
     outside,
     private_root,
     read_only,
@@ -58,6 +59,7 @@ _CONTROL = 1
 _KILLED_FIRST, _KILLED_NEXT = "1000", "999"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
+_MAX_TOLD = 4  # beside what the trials say less than a pipe holds: it is not read while this process starts
 _RANKS_NEED = ("no-network-namespace", "no-pid-namespace", "no-mount-namespace", "no-private-root")
 _NAMESPACES = (
     ("pid", linux.CLONE_NEWPID),
@@ -105,10 +107,11 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     if os.getppid() != agent_pid:
         raise OSError("the agent is gone")
     os.umask(0o077)
+    stored = _stored_remotely(kernel, spec)
     # Before this process's children are the first of a namespace.
     logged = logged_once.use_up(kernel)
     notes = _separate(kernel)
-    notes += [] if logged else ["exec-logged"]
+    notes += stored if logged else [*stored, "exec-logged"]
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
     _be_killed(_KILLED_NEXT, notes)
@@ -117,7 +120,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     os.setsid()
     package, taken = _give_package(kernel, spec, answer, notes)
     base = _house(kernel, spec, notes, taken)
-    found = _found_beneath(kernel, base, notes)
+    found = _on_this_machine(kernel, spec, base, notes, _found_beneath(kernel, base, notes))
     _connect_ranks(spec, notes)
     abi = _confine(kernel, spec, base, notes)
     observed = _observe(kernel, spec, base, abi, notes, package, found)
@@ -248,6 +251,28 @@ def _found_beneath(kernel: Kernel, base: str, notes: list[str]) -> list[tuple[st
     return [(kind, path) for kind, path in found if kind != "closed"]
 
 
+def _stored_remotely(kernel: Kernel, spec: dict[str, object]) -> list[str]:
+    """Return a note where a server besides this kernel sees what is read and asked of the package."""
+    try:
+        # In the namespace that it was opened in: the view of it is in no table of mounts.
+        kind = mounts.Table.read(kernel).kind_of(kernel, PACKAGE_FD) if spec["package"] else None
+    except (OSError, ValueError):
+        kind = "unknown"
+    return [f"package-remote-{kind}"] if kind else []
+
+
+def _on_this_machine(
+    kernel: Kernel, spec: dict[str, object], base: str, notes: list[str], found: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Cover remote file systems beneath what is shown, and note those that stay; return what was found elsewhere."""
+    cover = (lambda folder: private_root.cover(kernel, folder)) if base == private_root.BASE else None
+    left, covered = mounts.close(kernel, _texts(spec, "read") + _texts(spec, "devices"), cover=cover)
+    notes += left
+    for folder in covered[:_MAX_TOLD]:
+        os.write(2, b"launcher: covered, since a server sees each name looked up there: " + os.fsencode(folder) + b"\n")
+    return [(kind, path) for kind, path in found if not any(mounts.beneath(path, folder) for folder in covered)]
+
+
 def _connect_ranks(spec: dict[str, object], notes: list[str]) -> None:
     """Give ranks their loopback, where everything that keeps it from leading outside is there; else say so.
 
@@ -355,6 +380,8 @@ def _observe(
         observed["egress-closed"] = None  # there may be a way out where nothing looked
     if not abi:
         observed["landlock"] = None if abi == 0 else False
+    elif observed["landlock"] and mounts.is_remote(notes):
+        observed["landlock"] = None  # no version of it keeps a name from being looked up
     if kernel.status("self").get("Seccomp") != "2":
         observed["seccomp-filter"] = None if "no-seccomp-filter" in notes else False
     return observed

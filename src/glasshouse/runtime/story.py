@@ -13,7 +13,7 @@ from glasshouse.evidence.events import EventType
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime import checks, gpus, probes
+from glasshouse.runtime import checks, gpus, mounts, probes
 from glasshouse.runtime.attest import attest, now_us
 from glasshouse.runtime.custodian import Custodian, Regions
 from glasshouse.runtime.gate import Gate
@@ -180,6 +180,10 @@ def _observe(run: Run, parts: _Parts) -> HardeningReport:
     )
 
 
+# What fails where a file system's server sees what is asked of it.
+_FILES = {"worker.landlock", "worker.metadata-closed"}
+
+
 def _demand(report: HardeningReport) -> None:
     """A profile is claimed only when all its checks hold."""
     lacking = missing(report, report.profile)
@@ -189,8 +193,20 @@ def _demand(report: HardeningReport) -> None:
         raise RefusedError(
             Code.HARDENING_MISSING,
             "this machine lacks what the profile demands",
-            hint=f"missing for {report.profile}: {', '.join(lacking)}",
+            hint=f"missing for {report.profile}: {', '.join(lacking)}{_remote(report) if _FILES & {*lacking} else ''}",
         )
+
+
+def _remote(report: HardeningReport) -> str:
+    """Return what to do where what the worker is shown, or its package, does not lie on this machine."""
+    if not mounts.is_remote(report.details):
+        return ""
+    kinds = ", ".join(sorted(name for name in report.details if mounts.is_remote([name])))
+    return (
+        f" ({kinds}: a server besides this machine's kernel sees each name that a script looks up there, which "
+        "Landlock does not keep it from; put the interpreter, its environment, the model cache and the package on a "
+        "local disk of this machine)"
+    )
 
 
 def _session(pid: int) -> SessionRecord:
