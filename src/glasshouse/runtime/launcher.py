@@ -111,7 +111,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     # Before this process's children are the first of a namespace.
     logged = logged_once.use_up(kernel)
     notes = _separate(kernel)
-    notes += stored if logged else [*stored, "exec-logged"]
+    notes += [] if logged else ["exec-logged"]
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
     _be_killed(_KILLED_NEXT, notes)
@@ -119,6 +119,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     _be_killed(_KILLED_FIRST, notes)
     os.setsid()
     package, taken = _give_package(kernel, spec, answer, notes)
+    notes += [] if taken else stored  # a copy in memory was read before the worker begins
     base = _house(kernel, spec, notes, taken)
     found = _on_this_machine(kernel, spec, base, notes, _found_beneath(kernel, base, notes))
     _connect_ranks(spec, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,40 @@ def test_where_nothing_can_be_mounted_every_remote_file_system_of_the_machine_co
     assert there.report.observed["landlock"] is CheckResult.UNAVAILABLE
     # What `standard` demands.
     assert there.report.observed["egress-closed"] is CheckResult.PASSED
+
+
+class PackageOnShare(Kernel):
+    """A machine on which the file system was a share when the package was opened, and all else lies on its disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def read(self, path: str) -> bytes:
+        content = super().read(path)
+        if path != "/proc/self/mountinfo":
+            return content
+        self.reads += 1
+        return re.sub(rb" - \S+ ", b" - nfs4 ", content) if self.reads == 1 else content
+
+
+class CopiedFromShare(PackageOnShare, WithoutNamespaces):
+    """The same, where the package has to be copied."""
+
+
+@needs_filters
+@needs_landlock
+@needs_root
+@needs_namespaces
+def test_a_package_that_is_read_from_a_share_is_named_and_one_that_was_copied_is_not(tmp_path: Path) -> None:
+    (tmp_path / "package").write_bytes(b"sealed")
+    with (tmp_path / "package").open("rb") as package:
+        there = run("pass", kernel=PackageOnShare(), package=package.fileno())
+        assert "package-remote-nfs4" in there.report.notes
+        assert there.report.observed["landlock"] is CheckResult.UNAVAILABLE
+        copied = run("pass", kernel=CopiedFromShare(), package=package.fileno())
+        assert "sealed-package" in copied.report.notes
+        assert not mounts.is_remote(copied.report.notes)
 
 
 @needs_filters
