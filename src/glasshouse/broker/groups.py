@@ -227,7 +227,10 @@ class Groups:
         if not asked.undecided:
             # A machine that waits asks like this again and again; a recording of it is worth as much, and no more.
             return Decision(decide=lambda: _answered(asked), effect=Effect.NOTHING, repeats=request.nonce.hex())
-        return Decision(decide=lambda: _answered(self._database.write(settle)))
+        # Nor is it a sign of life when it finds its group over: so does what was recorded before.
+        return Decision(
+            decide=lambda: _answered(self._database.write(settle)), effect=Effect.NOTHING, repeats=request.nonce.hex()
+        )
 
     def _asked(self, connection: Connection, row: RowMapping) -> _Asked:
         launch = store.as_launch(row)

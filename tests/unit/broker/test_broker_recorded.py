@@ -164,6 +164,21 @@ def test_what_others_play_again_is_charged_to_them(
     assert set(charged) == {"127.0.0.2"}
 
 
+def test_who_finds_a_group_over_has_shown_no_sign_of_life(broker: LocalBroker, owner: Owner) -> None:
+    """A recording of what a machine asked while it waited, played again just after the deadline."""
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, GateLimits())
+    first = Machine.enter(Actor.enter(owner, owner.group(2)[0]))
+    pending(first.attest())
+    asking = release_request(first.challenge, first.evidence, evidence_key=first.actor.evidence)
+    broker.advance(LIFETIME_S + 1)
+    pace = Pace(broker.clock_us)
+    played = [gate.ask(asking).effect_on("192.0.2.2", pace) for _ in range(5)]
+    assert played[0] is Effect.NOTHING
+    assert played[-1] is Effect.CHARGE
+    assert Effect.CREDIT not in played
+    assert first.ask().problem().code is Code.RANK_REFUSED
+
+
 def test_a_launch_that_is_told_to_come_again_costs_its_address_nothing_if_it_does_not_hurry(
     broker: LocalBroker, owner: Owner
 ) -> None:
