@@ -33,7 +33,16 @@ import numpy as np
 import psutil
 
 from benchmarks.gate_counts import Kept, compare
-from benchmarks.gate_load import REQUESTS, Message, beside, hostile, hostile_receipt, nothing, strangers
+from benchmarks.gate_load import (
+    REQUESTS,
+    Message,
+    beside,
+    hostile,
+    hostile_evidence,
+    hostile_receipt,
+    nothing,
+    strangers,
+)
 from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.attestation.policy import MAX_RELEASES
 from glasshouse.broker.process import BrokerProcess
@@ -373,7 +382,7 @@ def _scenario(load: dict[str, Any], bar: float, rounds: int) -> dict[str, Any]:
             _exchanges(owner, 1.0)  # warm up
             for _ in range(rounds):
                 before = _exchanges(owner, QUIET_S)
-                with beside(strangers, broker.runtime_url, load, [*hostile(), _receipt(owner)]):
+                with beside(strangers, broker.runtime_url, load, [*hostile(), *_unsigned(owner), _receipt(owner)]):
                     began = _cpu_s(broker.pid)
                     after = _exchanges(owner, LOAD_S)
                     busy_s += _cpu_s(broker.pid) - began
@@ -426,6 +435,12 @@ class Reported:
                 self._confirmed = self.log.size
                 return head
         return b""
+
+
+def _unsigned(owner: Owner) -> list[Message]:
+    """Ask for a challenge, and return what a reader of it could send."""
+    actor = Actor.enter(owner)
+    return hostile_evidence(actor.claims(actor.challenge()), actor.launch.key().key_id)
 
 
 def _receipt(owner: Owner) -> Message:

@@ -9,22 +9,27 @@ import itertools
 import json
 import multiprocessing
 import resource
+import string
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
+from glasshouse.attestation.claims import MAX_GPUS, Claims, Gpu
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence, HardwareEvidence
+from glasshouse.attestation.hardening import MAX_DETAILS
 from glasshouse.broker.http import Answer, Limits, add_route, bare_app
-from glasshouse.broker.listen import Server, bind_tcp
+from glasshouse.broker.listen import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
 from glasshouse.evidence.countersignature import ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_OUTPUTS, PREDICATE_TYPE, RECEIPT_TYPE, STATEMENT_TYPE
 from glasshouse.evidence.results import Output
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.signing import SigningKey, key_id
 
-__all__ = ["ANSWERS", "REQUESTS", "beside", "hostile", "hostile_receipt", "nothing", "strangers"]
+__all__ = ["ANSWERS", "REQUESTS", "beside", "hostile", "hostile_evidence", "hostile_receipt", "nothing", "strangers"]
 
 # Bytes of the messages of an exchange: challenge request, challenge; evidence, release.
 REQUESTS = {"/v1/challenge": 1800, "/v1/evidence": 6200}
@@ -32,7 +37,19 @@ ANSWERS = {"/v1/challenge": 200, "/v1/evidence": 3300}
 HOSTILE_BYTES = 124_000
 PIECE_EVERY_S = 0.005
 
-Message = tuple[str, bytes]
+
+class Message(NamedTuple):
+    """What a stranger sends.
+
+    Attributes:
+        path: of the request.
+        body: of the request.
+        lines: of its head, besides those that it needs.
+    """
+
+    path: str
+    body: bytes
+    lines: bytes = b""
 
 
 @contextlib.contextmanager
@@ -87,7 +104,7 @@ async def strangers(ready: Connection, url: str, load: dict[str, Any], messages:
         url: the broker's.
         load: `addresses` they come from; `idle` connections held and `new_per_s`, each with the begin of a message
             where `slow`; `hostile_per_s` messages, each whole or by `piece_bytes`.
-        messages: paths and bodies, sent in turn.
+        messages: sent in turn.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
@@ -100,8 +117,8 @@ async def strangers(ready: Connection, url: str, load: dict[str, Any], messages:
         return asyncio.create_task(_connection(host, int(port), next(addresses), data, connected=connected))
 
     def hostile() -> asyncio.Task[None]:
-        path, body = next(bodies)
-        data = _head(path, len(body)) + body
+        path, body, lines = next(bodies)
+        data = _head(path, len(body), lines) + body
         return asyncio.create_task(_connection(host, int(port), next(addresses), data, load.get("piece_bytes")))
 
     held: set[asyncio.Task[None]] = set()
@@ -163,9 +180,9 @@ async def _connection(
             writer.close()
 
 
-def _head(path: str, length: int) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}", "", "")
-    return "\r\n".join(lines).encode()
+def _head(path: str, length: int, further: bytes = b"") -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}", "")
+    return "\r\n".join(lines).encode() + further + b"\r\n"
 
 
 def hostile() -> list[Message]:
@@ -192,7 +209,36 @@ def hostile() -> list[Message]:
             "signatures": [{"keyid": name * 32, "sig": signature} for name in "ab"],
         }
         wrapped.append(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
-    return [("/v1/evidence", body) for body in (*bombs, *wrapped)]
+    return [Message("/v1/evidence", body) for body in (*bombs, *wrapped)]
+
+
+def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
+    """Return evidence of 124 KB that nobody signed, valid by its schema; once more with the largest head that is read.
+
+    Args:
+        claims: they name a challenge of the broker.
+        launch_key_id: of the key that would have to sign, which everybody reads on the way.
+    """
+    gpus = [
+        Gpu(name="n" * 64, memory_bytes=number, driver="d" * 64, uuid=f"{number:064}") for number in range(MAX_GPUS)
+    ]
+    details = {f"d{number:063}": "v" * 64 for number in range(MAX_DETAILS)}
+    large = replace(claims, gpus=tuple(gpus), hardening=replace(claims.hardening, details=details))
+    names = sorted((key_id(claims.evidence_public), launch_key_id))
+
+    def made(data: bytes) -> bytes:
+        hardware = (HardwareEvidence(kind="k" * 64, data=data),) * MAX_HARDWARE_ITEMS
+        payload = Evidence(claims=large, composite=bytes(32), hardware=hardware).encode()
+        signatures = tuple((name, bytes(64)) for name in names)
+        return dsse.Envelope(payload_type=EVIDENCE_TYPE, payload=payload, signatures=signatures).encode()
+
+    room = HOSTILE_BYTES - len(made(b""))
+    body = made(bytes(room * 9 // 16 // MAX_HARDWARE_ITEMS))  # in base64 twice
+    count = MAX_HEADER_LINES - len(_head("/v1/evidence", len(body)).splitlines())
+    size = (MAX_HEADER_BYTES - len(_head("/v1/evidence", len(body)))) // count
+    value = string.ascii_letters * MAX_HEADER_BYTES
+    line = b"Connection: " + value[: size - len("Connection: \r\n")].encode() + b"\r\n"
+    return [Message("/v1/evidence", body), Message("/v1/evidence", body, line * count)]
 
 
 def _deep(letter: str, letters: int, size: int, *, chains: int) -> bytes:
@@ -230,4 +276,4 @@ def hostile_receipt(key: SigningKey, head: bytes) -> Message:
         "subject": outputs,
     }
     receipt = dsse.sign(RECEIPT_TYPE, encode(statement), [key])
-    return "/v1/receipt", ReceiptSubmission(receipt=receipt, head=head).encode()
+    return Message("/v1/receipt", ReceiptSubmission(receipt=receipt, head=head).encode())

@@ -21,7 +21,8 @@ from glasshouse.handshake.broker_side import (
     LaunchRecord,
     appraise,
     build_release,
-    check_1_message,
+    check_1_envelope,
+    check_1_payload,
     check_2_known,
     check_2_unused,
     check_4_signatures,
@@ -229,11 +230,13 @@ class World:
         self, message: bytes, *, used: bool = False, unknown: bool = False, released_to: int = 0, known: bool = False
     ) -> Appraisal:
         """All thirteen checks, in order, as a broker runs them."""
-        signed = check_1_message(message)
-        nonce = signed.evidence.claims.nonce
-        stored: Challenge | None = None if unknown or nonce != self.challenge.nonce else self.challenge
+        opened = check_1_envelope(message)
+        stored: Challenge | None = None if unknown or opened.nonce != self.challenge.nonce else self.challenge
         challenge = check_2_known(stored)
-        check_4_signatures(signed, launch_public=self.launch.launch_public)
+        check_4_signatures(
+            opened.envelope, evidence_public=opened.evidence_public, launch_public=self.launch.launch_public
+        )
+        signed = check_1_payload(opened)
         check_2_unused(challenge, used=used, now_us=self.now_us)
         appraisal = appraise(
             signed,

@@ -23,7 +23,8 @@ from glasshouse.handshake.broker_side import (
     DeploymentRecord,
     LaunchRecord,
     appraise,
-    check_1_message,
+    check_1_envelope,
+    check_1_payload,
     check_2_known,
     check_2_unused,
     check_4_signatures,
@@ -63,9 +64,11 @@ def octets(text: Any) -> bytes:
 def gate(given: dict[str, Any]) -> dict[str, Any]:
     record, launch = given["record"], given["launch"]
     message, now_us = octets(given["message"]), given["now_us"]
-    signed = check_1_message(message)
+    opened = check_1_envelope(message)
     challenge = check_2_known(given["challenge"] and Challenge.parse(encode(given["challenge"])))
-    check_4_signatures(signed, launch_public=b64decode(launch["launch_public"]))
+    launch_public = b64decode(launch["launch_public"])
+    check_4_signatures(opened.envelope, evidence_public=opened.evidence_public, launch_public=launch_public)
+    signed = check_1_payload(opened)
     check_2_unused(challenge, used=given["challenge_used"], now_us=now_us)
     policy = DeploymentPolicy.from_json(record["policy"])
     appraisal = appraise(
@@ -104,12 +107,14 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def consumes(given: dict[str, Any]) -> bool:
-    """Whether evidence uses its challenge up: whatever is wrong with it, once it passed check 4."""
+    """Whether evidence uses its challenge up: whatever is wrong with it, once it passed checks 1 and 4."""
     if given["challenge"] is None or given["challenge_used"]:
         return False
     try:
-        signed = check_1_message(octets(given["message"]))
-        check_4_signatures(signed, launch_public=b64decode(given["launch"]["launch_public"]))
+        opened = check_1_envelope(octets(given["message"]))
+        launch_public = b64decode(given["launch"]["launch_public"])
+        check_4_signatures(opened.envelope, evidence_public=opened.evidence_public, launch_public=launch_public)
+        check_1_payload(opened)
     except CheckFailedError:
         return False
     return True

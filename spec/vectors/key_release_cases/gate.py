@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from glasshouse.attestation.claims import ContainerSource, Gpu, composite
@@ -17,6 +18,7 @@ from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.fields import b64encode
 from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from key_release_cases.common import HEAD_TYPE, Case, case, sample_ear
 from simulators.key_release_world import (
@@ -151,6 +153,7 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
     ):
         body = encode({**payload, "claims": claims})
         yield invalid(name, description, dsse.sign(EVIDENCE_TYPE, body, keys).encode())
+    yield from gate_payload_cases(world, envelope, keys)
     signatures = [
         ("thief", "Signed by the evidence key and by a thief of the token.", {}, [keys[0], signing_key("thief")]),
         ("other-evidence-key", "Signed by another evidence key than claimed.", {}, [signing_key("other"), keys[1]]),
@@ -178,6 +181,56 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
         code="evidence-signature-invalid",
         check="4",
     )
+
+
+def gate_payload_cases(world: World, honest: dsse.Envelope, keys: Sequence[SigningKey]) -> Iterator[Case]:
+    """The order of checks 1, 2 and 4: the payload's first claims; the challenge; the signatures; then the payload."""
+    payload: dict[str, Any] = dict(json.loads(honest.payload))
+    noted = encode({**payload, "claims": {**payload["claims"], "note": "hello"}})
+    spaced = honest.payload.replace(b'"hardware":[]', b'"hardware": []')
+    twice = honest.payload[:-1] + b"," + honest.payload[1:]
+    signed = partial(dsse.sign, EVIDENCE_TYPE, keys=keys)
+    noted_by_nobody = replace(honest, payload=noted).encode()
+    for name, description, message, changes in (
+        ("payload-spaced", "Signed as it must be, and not canonical behind its first claims.", signed(spaced), {}),
+        ("payload-twice", "Every field stands twice.", signed(twice), {}),
+        (
+            "payload-replayed",
+            "An unknown claim, for a challenge that was used.",
+            signed(noted),
+            {"challenge_used": True},
+        ),
+        ("payload-order", "The composite stands before the claims.", signed(swapped(payload)), {}),
+        (
+            "payload-order-unsigned",
+            "The same with signatures of something else.",
+            replace(honest, payload=swapped(payload)),
+            {},
+        ),
+    ):
+        given = gate_input(world, message.encode(), **changes)
+        yield case(f"gate-1-{name}", description, given, code="message-invalid", check="1")
+    yield case(
+        "gate-2-nonce-unknown-payload",
+        "Unsigned and with an unknown claim, for a challenge that was never given.",
+        gate_input(world, noted_by_nobody, challenge=None),
+        code="nonce-unknown",
+        check="2",
+    )
+    yield case(
+        "gate-4-unsigned-payload",
+        "With an unknown claim, which is found out only in what was signed.",
+        gate_input(world, noted_by_nobody),
+        code="evidence-signature-invalid",
+        check="4",
+    )
+
+
+def swapped(payload: Mapping[str, Any]) -> bytes:
+    """A payload whose first key is its second one."""
+    return json.dumps(
+        {name: payload[name] for name in ("composite", "claims", "hardware")}, separators=(",", ":")
+    ).encode()
 
 
 def gate_element_cases() -> Iterator[Case]:

@@ -6,24 +6,43 @@ checked by `attestation.verify`, once it is known whose they must be.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glasshouse.attestation.claims import Claims, composite
+from glasshouse.attestation.claims import Claims, ContainerSource, composite
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.fields import IDENTIFIER, Fields, b64decode, b64encode
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.policy import Assurance
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["EVIDENCE_TYPE", "MAX_EVIDENCE_BYTES", "Evidence", "HardwareEvidence", "SignedEvidence", "sign_evidence"]
+__all__ = [
+    "EVIDENCE_TYPE",
+    "MAX_EVIDENCE_BYTES",
+    "Evidence",
+    "EvidenceEnvelope",
+    "HardwareEvidence",
+    "SignedEvidence",
+    "sign_evidence",
+]
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
 MAX_EVIDENCE_BYTES = 128 * 1024
 MAX_EVIDENCE_ELEMENTS = 512  # 64 GPUs, 16 hardware reports and 32 details have 459
 MAX_HARDWARE_ITEMS = 16
 MAX_HARDWARE_BYTES = 64 * 1024
+
+# The one way in which a payload in canonical form begins: its first claims by name, whatever follows them.
+_BEGIN = re.compile(
+    rf'\{{"claims":\{{"assurance":"(?:{"|".join(Assurance)})",'
+    r'"cnf":\{"jwk":\{"crv":"Ed25519","kty":"OKP","x":"(?P<key>[A-Za-z0-9_-]{43})"\}\},'
+    rf'"container":\{{"id":"{IDENTIFIER.pattern}","source":"(?:{"|".join(ContainerSource)})"\}},'
+    r'"deployment":"[0-9a-f]{32}","eat_nonce":"(?P<nonce>[A-Za-z0-9_-]{43})",'
+)
+_BEGIN_CHARACTERS = 1024  # are more than it can have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +129,54 @@ class SignedEvidence:
         Raises:
             FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
         """
+        return EvidenceEnvelope.open(message).read()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvidenceEnvelope:
+    """An evidence message whose payload was not parsed: what it costs does not depend on what a stranger wrote in it.
+
+    Attributes:
+        message: as it travelled.
+        envelope: the DSSE envelope.
+        nonce: the challenge that the payload names.
+        evidence_public: the evidence key that the payload names.
+    """
+
+    message: bytes
+    envelope: dsse.Envelope
+    nonce: bytes
+    evidence_public: bytes
+
+    @classmethod
+    def open(cls, message: bytes) -> EvidenceEnvelope:
+        """Open the envelope; raises what `SignedEvidence.parse` raises."""
         envelope = dsse.Envelope.parse(message, max_bytes=MAX_EVIDENCE_BYTES)
         if envelope.payload_type != EVIDENCE_TYPE:
             raise FormatError(Code.WRONG_TYPE, "an envelope of another type where evidence was expected")
         if len(envelope.signatures) != 2:
             raise FormatError(Code.SCHEMA, "evidence that does not carry exactly two signatures")
-        return cls(envelope=envelope, evidence=Evidence.parse(envelope.payload), sha256=sha256(message))
+        named = _BEGIN.match(envelope.payload[:_BEGIN_CHARACTERS].decode("latin-1"))
+        if named is None:
+            raise FormatError(
+                Code.SCHEMA,
+                "evidence.claims does not begin with assurance, cnf, container, deployment, eat_nonce in their forms",
+            )
+        return cls(
+            message=message,
+            envelope=envelope,
+            nonce=b64decode(named["nonce"]),
+            evidence_public=b64decode(named["key"]),
+        )
+
+    def read(self) -> SignedEvidence:
+        """Parse the payload; raises `FormatError`.
+
+        Its claims have the nonce and the evidence key that it begins with: no key stands twice in one object.
+        """
+        return SignedEvidence(
+            envelope=self.envelope, evidence=Evidence.parse(self.envelope.payload), sha256=sha256(self.message)
+        )
 
 
 def sign_evidence(

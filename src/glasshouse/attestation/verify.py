@@ -6,18 +6,36 @@ The numbers are those of spec/key-release.md section 6; `handshake.broker_side` 
 from __future__ import annotations
 
 from glasshouse.attestation.claims import composite
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_EVIDENCE_BYTES, Evidence, SignedEvidence
+from glasshouse.attestation.evidence import (
+    EVIDENCE_TYPE,
+    MAX_EVIDENCE_BYTES,
+    Evidence,
+    EvidenceEnvelope,
+    SignedEvidence,
+)
 from glasshouse.attestation.refusal import CheckFailedError, signers
 from glasshouse.attestation.roots import verify_hardware
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import hpke
+from glasshouse.wire import dsse, hpke
 from glasshouse.wire.signing import key_id
 
-__all__ = ["check_1_message", "check_4_signatures", "check_9_composite", "check_12_hardware"]
+__all__ = [
+    "check_1_envelope",
+    "check_1_message",
+    "check_1_payload",
+    "check_4_signatures",
+    "check_9_composite",
+    "check_12_hardware",
+]
 
 
 def check_1_message(message: bytes) -> SignedEvidence:
-    """Size and schema.
+    """Both parts of check 1, where nothing hangs on the signatures between them; raises `CheckFailedError`."""
+    return check_1_payload(check_1_envelope(message))
+
+
+def check_1_envelope(message: bytes) -> EvidenceEnvelope:
+    """Size, the envelope, and what its payload begins with, which check 4 needs: all that is read of unsigned evidence.
 
     Raises:
         CheckFailedError: `message-too-large` or `message-invalid`.
@@ -31,7 +49,19 @@ def check_1_message(message: bytes) -> SignedEvidence:
             actual=f"{len(message)} bytes",
         )
     try:
-        signed = SignedEvidence.parse(message)
+        return EvidenceEnvelope.open(message)
+    except FormatError as error:
+        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+
+
+def check_1_payload(opened: EvidenceEnvelope) -> SignedEvidence:
+    """The payload's canonical form and schema; to be asked after check 4.
+
+    Raises:
+        CheckFailedError: `message-invalid`.
+    """
+    try:
+        signed = opened.read()
         # A key that nothing can be sealed to is found now, not after the budget was touched.
         hpke.check_public(signed.evidence.claims.hpke_public)
         return signed
@@ -39,25 +69,24 @@ def check_1_message(message: bytes) -> SignedEvidence:
         raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
 
 
-def check_4_signatures(signed: SignedEvidence, *, launch_public: bytes) -> None:
+def check_4_signatures(envelope: dsse.Envelope, *, evidence_public: bytes, launch_public: bytes) -> None:
     """Signed by the launch key of the record and by the evidence key of the claims, and by nobody else.
 
     Raises:
         CheckFailedError: `evidence-signature-invalid`.
     """
-    evidence_public = signed.evidence.claims.evidence_public
     try:
         if evidence_public == launch_public:
             # One key in both roles would make one signature count twice.
             raise FormatError(Code.SIGNATURE, "an evidence key that is the launch key")
-        signed.envelope.verify(EVIDENCE_TYPE, launch_public, evidence_public)
+        envelope.verify(EVIDENCE_TYPE, launch_public, evidence_public)
     except FormatError as error:
         raise CheckFailedError(
             "4",
             Code.EVIDENCE_SIGNATURE,
             error.message,
             expected=", ".join(sorted((key_id(launch_public), key_id(evidence_public)))),
-            actual=signers(signed.envelope),
+            actual=signers(envelope),
         ) from None
 
 

@@ -196,15 +196,18 @@ class Gate:
         Raises:
             CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
         """
-        signed = broker_side.check_1_message(body)
-        nonce = signed.evidence.claims.nonce
+        opened = broker_side.check_1_envelope(body)
+        nonce = opened.nonce
         # What is read here, challenge and launch, is never changed once it is written.
         found = self._database.read(
             lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
         )
         asked = broker_side.check_2_known(found)
         # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
-        broker_side.check_4_signatures(signed, launch_public=asked["launch_public"])
+        broker_side.check_4_signatures(
+            opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
+        )
+        signed = broker_side.check_1_payload(opened)  # not before: it is dear
         if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
             _check_2(asked["body"], used=True, now_us=self._clock_us())
 

@@ -30,8 +30,9 @@ from glasshouse.errors import Code, FormatError, UsageError
 
 __all__ = ["BACKLOG", "Server", "bind_tcp", "bind_unix", "parse_bind"]
 
-MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADER_BYTES = 4096
 MAX_HEADER_LINES = 64
+MAX_HEADER_COMMAS = 64
 FREE_PIECES = 8  # of a request are read as they come; after each later one the kernel is left to join what follows
 PAUSE_SHARE = 0.25  # of the time that a request has taken so far, and so the most by which it is found to be whole late
 SHORTEST_PAUSE_S = 0.01
@@ -139,6 +140,8 @@ class _BoundedProtocol(H11Protocol):
             refused = f"more than {MAX_HEADER_BYTES} bytes of headers"
         elif head.count(b"\n", 0, end) + (blank is not None) > MAX_HEADER_LINES:
             refused = "too many header lines"  # each costs as much as a hundred bytes of a body
+        elif head.count(b",", 0, end) > MAX_HEADER_COMMAS:
+            refused = "too many commas among the headers"  # of lists that are parted more than once
         elif blank is not None and _NOT_IN_A_HEAD.search(head, 0, end):
             refused = "a control character among the headers"
         if refused is not None:
@@ -166,6 +169,11 @@ class _BoundedProtocol(H11Protocol):
     def cut(self) -> None:
         """End the connection at once; who has sent nothing is owed no answer."""
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Begin the graceful end of a connection, if it has not begun: what was refused has its answer already."""
+        if not self.transport.is_closing():
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not the HTTP that is spoken here with a problem document, and hang up."""

@@ -17,7 +17,7 @@ from glasshouse.attestation.ear import SOFTWARE_VECTOR, Ear, EarStatus
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.verify import check_1_message, check_4_signatures
+from glasshouse.attestation.verify import check_1_envelope, check_1_message, check_1_payload, check_4_signatures
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
@@ -40,7 +40,9 @@ __all__ = [
     "LaunchRecord",
     "appraise",
     "build_release",
+    "check_1_envelope",
     "check_1_message",
+    "check_1_payload",
     "check_2_known",
     "check_2_unused",
     "check_3_token",
@@ -92,11 +94,11 @@ def check_2_known(found: Found | None) -> Found:
 
 
 def check_2_unused(challenge: Challenge, *, used: bool, now_us: int) -> Challenge:
-    """The challenge is unused and fresh; for evidence, to be asked after check 4.
+    """The challenge is unused and fresh; for evidence, to be asked after checks 1 and 4.
 
     Args:
         challenge: what the store has under the nonce.
-        used: whether evidence that passed check 4 named it before, in any process, ever.
+        used: whether evidence that passed checks 1 and 4 named it before, in any process, ever.
         now_us: the broker's clock.
 
     Raises:
@@ -141,7 +143,7 @@ def appraise(
     if claims.nonce != challenge.nonce:
         raise CheckFailedError("2", Code.NONCE_UNKNOWN, "evidence for another challenge")
     # The caller had to check them before it consumed anything. Once more, for nothing below may rest on a caller.
-    check_4_signatures(signed, launch_public=launch.launch_public)
+    check_4_signatures(signed.envelope, evidence_public=claims.evidence_public, launch_public=launch.launch_public)
     check_3_token(
         claims.token,
         record=record,

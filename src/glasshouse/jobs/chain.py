@@ -170,8 +170,11 @@ def _evidence(bundle: Bundle, token: TokenClaims) -> SignedEvidence | None:
     if message is None:
         return None
     with _link(Code.CHAIN_EVIDENCE):
-        signed = genuine.check_1_message(message)
-        genuine.check_4_signatures(signed, launch_public=token.launch_public)
+        opened = genuine.check_1_envelope(message)
+        genuine.check_4_signatures(
+            opened.envelope, evidence_public=opened.evidence_public, launch_public=token.launch_public
+        )
+        signed = genuine.check_1_payload(opened)
         genuine.check_9_composite(signed.evidence)
         genuine.check_12_hardware(signed.evidence)
     claims = signed.evidence.claims

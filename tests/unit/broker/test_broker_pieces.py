@@ -120,6 +120,24 @@ def test_a_request_is_read_in_few_pieces_however_its_sender_parts_it(size: int, 
     assert whole_s <= 1.25 * seconds + 0.05, "and an honest sender on a slow line waits little longer than for the line"
 
 
+@pytest.mark.parametrize("sent", [b"a: b\r\nTransfer-Encoding: chunked", b"a: \x01", b"no header", b"a: b"])
+def test_a_connection_that_was_just_answered_keeps_no_broker_from_its_end(sent: bytes) -> None:
+    """Between an answer and its last byte the server is told to stop: the error of one ended both listeners."""
+
+    async def run() -> None:
+        server = Server(http.bare_app())
+        line = server.config.http(config=server.config, server_state=server.server_state, app_state={})
+        kernel = Kernel(line)
+        kernel.arrives(head("/v1/heads", sent.decode()))
+        await asyncio.sleep(0.1)
+        assert kernel.cut
+        line.shutdown()
+        line.connection_lost(None)
+
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        runner.run(run())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel does not wait for bytes, the loop pauses")
 def test_the_kernel_joins_the_pieces_of_a_body(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []

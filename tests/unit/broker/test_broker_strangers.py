@@ -6,20 +6,22 @@ import sys
 
 import pytest
 
-from benchmarks.gate_load import hostile, hostile_receipt
-from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
+from benchmarks.gate_load import _head, hostile, hostile_evidence, hostile_receipt
+from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, MAX_HARDWARE_ITEMS, Evidence
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_message
+from glasshouse.broker.listen import MAX_HEADER_BYTES
 from glasshouse.errors import Code
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES
 from glasshouse.tamper.stage import Actor, Owner
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter, release_to
+from tools.raw_http import problem, raw
 
 MOST_CALLS = 5000
 
 
-HOSTILE = [body for _, body in hostile()]
+HOSTILE = [message.body for message in hostile()]
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
@@ -43,6 +45,25 @@ def test_a_hostile_message_is_refused_for_little_work(number: int) -> None:
     assert calls < MOST_CALLS
 
 
+def test_of_evidence_that_nobody_signed_nothing_is_parsed_however_well_it_is_formed(
+    broker: LocalBroker, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four GPUs, sixteen reports and a head of 16 KB cost three times what the broker's bar was measured with."""
+    actor = Actor.enter(owner)
+    messages = hostile_evidence(actor.claims(actor.challenge()), actor.launch.key().key_id)
+    parsed: list[bytes] = []
+    parse = Evidence.parse
+    monkeypatch.setattr(Evidence, "parse", lambda payload: parsed.append(payload) or parse(payload))
+    for path, body, lines in messages:
+        assert 120_000 < len(body) <= MAX_EVIDENCE_BYTES
+        answer = raw(broker, _head(path, len(body), lines) + body)
+        assert problem(answer).code is Code.EVIDENCE_SIGNATURE
+    assert parsed == []
+    head = _head(path, len(body), lines)
+    assert MAX_HEADER_BYTES - 64 < len(head) <= MAX_HEADER_BYTES
+    assert len(check_1_message(body).evidence.hardware) == MAX_HARDWARE_ITEMS, "nothing else is wrong with it"
+
+
 def test_a_hostile_runs_receipt_is_refused_after_its_outputs_and_a_second_is_not_looked_at(
     broker: LocalBroker, owner: Owner
 ) -> None:
@@ -51,7 +72,7 @@ def test_a_hostile_runs_receipt_is_refused_after_its_outputs_and_a_second_is_not
     reporter = Reporter(actor)
     reporter.end()
     reporter.send(reporter.submission())
-    path, message = hostile_receipt(actor.evidence, reporter.final)
+    path, message, _ = hostile_receipt(actor.evidence, reporter.final)
     assert 150_000 < len(message) <= MAX_SUBMISSION_BYTES
     for reason in (Code.MESSAGE_INVALID, Code.HEAD_INCONSISTENT, Code.HEAD_INCONSISTENT):
         assert actor.post(path, message).problem().code is reason
