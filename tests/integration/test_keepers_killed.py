@@ -14,7 +14,7 @@ from glasshouse.broker.process import BrokerProcess
 from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.runtime.session_record import SessionRecord, members
-from tools.machine import needs_filters
+from tools.machine import CONFINED, needs_filters
 from tools.runtime_world import AgentProcess, Broken, script_world
 
 # A script that wants to stay when its keepers are gone.
@@ -60,17 +60,6 @@ def test_no_worker_survives_its_keepers(tmp_path: Path, broker: BrokerProcess, f
             assert survivors(world.folder / f"empty-{number}", agent.out, patience_s=15) == [], moment
 
 
-# As in most containers: no namespace of any kind, and so no mount.
-CONFINED = """
-import errno, runpy
-from glasshouse.runtime import seccomp
-from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL
-refusing = seccomp._Filter(REAL.machine)
-refusing.refuse(("unshare",), errno.EPERM)
-REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)
-REAL.seccomp(refusing.program(), 0)
-runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
-"""
 # By a thread: the signal of its parent's end is not this one's.
 ANOTHER_PROGRAM = """
 import os, sys, threading, time

@@ -10,6 +10,7 @@ import pytest
 
 from glasshouse.broker.process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
+from tools.machine import CONFINED, needs_filters
 from tools.runtime_world import ended, script_world
 
 V1 = Path("/sys/fs/cgroup/memory")
@@ -40,11 +41,22 @@ def group() -> Iterator[Path]:
     place.rmdir()
 
 
-def program(group: Path) -> list[str]:
-    """An agent that joins the group before it does anything."""
-    join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"
-    run = "import sys; from glasshouse.runtime.agent import main; sys.exit(main(sys.argv[1:], sys.stdin.buffer))"
-    return ["-c", f"{join}; {run}"]
+RUN = "import sys; from glasshouse.runtime.agent import main; sys.exit(main(sys.argv[1:], sys.stdin.buffer))"
+FILL_WORKSPACE = """
+piece = bytes(1 << 20)
+with open("filled", "wb") as file:
+    while True:
+        file.write(piece)
+"""
+
+
+def program(group: Path, *, score: int = 0, run: str = RUN) -> list[str]:
+    """An agent that joins the group before it does anything, and has a score that it was started with."""
+    lines = [
+        f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')",
+        f"open('/proc/self/oom_score_adj', 'w').write('{score}')",
+    ]
+    return ["-c", "\n".join([*lines, run])]
 
 
 def test_a_full_dev_shm_is_the_scripts_error_and_leaves_room_for_its_keepers(
@@ -65,3 +77,15 @@ def test_memory_that_runs_out_ends_the_worker_with_its_own_code(
     with script_world(tmp_path, FILL + THEN_ALL, broker=broker) as world:
         agent = world.start(program=program(group))
         ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.OUT_OF_MEMORY)
+
+
+@needs_filters
+@pytest.mark.parametrize("score", [999, 1000])
+def test_an_agent_that_was_started_as_the_first_to_be_ended_outlives_a_worker_that_fills_its_workspace(
+    tmp_path: Path, broker: BrokerProcess, group: Path, score: int
+) -> None:
+    """As in a container of Kubernetes': no mounts, so that a workspace with a name outlives an agent that is killed."""
+    with script_world(tmp_path, FILL_WORKSPACE, broker=broker) as world:
+        agent = world.start(program=program(group, score=score, run=CONFINED))
+        ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.OUT_OF_MEMORY)
+    assert list(Path("/dev/shm").glob(f"glasshouse-ws-{agent.process.pid}-*")) == []

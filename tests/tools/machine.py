@@ -13,6 +13,18 @@ from tools.forked import in_child
 
 CAP_SYS_PTRACE = 19
 
+# As in most containers: no namespace of any kind, and so no mount: the program of an agent.
+CONFINED = """
+import errno, runpy
+from glasshouse.runtime import seccomp
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL
+refusing = seccomp._Filter(REAL.machine)
+refusing.refuse(("unshare",), errno.EPERM)
+REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)
+REAL.seccomp(refusing.program(), 0)
+runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
+"""
+
 
 def _namespaces() -> bool:
     def enter() -> bool:

@@ -13,7 +13,7 @@ import resource
 import sys
 
 from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
-from glasshouse.runtime import core_dumps, seccomp, trials, visibility
+from glasshouse.runtime import core_dumps, oom_score, seccomp, trials, visibility
 from glasshouse.runtime.kernel import (
     CAP_DAC_OVERRIDE,
     CAP_IPC_LOCK,
@@ -52,6 +52,8 @@ def harden_agent(kernel: Kernel = REAL) -> list[str]:
     """
     notes = []
     for name, step in (
+        # While this process is dumpable: only then a user may write its own files in /proc.
+        ("oom-score", lambda: oom_score.lower(kernel)),
         ("core-limit", core_dumps.limit),
         ("dumpable", lambda: kernel.prctl(PR_SET_DUMPABLE, 0)),
         ("no-new-privs", lambda: kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)),

@@ -1,8 +1,9 @@
 """What a crash leaves on the machine: no core dump of any process of a run, as a file or with a program that takes it.
 
 A limit of 0 keeps the kernel from writing a file, and a program that dumps are piped to (systemd-coredump, apport) gets
-the whole memory all the same and keeps it on the disk. A limit of 1 stops both (core(5), fs/coredump.c). What a
-training script starts can be dumped: exec makes every process dumpable again.
+the whole memory all the same and keeps it on the disk. A limit of 1 stops both (core(5), fs/coredump.c). A socket, to
+which a process that crashes is connected since Linux 6.16, takes the whole memory at any limit. What a training script
+starts can be dumped: exec makes every process dumpable again.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ def limit() -> None:
 
 def closed(kernel: Kernel, limits: tuple[int, int]) -> bool:
     """Return whether nothing is dumped of a process with these limits, soft and hard, on this machine."""
-    if limits == (1, 1):
-        return True
     try:
-        # `|program`, or `@socket` since Linux 6.16.
-        return limits == (0, 0) and not kernel.read(_PATTERN).startswith((b"|", b"@"))
+        pattern = kernel.read(_PATTERN)
     except OSError:
         return False
+    # `@socket` is asked for no limit, neither 0 nor 1: coredump_socket() of fs/coredump.c.
+    return not pattern.startswith(b"@") and (limits == (1, 1) or (limits == (0, 0) and not pattern.startswith(b"|")))

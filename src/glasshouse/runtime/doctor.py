@@ -18,7 +18,17 @@ from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
-from glasshouse.runtime import core_dumps, gpus, landlock, loopback, mounts, seccomp, surroundings, visibility
+from glasshouse.runtime import (
+    core_dumps,
+    gpus,
+    landlock,
+    loopback,
+    mounts,
+    oom_score,
+    seccomp,
+    surroundings,
+    visibility,
+)
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.secretmem import SecretMemory
@@ -100,6 +110,7 @@ def examine(
         _locked_memory(kernel),
         _swap(kernel),
         _tracing(kernel),
+        _core_dumps(kernel),
         _crashes(kernel),
         _processes(kernel),
         _shown_files(kernel),
@@ -111,6 +122,7 @@ def examine(
         _driver(devices, library),
         _torch(),
         _memory(kernel),
+        _memory_order(kernel),
         _disk(place),
         *_assurance(),
     ]
@@ -262,6 +274,21 @@ def _tracing(kernel: Kernel) -> Finding:
     return _finding("ptrace-scope", Standing.NOTE, scope or "not offered", consequence)
 
 
+def _core_dumps(kernel: Kernel) -> Finding:
+    def closed() -> None:
+        core_dumps.limit()
+        if not core_dumps.closed(kernel, resource.getrlimit(resource.RLIMIT_CORE)):
+            raise OSError
+
+    if _works(closed):
+        return _finding("core-dumps", Standing.GOOD, "none", "a script that crashes leaves no dump of its memory")
+    consequence = (
+        "a run is refused: whatever the limit, the memory of a script that crashes goes to the socket or program of "
+        "kernel.core_pattern, or that cannot be read; set it to a file's name, as core"
+    )
+    return _finding("core-dumps", Standing.MISSING, "taken", consequence)
+
+
 def _crashes(kernel: Kernel) -> Finding:
     if core_dumps.crashes_are_logged(kernel):
         consequence = "a script can leave two lines a second in the kernel's log; debug.exception-trace = 0 ends it"
@@ -388,6 +415,21 @@ def _memory(kernel: Kernel) -> Finding:
     if free < _LEAST_FREE_BYTES:
         return _finding("memory", Standing.WEAKER, value, "too little for most trainings, whose files lie in it too")
     return _finding("memory", Standing.GOOD, value, "inputs and the worker's files lie in it, beside the training")
+
+
+def _memory_order(kernel: Kernel) -> Finding:
+    def lowered() -> None:
+        oom_score.lower(kernel)
+        if not oom_score.is_low(kernel):
+            raise OSError
+
+    if _works(lowered):
+        return _finding("memory-order", Standing.GOOD, "worker first", "where memory runs out, a run ends in order")
+    consequence = (
+        "where memory runs out, the kernel may end the runtime before the worker: no receipt, and a workspace with a "
+        "name stays; give the container CAP_SYS_RESOURCE, or as much memory as its limit (Guaranteed)"
+    )
+    return _finding("memory-order", Standing.WEAKER, "unordered", consequence)
 
 
 def _disk(place: Path) -> Finding:

@@ -40,6 +40,7 @@ from glasshouse.runtime import (
     landlock,
     logged_once,
     mounts,
+    oom_score,
     outside,
     private_root,
     read_only,
@@ -56,7 +57,8 @@ LINK_FD = 3
 LOOK_FD = 6
 PACKAGE_FD = 7
 _CONTROL = 1
-_KILLED_FIRST, _KILLED_NEXT = "1000", "999"
+_KILLED_FIRST, _KILLED_NEXT = 1000, 999
+_NO_OOM_SCORE = "no-oom-score"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
 _MAX_TOLD = 4  # beside what the trials say less than a pipe holds: it is not read while this process starts
@@ -112,6 +114,8 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     logged = logged_once.use_up(kernel)
     notes = _separate(kernel)
     notes += [] if logged else ["exec-logged"]
+    # The agent's own, as this process inherited it.
+    notes += [] if oom_score.is_low(kernel) else [_NO_OOM_SCORE]
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
     _be_killed(_KILLED_NEXT, notes)
@@ -336,12 +340,12 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     return abi
 
 
-def _be_killed(score: str, notes: list[str]) -> None:
+def _be_killed(score: int, notes: list[str]) -> None:
     """Where memory runs out, have the kernel end the worker, or what it started, then its init, and no other keeper."""
     try:
-        _write("/proc/self/oom_score_adj", score)
+        oom_score.put(score)
     except OSError:
-        notes.append("no-oom-score")
+        notes.append(_NO_OOM_SCORE)
 
 
 def _observe(

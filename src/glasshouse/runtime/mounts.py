@@ -31,6 +31,8 @@ _LOCAL = frozenset(
     )
 )  # fmt: skip
 UNKNOWN = "unknown"
+# On every machine with systemd a direct automount lies here, which mounts the kernel's own binfmt_misc.
+_OF_THE_KERNEL = "/proc/sys/fs/binfmt_misc"
 # The kernel allows 100,000 mounts in a namespace; a machine with so many is none that anything is known of.
 _MAX_TABLE_BYTES = 8 << 20
 
@@ -40,12 +42,13 @@ class Mount:
 
     Attributes:
         number, parent: of this mount, and of the one that it is mounted on.
+        options: of its file system, as ``rw``.
         place: its path.
         kind: of its file system, as the kernel calls it, without a subtype that its server chose.
         remote: whether something besides this kernel may answer there.
     """
 
-    __slots__ = ("kind", "number", "parent", "place", "remote")
+    __slots__ = ("kind", "number", "options", "parent", "place", "remote")
 
     def __init__(self, line: bytes) -> None:
         """Read a line; raises `ValueError`."""
@@ -54,12 +57,13 @@ class Mount:
         kind, _source, options = after.split(b" ", 2)
         self.number, self.parent = int(number), int(parent)
         self.place = os.fsdecode(_unescaped(place))
+        self.options = options.split(b",")
         whole = kind.decode("ascii", "replace")
         name = whole.partition(".")[0]
         self.kind = name if name.replace("_", "").isalnum() and name.isascii() and len(name) <= 32 else UNKNOWN
-        # A direct automount asks its daemon to mount, and says no name; any other one says the name that was asked for.
-        direct = whole == "autofs" and b"direct" in options.split(b",")
-        self.remote = whole not in _LOCAL and not direct
+        # A direct automount is asked for no name, but for all that is known its daemon mounts a server's files.
+        idle = whole == "autofs" and b"direct" in self.options and self.place == _OF_THE_KERNEL
+        self.remote = whole not in _LOCAL and not idle
 
 
 class Table:

@@ -7,22 +7,19 @@ pointer leads to, and a process namespace hides what is outside from the worker,
 from __future__ import annotations
 
 from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.mounts import Table
 
 __all__ = ["processes_are_visible"]
 
-_SHOWN = ("hidepid=0", "hidepid=off")
-_FIELDS = 3  # after the dash: type, source, options
+_SHOWN = (b"hidepid=0", b"hidepid=off")
 
 
 def processes_are_visible(kernel: Kernel) -> bool:
     """Return whether /proc, as this process sees it, shows every user the processes of others (proc(5), hidepid)."""
     try:
-        lines = kernel.read("/proc/self/mountinfo").decode(errors="replace").splitlines()
-    except OSError:
+        mount = Table.read(kernel).at("/proc")
+    except (OSError, ValueError):
         return True
-    mounts = [line.partition(" - ")[::2] for line in lines]
-    at_proc = [system.split() for place, system in mounts if place.split()[4:5] == ["/proc"]]
-    if not at_proc or len(at_proc[-1]) != _FIELDS or at_proc[-1][0] != "proc":
+    if mount is None or (mount.place, mount.kind) != ("/proc", "proc"):
         return True
-    options = at_proc[-1][-1].split(",")  # of the last one, which lies on top
-    return not any(option.startswith("hidepid=") and option not in _SHOWN for option in options)
+    return not any(option.startswith(b"hidepid=") and option not in _SHOWN for option in mount.options)

@@ -168,13 +168,17 @@ def test_core_dumps_that_are_allowed_again_fail() -> None:
         (b"core", (0, 0), True),
         (b"|/usr/lib/systemd/systemd-coredump %P", (0, 0), False),
         (b"@/run/coredump.socket", (0, 0), False),
+        (b"@/run/coredump.socket", (1, 1), False),
+        (b"@@/run/systemd/coredump", (1, 1), False),
         (None, (0, 0), False),
+        (None, (1, 1), False),
+        (b"core", (1, 1), True),
         (b"|/usr/share/apport/apport %p", (1, 1), True),
         (b"core", (0, 1), False),
         (b"core", (-1, -1), False),
     ],
 )
-def test_a_limit_of_zero_is_none_where_a_program_takes_core_dumps(
+def test_a_limit_on_core_dumps_is_none_for_a_program_at_zero_and_for_a_socket_at_all(
     pattern: bytes | None, limits: tuple[int, int], closed: bool
 ) -> None:
     class Machine(Kernel):

@@ -133,16 +133,42 @@ def test_the_limits_on_attaching_are_read(scope: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "standing"),
+    [
+        (b"core", Standing.GOOD),
+        (b"|/usr/lib/systemd/systemd-coredump %P", Standing.GOOD),
+        (b"@@/run/systemd/coredump", Standing.MISSING),
+        (None, Standing.MISSING),
+    ],
+)
+def test_a_machine_whose_core_dumps_no_limit_stops_is_found_before_a_run_is_refused_there(
+    pattern: bytes | None, standing: Standing
+) -> None:
+    class Machine(Kernel):
+        def read(self, path: str) -> bytes:
+            if path != "/proc/sys/kernel/core_pattern":
+                return super().read(path)
+            if pattern is None:
+                raise PermissionError(path)
+            return pattern
+
+    found = examined(Machine())
+    assert found["core-dumps"].standing is standing
+    assert ("kernel.core_pattern" in found["core-dumps"].consequence) is (standing is Standing.MISSING)
+    assert (found["profile"].standing is Standing.MISSING) is (standing is Standing.MISSING)
+
+
+@pytest.mark.parametrize(
     ("mounts", "said"),
     [
-        ("22 27 0:21 / /proc rw,relatime - proc proc rw", "open"),
-        ("22 27 0:21 / /proc rw,relatime shared:5 - proc proc rw,hidepid=off", "open"),
-        ("22 27 0:21 / /proc rw,relatime - proc proc rw,gid=4,hidepid=1", "hidden"),
-        ("22 27 0:21 / /proc rw,relatime shared:5 - proc proc rw,hidepid=invisible", "hidden"),
-        ("22 27 0:21 / /proc rw - proc proc rw,hidepid=2\n30 22 0:9 / /proc rw - proc proc rw", "open"),
-        ("22 27 0:21 / /proc rw - proc proc rw\n30 22 0:9 / /proc rw - proc proc rw,hidepid=ptraceable", "hidden"),
-        ("22 27 0:21 / /other rw - proc proc rw,hidepid=2", "open"),
-        ("22 27 0:21 / /proc rw - tmpfs hidepid=2 rw,hidepid=2", "open"),
+        ("22 21 0:21 / /proc rw,relatime - proc proc rw", "open"),
+        ("22 21 0:21 / /proc rw,relatime shared:5 - proc proc rw,hidepid=off", "open"),
+        ("22 21 0:21 / /proc rw,relatime - proc proc rw,gid=4,hidepid=1", "hidden"),
+        ("22 21 0:21 / /proc rw,relatime shared:5 - proc proc rw,hidepid=invisible", "hidden"),
+        ("22 21 0:21 / /proc rw - proc proc rw,hidepid=2\n30 22 0:9 / /proc rw - proc proc rw", "open"),
+        ("22 21 0:21 / /proc rw - proc proc rw\n30 22 0:9 / /proc rw - proc proc rw,hidepid=ptraceable", "hidden"),
+        ("22 21 0:21 / /other rw - proc proc rw,hidepid=2", "open"),
+        ("22 21 0:21 / /proc rw - tmpfs hidepid=2 rw,hidepid=2", "open"),
         (None, "open"),
     ],
 )

@@ -79,11 +79,26 @@ def test_what_is_not_known_to_be_local_is_remote_and_named_by_a_word_of_the_kern
     assert mounts.is_remote(found[0])
 
 
-@pytest.mark.parametrize(("options", "remote"), [("rw,fd=29,direct", False), ("rw,indirect", True), ("rw", True)])
-def test_an_automount_that_is_told_no_name_is_local(options: str, remote: bool) -> None:
-    assert [mount.kind for mount in Table(text((20, 1, "/", "autofs"), options=options)).uncommon()] == [
-        "autofs"
-    ] * remote
+@pytest.mark.parametrize(
+    ("place", "options", "remote"),
+    [
+        ("/proc/sys/fs/binfmt_misc", "rw,fd=29,direct", False),
+        ("/proc/sys/fs/binfmt_misc", "rw,indirect", True),
+        ("/proc/sys/fs/binfmt_misc/deeper", "rw,fd=29,direct", True),
+        ("/opt/models", "rw,fd=29,direct", True),
+        ("/opt/models", "rw,indirect", True),
+        ("/opt/models", "rw", True),
+    ],
+)
+def test_an_automount_is_what_its_daemon_may_mount_there_but_for_the_kernels_own(
+    place: str, options: str, remote: bool
+) -> None:
+    machine = Mounted(text(ROOT) + text((21, 20, place, "autofs"), options=options))
+    notes = ["shown-remote-autofs"] * remote
+    assert mounts.close(machine, ["/usr"], cover=None) == (notes, [])
+    assert mounts.close(machine, ["/usr", f"{place}/x"], cover=machine.cover) == (notes, [])
+    covered = [place] * remote
+    assert mounts.close(machine, ["/usr"], cover=machine.cover) == (["covered-remote"] * remote, covered)
 
 
 def test_of_an_overlay_it_is_said_that_its_layers_are_not_seen_and_it_is_no_remote_one() -> None:
