@@ -283,8 +283,8 @@ def _core_dumps(kernel: Kernel) -> Finding:
     if _works(closed):
         return _finding("core-dumps", Standing.GOOD, "none", "a script that crashes leaves no dump of its memory")
     consequence = (
-        "a run is refused: whatever the limit, the memory of a script that crashes goes to the socket or program of "
-        "kernel.core_pattern, or that cannot be read; set it to a file's name, as core"
+        "a run is refused: kernel.core_pattern hands the memory of a script that crashes to a socket or program, "
+        "whatever the limit, or cannot be read; set it to the name of a file, as core"
     )
     return _finding("core-dumps", Standing.MISSING, "taken", consequence)
 
@@ -427,7 +427,7 @@ def _memory_order(kernel: Kernel) -> Finding:
         return _finding("memory-order", Standing.GOOD, "worker first", "where memory runs out, a run ends in order")
     consequence = (
         "where memory runs out, the kernel may end the runtime before the worker: no receipt, and a workspace with a "
-        "name stays; give the container CAP_SYS_RESOURCE, or as much memory as its limit (Guaranteed)"
+        "name stays; give the container CAP_SYS_RESOURCE, or request as much memory as its limit (Guaranteed)"
     )
     return _finding("memory-order", Standing.WEAKER, "unordered", consequence)
 
