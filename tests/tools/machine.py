@@ -98,6 +98,29 @@ class WithoutMounts(Kernel):
         raise KernelError("open_tree", 1)
 
 
+class Lacks(Kernel):
+    """A kernel that lacks one namespace, or allows no more of it (sysctl user.max_net_namespaces and its like)."""
+
+    def __init__(self, flag: int) -> None:
+        super().__init__()
+        self._flag = flag
+
+    def unshare(self, flags: int) -> None:
+        if flags & self._flag:
+            raise KernelError("unshare", 28)
+        super().unshare(flags)
+
+
+HALF_ISOLATED: dict[str, Kernel] = {
+    "no-pid-namespace": Lacks(linux.CLONE_NEWPID),
+    "no-mount-namespace": Lacks(linux.CLONE_NEWNS),
+    "no-network-namespace": Lacks(linux.CLONE_NEWNET),
+    "no-ipc-namespace": Lacks(linux.CLONE_NEWIPC),
+    "no-uts-namespace": Lacks(linux.CLONE_NEWUTS),
+    "no-private-root": WithoutMounts(),
+}
+
+
 class WithoutNoswap(Kernel):
     """A kernel before 6.4."""
 

@@ -41,6 +41,12 @@ _LEAST_LOCKED_BYTES = 1 << 30
 _LEAST_FREE_BYTES = 2_000_000_000
 _NVML = "libnvidia-ml.so.1"
 
+_ALL_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+# What the worker's filter takes where any of them is missing.
+_HALF_ISOLATED = (
+    "scripts have no /dev/shm (DataLoader workers, pools), no Unix socket with a name, no session and no --ranks"
+)
+
 _ROOTS = (
     ("tpm", ("tpmrm0", "tpm0"), Assurance.TPM),
     ("sev-snp", ("sev-guest",), Assurance.CPU_TEE),
@@ -142,7 +148,7 @@ def _system(kernel: Kernel) -> Finding:
 def _seccomp(kernel: Kernel) -> Finding:
     def filtered() -> None:
         kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(kernel, seccomp.worker(kernel.machine, private_root=False, own_session=False))
+        seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False))
 
     if seccomp.supports(kernel.machine) and _works(filtered):
         return _finding("seccomp", Standing.GOOD, "filters", "the worker's network and debugging calls can be refused")
@@ -183,11 +189,12 @@ def _namespaces(kernel: Kernel) -> list[Finding]:
         (
             "mount-namespace",
             linux.CLONE_NEWNS,
-            "no private root: a workspace by name, the package in memory, no /dev/shm for DataLoader workers and other "
-            "processes of a script, strict is out",
+            "no private root: a workspace by name, the package in memory, strict is out",
         ),
         ("pid-namespace", linux.CLONE_NEWPID, "the worker sees other processes; its own are ended by their group"),
         ("network-namespace", linux.CLONE_NEWNET, "the network is closed by the system call filter alone"),
+        ("ipc-namespace", linux.CLONE_NEWIPC, "others' memory and queues are closed by the system call filter alone"),
+        ("uts-namespace", linux.CLONE_NEWUTS, "the machine's name is closed to changes by the filter alone"),
     ):
 
         def entered(flag: int = flag) -> None:
@@ -195,14 +202,14 @@ def _namespaces(kernel: Kernel) -> list[Finding]:
 
         works = _works(entered)
         value = "none" if not works else "in a user namespace" if user else "as root"
-        consequence = "the worker can have its own" if works else without
+        consequence = "the worker can have its own" if works else f"{without}; {_HALF_ISOLATED}"
         found.append(_finding(name, Standing.GOOD if works else Standing.WEAKER, value, consequence))
     return found
 
 
 def _ranks(kernel: Kernel) -> Finding:
     def connected() -> None:
-        kernel.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | _user_namespace(kernel))
+        kernel.unshare(_ALL_NAMESPACES | _user_namespace(kernel))
         kernel.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         loopback.raise_up()
 
@@ -348,7 +355,7 @@ def _profile(offered: list[Finding]) -> Finding:
     if Standing.MISSING in standings:
         return _finding("profile", Standing.MISSING, Profile.OFF.value, "a protected run is refused here")
     # Without these strict still holds: other means answer the same check, or a job of one process needs none.
-    spare = {"network-namespace", "pid-namespace", "ranks"}
+    spare = {"ipc-namespace", "network-namespace", "pid-namespace", "ranks", "uts-namespace"}
     weaker = sorted(
         found.feature for found in offered if found.standing is Standing.WEAKER and found.feature not in spare
     )

@@ -87,7 +87,7 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
 
 def _filter(kernel: Kernel) -> None:
     if seccomp.supports(kernel.machine):
-        seccomp.install(kernel, seccomp.worker(kernel.machine, private_root=False, own_session=False))
+        seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False))
 
 
 def _serve(worker: int, agent: int, answer: int, own_namespace: bool) -> None:

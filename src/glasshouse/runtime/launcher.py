@@ -62,7 +62,6 @@ _NO_OOM_SCORE = "no-oom-score"
 _EXIT_FAILED = 70
 _LEAST_WORKSPACE_BYTES = 1 << 20
 _MAX_TOLD = 4  # beside what the trials say less than a pipe holds: it is not read while this process starts
-_RANKS_NEED = ("no-network-namespace", "no-pid-namespace", "no-mount-namespace", "no-private-root")
 _NAMESPACES = (
     ("pid", linux.CLONE_NEWPID),
     ("mount", linux.CLONE_NEWNS),
@@ -70,6 +69,7 @@ _NAMESPACES = (
     ("ipc", linux.CLONE_NEWIPC),
     ("uts", linux.CLONE_NEWUTS),
 )
+_HALF_ISOLATED = frozenset({"no-private-root", *(f"no-{name}-namespace" for name, _ in _NAMESPACES)})
 
 
 def main() -> None:
@@ -125,10 +125,13 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     package, taken = _give_package(kernel, spec, answer, notes)
     notes += [] if taken else stored  # a copy in memory was read before the worker begins
     base = _house(kernel, spec, notes, taken)
+    # What is let go because of one of them is held by all: a socket has a name in the network's, a path in the mounts'.
+    isolated = base == private_root.BASE and _HALF_ISOLATED.isdisjoint(notes)
     found = _on_this_machine(kernel, spec, base, notes, _found_beneath(kernel, base, notes))
-    _connect_ranks(spec, notes)
-    abi = _confine(kernel, spec, base, notes)
-    observed = _observe(kernel, spec, base, abi, notes, package, found)
+    if isolated and spec["loopback"] is True:
+        _connect_ranks(notes)
+    abi = _confine(kernel, spec, base, notes, isolated=isolated)
+    observed = _observe(kernel, spec, base, abi, notes, package, found, isolated=isolated)
     in_memory, no_swap = private_root.is_memory(kernel, base)
     workspace = "directory" if not in_memory else "tmpfs-noswap" if no_swap else "tmpfs"
     os.write(link, report(observed, workspace, base, notes))
@@ -278,14 +281,8 @@ def _on_this_machine(
     return [(kind, path) for kind, path in found if not any(mounts.beneath(path, folder) for folder in covered)]
 
 
-def _connect_ranks(spec: dict[str, object], notes: list[str]) -> None:
-    """Give ranks their loopback, where everything that keeps it from leading outside is there; else say so.
-
-    Ranks are processes in sessions of their own (torchelastic makes them so), that meet at a named socket: that takes
-    the process namespace and the private root too.
-    """
-    if spec["loopback"] is not True or not {*_RANKS_NEED}.isdisjoint(notes):
-        return
+def _connect_ranks(notes: list[str]) -> None:
+    """Give ranks their loopback, where everything that keeps it from leading outside is there; else say so."""
     from glasshouse.runtime import loopback  # only here: ordinary runs do not compile it
 
     try:
@@ -296,13 +293,16 @@ def _connect_ranks(spec: dict[str, object], notes: list[str]) -> None:
         os.write(2, f"launcher: no loopback: {error}\n".encode())
 
 
-def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str]) -> int | None:
+def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str], *, isolated: bool) -> int | None:
     """Take away what the worker does not need; return Landlock's version, None where it refused."""
     private = base == private_root.BASE
     os.chdir(base + "/" + private_root.WORK)
     core_dumps.limit()
     kernel.drop_capabilities()
     kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    # Without a socket's name torch hands no tensor from one process to another, and waits: its locks, in shared memory,
+    # fail at once, and say so.
+    kept = (private_root.WORK, private_root.TEMPORARY, *([private_root.SHARED] if isolated else []))
     read = [path for path in _texts(spec, "read") if _exists(path)] + ["/proc"]
     if private:
         read += ["/dev", "/etc"]
@@ -311,7 +311,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
         abi = landlock.restrict(
             kernel,
             read=read,
-            write=[f"{base}/{name}" for name in (private_root.WORK, private_root.TEMPORARY, private_root.SHARED)],
+            write=[f"{base}/{name}" for name in kept],
             devices=[path for path in _texts(spec, "devices") if _exists(path)],
             # Where names lead to the machine's own files: those of the search path alone, which imports look through.
             names=["/"] if private else [path for path in sys.path if path.startswith("/") and _exists(path)],
@@ -327,13 +327,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     try:
         seccomp.install(
             kernel,
-            seccomp.worker(
-                kernel.machine,
-                private_root=private,
-                own_session="no-pid-namespace" not in notes,
-                loopback="loopback" in notes,
-                init=os.getppid(),
-            ),
+            seccomp.worker(kernel.machine, isolated=isolated, loopback="loopback" in notes, init=os.getppid()),
         )
     except KernelError:
         notes.append("no-seccomp-filter")
@@ -356,6 +350,8 @@ def _observe(
     notes: list[str],
     package: int | None,
     found: list[tuple[str, str]],
+    *,
+    isolated: bool,
 ) -> dict[str, bool | None]:
     """Try everything that is forbidden; failed trials become notes."""
     names = list(_environment(spec, base))
@@ -366,7 +362,7 @@ def _observe(
     ways_out = outside.ways_out(found, private_root=base == private_root.BASE)
     tried = {
         "debug-env-clean": trials.environment(names),
-        "egress-closed": trials.egress(kernel, targets, loopback="loopback" in notes) + ways_out,
+        "egress-closed": trials.egress(kernel, targets, isolated=isolated, loopback="loopback" in notes) + ways_out,
         "landlock": trials.files(base, [str(targets["file"])]),
         "metadata-closed": outside.metadata(kernel, package=package, paths=seen),
         "preload-clean": trials.libraries(kernel, names),

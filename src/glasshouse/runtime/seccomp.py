@@ -34,6 +34,7 @@ _LOAD, _JEQ, _JGE, _JGT, _JSET, _RET, _AND = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06,
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_NAMED_BY_SENDING = (16, 76)  # SO_PASSCRED, SO_PASSPIDFD
 _SOCKET_TYPE_MASK = 0xF  # beside it are SOCK_NONBLOCK and SOCK_CLOEXEC
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 1, 2, 5
 _IPPROTO_ANY, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
@@ -133,22 +134,21 @@ def sealed_agent(machine: str, *, own_pid: int) -> bytes:
     return filter_.program()
 
 
-def worker(
-    machine: str, *, private_root: bool, own_session: bool, loopback: bool = False, init: int | None = None
-) -> bytes:
+def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | None = None) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
         machine: a name of `syscalls.ARCHITECTURES`.
-        private_root: whether no name leads outside, nor to a file that is not read-only. Elsewhere Unix sockets are not
-            bound, connected or written to by name, which Landlock does not govern, and times and modes of files stay as
-            they are: the machine's own files would keep them. A script that sets them is answered that it was done.
-        own_session: whether the worker's children may leave its process group. True only in a process
-            namespace, which ends them all; elsewhere the group is how they are ended.
-        loopback: whether there may be TCP and UDP sockets. True only in a network namespace of its own, in
-            which nothing but loopback is up: ranks talk over it.
+        isolated: whether it has every namespace and a private root. Where one of them is missing, whichever it is, no
+            Unix socket is bound, called or written to by name, which Landlock does not govern; no process leaves its
+            group, by which they are ended; and times and modes of files stay as they are: the machine's own files would
+            keep them. A script that sets them is answered that it was done.
+        loopback: whether there may be TCP and UDP sockets: only where it is isolated, and nothing but the loopback of
+            its network is up, over which ranks talk.
         init: the process above, whose priority and processors it does not change; None for no such process.
     """
+    if loopback and not isolated:
+        raise ValueError("a loopback of the machine's own")
     filter_ = _Filter(machine)
     filter_.refuse(
         (*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES, *_AUDITED, *_LOGGED), errno.EPERM
@@ -159,7 +159,7 @@ def worker(
     # The kernel's log gets names of the caller's, once a boot each; a list that is there and empty is `logged_once`'s.
     for name, argument in (("execve", 1), ("execveat", 2), ("setitimer", 1)):
         filter_.not_null(name, argument)
-    if not private_root:
+    if not isolated:
         filter_.connected_sockets()
     if loopback:
         filter_.families(_AF_UNIX, plain=(_AF_INET, _AF_INET6))
@@ -175,12 +175,12 @@ def worker(
     filter_.limits()
     if init is not None:
         filter_.scheduling(init)
-    if not private_root:
-        filter_.refuse(("bind", "connect", *_OWNERS_AND_SIZES), errno.EPERM)
+    if not isolated:
+        filter_.refuse(("bind", "connect", "setpgid", "setsid", *_OWNERS_AND_SIZES), errno.EPERM)
+        # With these the kernel gives a socket a name when it sends.
+        filter_.no_value("setsockopt", 2, _NAMED_BY_SENDING)
         # Not an error: copying, unpacking and saving set times and modes, and end where that fails.
         filter_.refuse(_TIMES_AND_MODES, 0)
-    if not own_session:
-        filter_.refuse(("setpgid", "setsid"), errno.EPERM)
     return filter_.program()
 
 

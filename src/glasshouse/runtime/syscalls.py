@@ -130,6 +130,7 @@ _TABLE: dict[str, tuple[int | None, int | None]] = {
     "setpriority": (141, 140),
     "setrlimit": (160, 164),
     "setsid": (112, 157),
+    "setsockopt": (54, 208),
     "settimeofday": (164, 170),
     "setxattr": (188, 5),
     "shmat": (30, 196),

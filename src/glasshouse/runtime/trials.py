@@ -41,12 +41,13 @@ _DEBUGGING = (
 )  # fmt: skip
 
 
-def egress(kernel: Kernel, targets: dict[str, object], *, loopback: bool = False) -> list[str]:
-    """Try to reach anything outside this process by a socket, a name or io_uring.
+def egress(kernel: Kernel, targets: dict[str, object], *, isolated: bool, loopback: bool = False) -> list[str]:
+    """Try to reach anything outside this process by a socket, a name or io_uring, and to be reached at a socket.
 
     Args:
         kernel: the kernel.
         targets: `tcp` and `udp` (ports of the loopback), `abstract` and `named` (names of Unix sockets).
+        isolated: whether no name of a socket of this process's is known outside of it, so that it may have one.
         loopback: whether TCP and UDP sockets are allowed, in a network namespace of this process's own: each is then
             tried to its end, and every way that leads further than `lo`.
     """
@@ -61,6 +62,8 @@ def egress(kernel: Kernel, targets: dict[str, object], *, loopback: bool = False
     ):
         if _reaches(family, kind, address):
             found.append(name)
+    if not isolated:
+        found += _takes_names()
     if _finds(targets["named"]):
         found.append("named-datagram")
     try:
@@ -234,6 +237,28 @@ def _reaches(family: int, kind: int, address: object) -> bool:
     finally:
         connection.close()
     return True
+
+
+def _takes_names() -> list[str]:
+    """Try to take names by which others could call a socket of this process's."""
+    found = set()
+    for kind in (_socket.SOCK_STREAM, _socket.SOCK_SEQPACKET, _socket.SOCK_DGRAM):
+        # An empty one asks the kernel for an abstract name that is free.
+        for name, address in (("abstract-listener", b""), ("named-listener", _TRIED_FILE)):
+            try:
+                listener = _socket.socket(_socket.AF_UNIX, kind)
+            except OSError:
+                continue
+            try:
+                listener.bind(address)
+            except OSError:
+                continue
+            finally:
+                listener.close()
+            found.add(name)
+            if address:
+                os.unlink(address)  # noqa: PTH108 - pathlib is slow to import
+    return sorted(found)
 
 
 def _finds(name: object) -> bool:

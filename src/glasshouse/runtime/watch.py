@@ -191,7 +191,7 @@ class Watch:
 
     def _filter(self) -> None:
         if seccomp.supports(self._kernel.machine):
-            program = seccomp.worker(self._kernel.machine, private_root=False, own_session=False)
+            program = seccomp.worker(self._kernel.machine, isolated=False)
             seccomp.install(self._kernel, program)
 
 

@@ -154,7 +154,7 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
             code,
             f"{who} wanted memory that processes share, and the worker has none on this machine",
             hint="do without processes: num_workers = 0 in a DataLoader, threads in the place of pools; or choose a "
-            "machine where `glasshouse doctor` finds mount-namespace available",
+            "machine where `glasshouse doctor` finds every namespace",
         )
     if _wanted_network(error):
         return RunError(
@@ -176,7 +176,7 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
 
 
 def _wanted_shared_memory(error: BaseException) -> bool:
-    """Return whether a pool, queue or lock found no /dev/shm of the worker's own: none where nothing can be mounted."""
+    """Return whether a pool, queue or lock found no /dev/shm of the worker's own: none where a namespace is missing."""
     return any(
         isinstance(link, PermissionError) and _SHARING & _modules(link.__traceback__).keys() for link in _chain(error)
     )

@@ -18,6 +18,7 @@ from glasshouse.runtime.sandbox import Worker
 from glasshouse.wire.canonical import decode, encode
 from tools.forked import in_child
 from tools.machine import (
+    HALF_ISOLATED,
     WithoutLandlock,
     WithoutMemoryLock,
     WithoutNamespaces,
@@ -74,6 +75,18 @@ def test_whatever_is_missing_is_named_and_puts_strict_out_of_reach(
     assert value is None or found[feature].value == value
     assert (found["profile"].value, found["profile"].standing) == ("standard", Standing.WEAKER)
     assert feature in found["profile"].consequence
+
+
+@needs_root
+@needs_namespaces
+@pytest.mark.parametrize("lacking", [lacking for lacking in HALF_ISOLATED if lacking.endswith("-namespace")])
+def test_a_namespace_that_is_missing_is_named_with_what_scripts_lose(lacking: str) -> None:
+    found, feature = examined(HALF_ISOLATED[lacking]), lacking.removeprefix("no-")
+    assert (found[feature].standing, found[feature].value) == (Standing.WEAKER, "none")
+    assert "DataLoader workers" in found[feature].consequence
+    assert found["ranks"].standing is Standing.WEAKER
+    # The filter stands in for all but the mounts.
+    assert (feature in found["profile"].consequence) is (feature == "mount-namespace")
 
 
 @needs_namespaces

@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.runtime.kernel import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import CLONE_NEWNET, CLONE_NEWPID, REAL, Kernel, KernelError
 from tools.forked import in_child
-from tools.machine import WithoutMounts, needs_filters, needs_landlock, needs_namespaces, needs_root
+from tools.machine import HALF_ISOLATED, needs_filters, needs_landlock, needs_namespaces, needs_root
 from tools.sandboxed import run
 
 pytestmark = needs_filters
@@ -222,31 +222,10 @@ def test_a_rank_that_could_change_its_network_is_not_called_closed() -> None:
     assert "open-network-control" in ran.report.notes
 
 
-class Lacks(Kernel):
-    """A kernel that lacks one namespace."""
-
-    def __init__(self, flag: int) -> None:
-        super().__init__()
-        self._flag = flag
-
-    def unshare(self, flags: int) -> None:
-        if flags == self._flag:
-            raise KernelError("unshare", 1)
-        super().unshare(flags)
-
-
 @needs_namespaces
-@pytest.mark.parametrize(
-    ("kernel", "lacking"),
-    [
-        (Lacks(CLONE_NEWNET), "no-network-namespace"),
-        (Lacks(CLONE_NEWPID), "no-pid-namespace"),
-        (Lacks(CLONE_NEWNS), "no-mount-namespace"),
-        (WithoutMounts(), "no-private-root"),
-    ],
-)
-def test_where_ranks_cannot_be_kept_in_there_is_no_network_for_them(kernel: Kernel, lacking: str) -> None:
-    ran = run("import socket; socket.socket()", kernel=kernel, loopback=True)
+@pytest.mark.parametrize("lacking", HALF_ISOLATED)
+def test_where_ranks_cannot_be_kept_in_there_is_no_network_for_them(lacking: str) -> None:
+    ran = run("import socket; socket.socket()", kernel=HALF_ISOLATED[lacking], loopback=True)
     assert lacking in ran.report.notes
     assert "loopback" not in ran.report.notes
     assert "Address family not supported" in ran.errors
