@@ -42,6 +42,7 @@ from benchmarks.gate_load import (
     hostile_receipt,
     nothing,
     strangers,
+    unsigned_receipts,
 )
 from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.attestation.policy import MAX_RELEASES
@@ -83,6 +84,9 @@ SCENARIOS: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("hostile in pieces, from the honest address", PIECES | {"addresses": HONEST}, 3.0),
     ("hostile in pieces, from 200 addresses", PIECES | {"addresses": MANY}, 3.0),
     ("both, from 200 addresses", IDLE | HOSTILE | {"addresses": MANY}, 3.0),
+    # The dearest message of each of the two routes that take large ones, and nothing cheaper between them.
+    ("largest evidence, from 200 addresses", HOSTILE | {"addresses": MANY, "only": "/v1/evidence"}, 3.0),
+    ("largest receipts, from 200 addresses", HOSTILE | {"addresses": MANY, "only": "/v1/receipt"}, 3.0),
 )
 
 
@@ -382,7 +386,7 @@ def _scenario(load: dict[str, Any], bar: float, rounds: int) -> dict[str, Any]:
             _exchanges(owner, 1.0)  # warm up
             for _ in range(rounds):
                 before = _exchanges(owner, QUIET_S)
-                with beside(strangers, broker.runtime_url, load, [*hostile(), *_unsigned(owner), _receipt(owner)]):
+                with beside(strangers, broker.runtime_url, load, _messages(owner, load.get("only"))):
                     began = _cpu_s(broker.pid)
                     after = _exchanges(owner, LOAD_S)
                     busy_s += _cpu_s(broker.pid) - began
@@ -437,18 +441,24 @@ class Reported:
         return b""
 
 
-def _unsigned(owner: Owner) -> list[Message]:
-    """Ask for a challenge, and return what a reader of it could send."""
+def _messages(owner: Owner, only: str | None) -> list[Message]:
+    """Return what strangers send: all that is known, or of one path the dearest that nobody signed."""
     actor = Actor.enter(owner)
-    return hostile_evidence(actor.claims(actor.challenge()), actor.launch.key().key_id)
+    evidence = hostile_evidence(actor.claims(actor.challenge()), actor.launch.key().key_id)
+    key, head = _ended(owner)
+    receipts = unsigned_receipts(key.key_id, head)
+    if only is not None:
+        return [next(one for one in (evidence[-1], receipts[0]) if one.path == only)]
+    # Of a run of its own: its broker looks at one signed receipt of a key, and at no other by it.
+    return [*hostile(), *evidence, *receipts, hostile_receipt(*_ended(owner))]
 
 
-def _receipt(owner: Owner) -> Message:
-    """Attest a run that ends at once and whose receipt is hostile: its broker looks at one of a run's key."""
+def _ended(owner: Owner) -> tuple[SigningKey, bytes]:
+    """Attest a run that ends at once; return its evidence key and its last head, countersigned."""
     run = Reported(owner)
     run.log.transition(State.ZEROIZING, code=Code.INTERRUPTED)
     run.log.transition(State.ZEROIZED, outcome=Outcome.INTERRUPTED, code=Code.INTERRUPTED)
-    return hostile_receipt(run.actor.evidence, run.send())
+    return run.actor.evidence, run.send()
 
 
 @contextlib.contextmanager

@@ -22,14 +22,24 @@ from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, E
 from glasshouse.attestation.hardening import MAX_DETAILS
 from glasshouse.broker.http import Answer, Limits, add_route, bare_app
 from glasshouse.broker.listen import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
-from glasshouse.evidence.countersignature import ReceiptSubmission
-from glasshouse.evidence.receipt import MAX_OUTPUTS, PREDICATE_TYPE, RECEIPT_TYPE, STATEMENT_TYPE
+from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
+from glasshouse.evidence.receipt import MAX_OUTPUTS, MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE, STATEMENT_TYPE
 from glasshouse.evidence.results import Output
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.signing import SigningKey, key_id
 
-__all__ = ["ANSWERS", "REQUESTS", "beside", "hostile", "hostile_evidence", "hostile_receipt", "nothing", "strangers"]
+__all__ = [
+    "ANSWERS",
+    "REQUESTS",
+    "beside",
+    "hostile",
+    "hostile_evidence",
+    "hostile_receipt",
+    "nothing",
+    "strangers",
+    "unsigned_receipts",
+]
 
 # Bytes of the messages of an exchange: challenge request, challenge; evidence, release.
 REQUESTS = {"/v1/challenge": 1800, "/v1/evidence": 6200}
@@ -241,6 +251,27 @@ def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
     return [Message("/v1/evidence", body), Message("/v1/evidence", body, line * count)]
 
 
+def unsigned_receipts(name: str, head: bytes) -> list[Message]:
+    """Return the largest receipt that is opened, and long escapes in the place of its payload, type and submission.
+
+    Args:
+        name: of the run's evidence key.
+        head: its last head, countersigned, by which the run has ended: everybody reads it on the way.
+    """
+
+    def made(payload: bytes, payload_type: str) -> bytes:
+        signatures = ((name, bytes(64)),)
+        return dsse.Envelope(payload_type=payload_type, payload=payload, signatures=signatures).encode()
+
+    room = MAX_RECEIPT_BYTES - len(made(b"", RECEIPT_TYPE))
+    escapes = 'a"' * ((MAX_RECEIPT_BYTES - len(made(b"", ""))) // 3)
+    endless = b'{"payload":"' + b"\\n" * (MAX_RECEIPT_BYTES // 2 - 8)
+    receipts = (made(bytes(room // 4 * 3), RECEIPT_TYPE), made(b"", escapes), endless)
+    bodies = [ReceiptSubmission(receipt=receipt, head=head).encode() for receipt in receipts]
+    bodies.append(made(b"", 'a"' * ((MAX_SUBMISSION_BYTES - len(made(b"", ""))) // 3)))
+    return [Message("/v1/receipt", body) for body in bodies]
+
+
 def _deep(letter: str, letters: int, size: int, *, chains: int) -> bytes:
     """Return an array of so many chains of 14 objects, each the only member of another, with long names."""
     name = letter * letters * (size // (14 * chains) // 4 - 2)
@@ -276,4 +307,4 @@ def hostile_receipt(key: SigningKey, head: bytes) -> Message:
         "subject": outputs,
     }
     receipt = dsse.sign(RECEIPT_TYPE, encode(statement), [key])
-    return Message("/v1/receipt", ReceiptSubmission(receipt=receipt, head=head).encode())
+    return Message("/v1/receipt", ReceiptSubmission(receipt=receipt.encode(), head=head).encode())

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError, VerificationError
 from glasshouse.evidence.canary import check_canaries, spellings
+from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.events import BODIES, MAX_EVENT_BYTES, Event, EventType
-from glasshouse.evidence.heads import Head, countersign
+from glasshouse.evidence.heads import MAX_HEAD_BYTES, Head, countersign
 from glasshouse.evidence.log import EventLog, verify_log
 from glasshouse.jobs.verify import Status, verify_artifact, verify_bundle
 from glasshouse.wire.canonical import MAX_INTEGER, decode, encode
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.fields import Fields
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import NEXT, Outcome, State
 from simulators.world import World
@@ -164,3 +167,114 @@ def test_a_canary_is_found_wherever_it_is_planted(secret: bytes, before: str, af
     with pytest.raises(VerificationError) as caught:
         check_canaries(document, [secret], vocabulary=frozenset({"value"}), max_bytes=10_000)
     assert caught.value.code is Code.ARTIFACT_CANARY
+
+
+# A submission of a receipt is cut apart without a look into the receipt. `read_whole` is what it must agree with.
+
+MARKS = [
+    *'{}[],:" \n',
+    "\\",
+    '\\"',
+    "\\\\",
+    "\\u0022",
+    "\\u0000",
+    "é",
+    "=",
+    '""',
+    '"receipt":',
+    ',"receipt":{"payload":"',
+]
+TRICKY = st.lists(st.sampled_from([*MARKS, "a", "payload", "head", "receipt"]), max_size=6).map("".join)
+PAYLOADS = st.binary(max_size=40)
+ENVELOPES = st.builds(
+    lambda payload, kind, names: Envelope(
+        payload_type=kind, payload=payload, signatures=tuple((name, bytes(64)) for name in sorted(names))
+    ).to_json(),
+    PAYLOADS,
+    TRICKY,
+    st.sets(TRICKY, min_size=1, max_size=3),
+)
+LIKE_ENVELOPES = ENVELOPES | st.builds(
+    lambda value, more: {**value, **more}, ENVELOPES, st.dictionaries(TRICKY, TRICKY)
+)
+SUBMISSIONS = st.fixed_dictionaries({"head": LIKE_ENVELOPES, "receipt": LIKE_ENVELOPES})
+EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.sampled_from(["", *MARKS])), max_size=3)
+
+
+def read_whole(data: bytes) -> tuple[bytes, Envelope]:
+    """Read the whole submission as one document, as its specification has it."""
+    fields = Fields(decode(data, max_bytes=MAX_SUBMISSION_BYTES), "submission")
+    head, receipt = (encode(fields.any(name)) for name in ("head", "receipt"))
+    fields.end()
+    for part in (head, receipt):
+        Envelope.from_json(decode(part, max_bytes=MAX_SUBMISSION_BYTES, max_elements=64))
+    if len(head) > MAX_HEAD_BYTES:
+        raise FormatError(Code.TOO_LARGE, "a head that is too long")
+    return head, Envelope.from_json(decode(receipt, max_bytes=MAX_SUBMISSION_BYTES))
+
+
+def read_in_parts(data: bytes) -> tuple[bytes, Envelope]:
+    """Read it as a broker does."""
+    submission = ReceiptSubmission.parse(data)
+    return submission.head, Envelope.parse(submission.receipt, max_bytes=MAX_SUBMISSION_BYTES)
+
+
+def check_read_alike(data: bytes) -> bool:
+    """Check that both accept these bytes, with the same values, or neither; return whether they do."""
+    try:
+        whole = read_whole(data)
+    except FormatError:
+        with pytest.raises(FormatError):
+            read_in_parts(data)
+        return False
+    assert read_in_parts(data) == whole
+    assert ReceiptSubmission(receipt=whole[1].encode(), head=whole[0]).encode() == data
+    return True
+
+
+@given(SUBMISSIONS, EDITS)
+def test_a_submission_that_is_cut_is_the_one_that_is_read_whole(
+    value: Any, edits: list[tuple[float, int, str]]
+) -> None:
+    try:
+        data = encode(value)
+    except FormatError:
+        return
+    for where, length, text in edits:
+        at = int(where * len(data))
+        data = data[:at] + text.encode() + data[at + length :]
+    check_read_alike(data)
+
+
+def test_a_genuine_submission_has_one_form() -> None:
+    head, receipt = GOOD.final_head, GOOD.bundle.receipt.encode()
+    good = ReceiptSubmission(receipt=receipt, head=head).encode()
+    assert check_read_alike(good)
+    members = (b'"head":' + head, b'"receipt":' + receipt)
+    name = b'"payloadType":"'
+    wrong = [
+        good + b" ",
+        b" " + good,
+        good + b"}",
+        good[:-1],
+        good.replace(b'"receipt":{', b'"receipt": {'),
+        b"{%b,%b}" % (members[1], members[0]),
+        b"{%b,%b,%b}" % (members[0], *members),
+        b"{%b,%b,%b}" % (*members, members[1]),
+        b'{%b,"more":0,%b}' % members,
+        b'{%b,%b,"then":0}' % members,
+        b"{%b}" % members[1],
+        b'{"head":%b}' % good,
+        b'{"head":{"head":%b,"receipt":%b},"receipt":%b}' % (head, receipt, receipt),
+        good.replace(name, name + b"\\u0061", 1),
+        good.replace(name, name + '"é'.encode()[1:], 1),
+        good.replace(name, b'"payloadTyp\\u0065":"', 1),
+        good.replace(b'"payload":"', b'"payload":"\\u0041', 1),
+        good[: len(good) // 2] + b'"' + good[len(good) // 2 :],
+    ]
+    assert not any(map(check_read_alike, wrong))
+    accepted = [
+        good.replace(name, name + tricky, 1)
+        for tricky in (b"{}[],:", b',\\"receipt\\":{\\"payload\\":\\"', b"\\\\", b"}}")
+    ]
+    assert all(map(check_read_alike, accepted))

@@ -97,4 +97,4 @@ class Reporter:
 
     def submit(self, receipt: Envelope) -> bytes:
         """Return the submission of whatever calls itself a receipt, beside the last head."""
-        return ReceiptSubmission(receipt=receipt, head=self.final).encode()
+        return ReceiptSubmission(receipt=receipt.encode(), head=self.final).encode()

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, select, update
 from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import Effect
+from glasshouse.broker.intake import OVER_PACE_US, PACE_US, Effect
 from glasshouse.broker.releases import Release, Releases, group_facts, others_keys
 from glasshouse.broker.schema import challenges, groups, members
 from glasshouse.broker.store import Standing
@@ -225,8 +225,14 @@ class Groups:
         # Without the write lock as long as there is nothing to decide: most who ask only wait.
         asked = self._database.read(look)
         if not asked.undecided:
-            # A machine that waits asks like this again and again; a recording of it is worth as much, and no more.
-            return Decision(decide=lambda: _answered(asked), effect=Effect.NOTHING, repeats=request.nonce.hex())
+            # A machine that waits asks like this again and again; a recording of it is worth as much, and no more. Once
+            # it was answered for good it asks no more unless the answer was lost: of many runs recordings add up.
+            return Decision(
+                decide=lambda: _answered(asked),
+                effect=Effect.NOTHING,
+                repeats=request.nonce.hex(),
+                every_us=PACE_US if asked.group.state is GroupState.OPEN else OVER_PACE_US,
+            )
         # Nor is it a sign of life when it finds its group over: so does what was recorded before.
         return Decision(
             decide=lambda: _answered(self._database.write(settle)), effect=Effect.NOTHING, repeats=request.nonce.hex()

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from glasshouse.broker.intake import Effect, Intake, Pace, address_of
+from glasshouse.broker.intake import PACE_US, Effect, Intake, Pace, address_of
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
@@ -69,15 +69,17 @@ class Decision:
         effect: on the standing of its address; a message that was answered before is charged, for anyone on the way
             can play its recording again.
         repeats: of `Effect.NOTHING`: what is repeated, by a name of its own.
+        every_us: how often, in microseconds.
     """
 
     decide: Callable[[], Answer]
     effect: Effect = Effect.CREDIT
     repeats: str = ""
+    every_us: int = PACE_US
 
     def effect_on(self, address: str, pace: Pace) -> Effect:
         """Return the effect on an address: what it repeats faster than it should is charged to it, and to no other."""
-        hurried = self.effect is Effect.NOTHING and not pace.kept(f"{self.repeats} {address}")
+        hurried = self.effect is Effect.NOTHING and not pace.kept(f"{self.repeats} {address}", self.every_us)
         return Effect.CHARGE if hurried else self.effect
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Effect", "Intake", "Pace", "Shares", "address_of", "busy", "keep"]
+__all__ = ["OVER_PACE_US", "PACE_US", "Effect", "Intake", "Pace", "Shares", "address_of", "busy", "keep"]
 
 MOST_REQUESTS = 96
 RESERVED_REQUESTS = 32  # besides, for addresses from which something authentic came lately: heads of attested runs
@@ -35,7 +35,8 @@ BURST_S = 0.1
 KNOWN_FOR_S = 3600.0
 MOST_ADDRESSES = 4096
 PACE_US = 1_000_000
-PACE_AHEAD_US = 2_000_000  # a runtime is not exact, and tries again where it was not answered
+OVER_PACE_US = 60_000_000  # of what was answered for good: a few answers may be lost
+PACES_AHEAD = 2  # a runtime is not exact, and tries again where it was not answered
 _SIZE_STEP_BYTES = 4096
 
 Result = TypeVar("Result")
@@ -102,7 +103,7 @@ class Shares:
 
 
 class Pace:
-    """Tells what is repeated once a second, as a runtime that waits does, from what comes faster.
+    """Tells what is repeated as often as an honest runtime does, once a second while it waits, from what comes faster.
 
     Args:
         clock_us: microseconds since the epoch; it may be set back.
@@ -112,15 +113,15 @@ class Pace:
         self._clock_us = clock_us
         self._next_us: OrderedDict[str, int] = OrderedDict()
 
-    def kept(self, name: str) -> bool:
-        """Count one of this name and sender; return whether it is no more than one a second, and a few at once."""
+    def kept(self, name: str, every_us: int = PACE_US) -> bool:
+        """Count one of this name and sender; return whether it is no more than one in that time, and a few at once."""
         now_us = self._clock_us()
         next_us = max(now_us, self._next_us.get(name, 0))
-        if next_us > now_us + PACE_US + PACE_AHEAD_US:
+        if next_us > now_us + (1 + PACES_AHEAD) * every_us:
             next_us = now_us  # the clock was set back
-        if next_us > now_us + PACE_AHEAD_US:
+        if next_us > now_us + PACES_AHEAD * every_us:
             return False
-        keep(self._next_us, name, next_us + PACE_US)
+        keep(self._next_us, name, next_us + every_us)
         return True
 
 

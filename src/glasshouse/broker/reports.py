@@ -141,7 +141,7 @@ class Reports:
 
     def _countersigned(
         self,
-        receipt: Envelope,
+        receipt: bytes,
         found: store.Attested,
         final: CountersignedHead,
         previous: CountersignedReceipt | None,
@@ -180,10 +180,10 @@ class Reports:
         connection: Connection,
         found: store.Attested,
         signed: CountersignedReceipt,
-        receipt: Envelope,
+        receipt: bytes,
         now_us: int,
     ) -> None:
-        outcome = Receipt.from_payload(receipt.payload).outcome
+        outcome = Receipt.from_payload(Envelope.parse(receipt, max_bytes=len(receipt)).payload).outcome
         _changed_one(
             connection,
             update(releases)

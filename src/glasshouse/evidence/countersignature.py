@@ -29,8 +29,10 @@ COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+j
 MAX_COUNTERSIGNATURE_BYTES = 4096
 MAX_DELEGATION_BYTES = 4096
 MAX_SUBMISSION_BYTES = 256 * 1024
-_MAX_SUBMISSION_ELEMENTS = 64
 _VERSION = 1
+
+# The one way in which a submission in canonical form begins and goes on: an envelope has no member called `receipt`.
+_HEAD, _RECEIPT, _PAYLOAD = b'{"head":', b',"receipt":', b'{"payload":"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +92,7 @@ class SignedReceiptRefusedError(RefusedError):
 
 
 def countersign_receipt(
-    receipt: Envelope,
+    receipt: bytes,
     *,
     final: CountersignedHead,
     previous: CountersignedReceipt | None,
@@ -101,10 +103,10 @@ def countersign_receipt(
     """Decide on a receipt and countersign it: the broker's side, without its storage.
 
     A run has one receipt: the identical one again is answered with `previous`, another is refused. What costs little
-    is checked first: a run that has not ended is not asked for its signature, and nothing unsigned is parsed.
+    is checked first: of a run that has a receipt, or has not ended, none is opened, and nothing unsigned is parsed.
 
     Args:
-        receipt: the signed receipt.
+        receipt: the signed receipt's bytes.
         final: the last head of this run that the broker countersigned.
         previous: this run's countersigned receipt, or None.
         evidence_public: the key that this run's EAR names.
@@ -112,42 +114,39 @@ def countersign_receipt(
         now_us: the broker's clock.
 
     Raises:
-        RefusedError: `head-inconsistent` for a second one or for a run that has not ended, `message-invalid` for
-            an envelope of another type, `evidence-signature-invalid` for one by another key.
-        SignedReceiptRefusedError: `message-too-large` or `message-invalid` for what is not a receipt,
+        RefusedError: `head-inconsistent` for a second one or for a run that has not ended, `message-too-large` or
+            `message-invalid` for what is no envelope of this type, `evidence-signature-invalid` for one by another key.
+        SignedReceiptRefusedError: `message-invalid` for what is not a receipt,
             `evidence-signature-invalid` for one of a run that was never attested, `head-inconsistent` for one of
             another run or log.
     """
     if previous:
-        if previous.receipt_sha256 == sha256(receipt.encode()):
+        if previous.receipt_sha256 == sha256(receipt):  # the same receipt has the same bytes: they have one form
             return previous
         raise RefusedError(Code.HEAD_INCONSISTENT, "a second receipt of one run")
     head = final.head
     if head.state is not State.ZEROIZED:
         raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt of a run whose last head is not its end")
     try:
-        receipt.verify(RECEIPT_TYPE, evidence_public)
+        payload = Envelope.parse(receipt, max_bytes=MAX_RECEIPT_BYTES).verify(RECEIPT_TYPE, evidence_public)
     except FormatError as error:
         raise _refused(error, RefusedError) from None
-    data = receipt.encode()
     try:
-        if len(data) > MAX_RECEIPT_BYTES:
-            raise FormatError(Code.TOO_LARGE, f"a receipt of more than {MAX_RECEIPT_BYTES} bytes")
-        checked = Receipt.from_payload(receipt.payload)
+        checked = Receipt.from_payload(payload)
         checked.check_signers(evidence_public, by_launch_key=False)
     except FormatError as error:
         raise _refused(error, SignedReceiptRefusedError) from None
     if (checked.run_id, checked.log_root, checked.log_size) != (head.run_id, head.root, head.size):
         raise SignedReceiptRefusedError(Code.HEAD_INCONSISTENT, "a receipt of another run or log than the final head's")
-    payload: dict[str, Json] = {
+    closed: dict[str, Json] = {
         "log_root": head.root.hex(),
         "log_size": head.size,
-        "receipt_sha256": sha256(data).hex(),
+        "receipt_sha256": sha256(receipt).hex(),
         "run_id": head.run_id,
         "time_us": max(now_us, final.time_us),
         "version": _VERSION,
     }
-    envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, encode(payload), [broker_key])
+    envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, encode(closed), [broker_key])
     return CountersignedReceipt.from_envelope(envelope, broker_public=broker_key.public)
 
 
@@ -163,31 +162,32 @@ class ReceiptSubmission:
     Law: ``ReceiptSubmission.parse(s.encode()) == s``.
 
     Attributes:
-        receipt: the signed receipt.
+        receipt: the signed receipt's bytes; `parse` has **not** looked into them.
         head: the signed final head's bytes, by which the broker finds the run.
     """
 
-    receipt: Envelope
+    receipt: bytes
     head: bytes
 
     def encode(self) -> bytes:
-        return encode(
-            {
-                "head": decode(self.head, max_bytes=MAX_HEAD_BYTES),
-                "receipt": self.receipt.to_json(),
-            }
-        )
+        return b"".join((_HEAD, self.head, _RECEIPT, self.receipt, b"}"))
 
     @classmethod
     def parse(cls, data: bytes) -> ReceiptSubmission:
-        """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
-        fields = Fields(
-            decode(data, max_bytes=MAX_SUBMISSION_BYTES, max_elements=_MAX_SUBMISSION_ELEMENTS), "receipt submission"
-        )
-        head = Envelope.from_json(fields.any("head")).encode()
-        receipt = Envelope.from_json(fields.any("receipt"))
-        fields.end()
-        return cls(receipt=receipt, head=head)
+        """Inverse of `encode`; no signature is checked. Raises `FormatError`.
+
+        What it costs does not depend on the receipt: the whole is canonical if both parts are, and the second is an
+        envelope's only if `Envelope.parse` takes it.
+        """
+        if len(data) > MAX_SUBMISSION_BYTES:
+            raise FormatError(Code.TOO_LARGE, f"a receipt submission of more than {MAX_SUBMISSION_BYTES} bytes")
+        # No quotation mark stands bare in a string: the first of these in what begins with an envelope is its end.
+        end = data.find(_RECEIPT + _PAYLOAD, 0, len(_HEAD) + MAX_HEAD_BYTES + len(_RECEIPT + _PAYLOAD))
+        if end < 0 or not data.startswith(_HEAD) or not data.endswith(b"}"):
+            raise FormatError(Code.SCHEMA, "a receipt submission that is not a head, and an envelope with its payload")
+        head = data[len(_HEAD) : end]
+        Envelope.parse(head, max_bytes=MAX_HEAD_BYTES)
+        return cls(receipt=data[end + len(_RECEIPT) : -1], head=head)
 
     def claimed_run_id(self) -> str:
         """Return the run that the head speaks of, **unverified**: to find the record to check it against."""

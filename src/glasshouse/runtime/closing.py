@@ -73,8 +73,7 @@ def _countersigned(run: Run, identity: Identity, *, receipt: bytes) -> tuple[Cou
     """Have the receipt countersigned; None when the broker is away or cannot be believed."""
     if run.gate is None or run.keeper is None or run.keeper.last is None:
         return None
-    envelope = Envelope.parse(receipt, max_bytes=MAX_RECEIPT_BYTES)
-    body = ReceiptSubmission(receipt=envelope, head=run.keeper.last_signed).encode()
+    body = ReceiptSubmission(receipt=receipt, head=run.keeper.last_signed).encode()
     give_up_s, wait_s = run.loop.now_s() + PATIENCE_S, 0.2
     while True:
         try:

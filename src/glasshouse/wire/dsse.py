@@ -20,6 +20,7 @@ __all__ = ["MAX_SIGNATURES", "Envelope", "pae", "sign"]
 MAX_SIGNATURES = 4
 _MAX_ELEMENTS = 64
 _BEGIN = b'{"payload":"'
+_MAX_BESIDE_BYTES = 4096  # payload type and four signatures have at most 2,800, with every letter escaped
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -63,9 +64,11 @@ class Envelope:
             FormatError: `too-large`, `not-canonical` or `schema-invalid`.
         """
         raw = bytes(data)
-        end = raw.find(b'"', len(_BEGIN))
-        if len(raw) > max_bytes or not raw.startswith(_BEGIN) or end < 0:
+        if len(raw) > max_bytes or not raw.startswith(_BEGIN):
             return cls.from_json(decode(raw, max_bytes=max_bytes, max_elements=_MAX_ELEMENTS))
+        end = raw.find(b'"', len(_BEGIN))
+        if end < 0 or len(raw) - end > _MAX_BESIDE_BYTES:
+            raise FormatError(Code.SCHEMA, "an envelope without an end, or with more than type and signatures")
         # Base64 has one form and no mark of JSON in it: what is around it is canonical, or the envelope is not. The
         # payload, nearly all of what a stranger sends, is not written again to find that out.
         around = decode(_BEGIN + raw[end:], max_bytes=max_bytes, max_elements=_MAX_ELEMENTS)

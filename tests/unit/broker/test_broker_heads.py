@@ -180,9 +180,9 @@ def test_a_run_that_has_not_ended_has_no_receipt_looked_at(
     reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
     reporter.send(reporter.submission())
     receipt = dsse.sign(RECEIPT_TYPE, b"[" + b"[]," * 30_000 + '"é"]'.encode(), [reporter.actor.evidence])
-    looked_at = written_and_read(monkeypatch)
+    submission, looked_at = reporter.submit(receipt), written_and_read(monkeypatch)
     with pytest.raises(RefusedError, match="not its end"):
-        reports.receipt(reporter.submit(receipt))
+        reports.receipt(submission)
     assert looked_at() == []
 
 

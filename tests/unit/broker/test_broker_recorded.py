@@ -164,6 +164,26 @@ def test_what_others_play_again_is_charged_to_them(
     assert set(charged) == {"127.0.0.2"}
 
 
+def test_recordings_of_many_machines_whose_groups_were_decided_are_charged_to_who_plays_them(
+    broker: LocalBroker, owner: Owner
+) -> None:
+    """Three hundred of them, one a second of each, from one address kept a broker busy and were never charged."""
+    gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, GateLimits())
+    first, last = (Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(2))
+    pending(first.attest())
+    last.attest().content()
+    asking = [release_request(one.challenge, one.evidence, evidence_key=one.actor.evidence) for one in (first, last)]
+    pace = Pace(broker.clock_us)
+    played: list[Effect] = []
+    for _ in range(50):
+        broker.advance(1)
+        played += [gate.ask(request).effect_on("192.0.2.2", pace) for request in asking]
+    assert played[:6] == [Effect.NOTHING] * 6, "a machine whose answer was lost asks again"
+    assert set(played[6:]) == {Effect.CHARGE}
+    assert gate.ask(asking[0]).effect_on(HONEST, pace) is Effect.NOTHING, "the machine's own address is another's"
+    assert first.key(first.ask()) == owner.package_key, "and what is charged is answered still"
+
+
 def test_who_finds_a_group_over_has_shown_no_sign_of_life(broker: LocalBroker, owner: Owner) -> None:
     """A recording of what a machine asked while it waited, played again just after the deadline."""
     gate = Gate(broker.opened.database, broker.opened.key_file, broker.opened.key, broker.clock_us, GateLimits())

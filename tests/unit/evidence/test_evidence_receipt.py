@@ -43,7 +43,7 @@ def countersign(receipt: Envelope, **changes: Any) -> CountersignedReceipt:
         "broker_key": WORLD.broker,
         "now_us": WORLD.now_us,
     }
-    return countersign_receipt(receipt, **{**about, **changes})
+    return countersign_receipt(receipt.encode(), **{**about, **changes})
 
 
 def signed(receipt: Receipt) -> Envelope:
@@ -212,7 +212,7 @@ def test_the_countersigning_time_is_not_before_the_final_heads() -> None:
 
 
 def test_the_messages_travel_unchanged() -> None:
-    submission = ReceiptSubmission(receipt=RUN.bundle.receipt, head=RUN.final_head)
+    submission = ReceiptSubmission(receipt=RUN.bundle.receipt.encode(), head=RUN.final_head)
     assert ReceiptSubmission.parse(submission.encode()) == submission
     assert submission.claimed_run_id() == RUN.receipt.run_id
     assert RUN.bundle.countersignature
@@ -229,7 +229,7 @@ def test_a_receipt_with_every_output_it_may_have_passes_the_gates_limit() -> Non
     outputs = tuple(replace(RUN.receipt.outputs[0], sequence=number) for number in range(400))
     probes = tuple(Probe(probe=name, result=ProbeResult.CLEAN, detail="," * 200) for name in PROBES)
     largest = replace(RUN.receipt, outputs=outputs, zeroization=probes)
-    assert len(ReceiptSubmission(receipt=signed(largest), head=RUN.final_head).encode()) <= 256 * 1024
+    assert len(ReceiptSubmission(receipt=signed(largest).encode(), head=RUN.final_head).encode()) <= 256 * 1024
     assert countersign(signed(largest)).run_id == largest.run_id
     with pytest.raises(FormatError, match="too many outputs"):
         replace(RUN.receipt, outputs=(*outputs, replace(outputs[0], sequence=400)))
