@@ -88,10 +88,14 @@ def run(
     """
 
     def story() -> Ran:
-        worker = start(specification(code, **changes), kernel)
+        # It begins when it was confirmed: a busy machine confirms late, and one that has ended by then is refused.
+        held = code if after is not None else f"import posix; posix.read(3, 1)\n{code}"
+        worker = start(specification(held, **changes), kernel)
         assert worker.report is not None
         try:
             facts = after(worker) if after is not None else {}
+            if after is None:
+                worker.link.send(b"x")
             output, errors = _drained(worker.stdout), _drained(worker.stderr)
             select.select([worker.pidfd], [], [])
             code_seen = worker.poll()
