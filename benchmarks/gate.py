@@ -29,7 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import psutil
 
 from benchmarks.gate_counts import Kept, compare
@@ -44,7 +43,7 @@ from benchmarks.gate_load import (
     strangers,
     unsigned_receipts,
 )
-from benchmarks.kept import Bar, finish, kept, options
+from benchmarks.kept import Bar, finish, kept, options, quantiles
 from glasshouse.attestation.policy import MAX_RELEASES
 from glasshouse.broker.process import BrokerProcess
 from glasshouse.broker.service import DATABASE_NAME
@@ -482,12 +481,6 @@ def _report(run: Reported, gaps: list[float], stop: threading.Event) -> None:
             gaps.append(time.monotonic() - last)
             last = time.monotonic()
     gaps.append(time.monotonic() - last - HEAD_EVERY_S)
-
-
-def quantiles(times: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90, p99 and the longest: each a time that was measured (nearest rank)."""
-    found = np.quantile(times, (0.5, 0.9, 0.99, 1.0), method="inverted_cdf").tolist()
-    return dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), found, strict=True))
 
 
 def _cpu_s(pid: int) -> float:

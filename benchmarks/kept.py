@@ -9,17 +9,18 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Bar", "finish", "judge", "kept", "machine", "options"]
+__all__ = ["Bar", "finish", "judge", "kept", "machine", "options", "quantiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +123,9 @@ def machine() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "virtual": "hypervisor" in " ".join(lines) if Path("/proc/cpuinfo").exists() else None,
     }
+
+
+def quantiles(times: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90, p99 and the longest: each a time that was measured (nearest rank)."""
+    found = np.quantile(times, (0.5, 0.9, 0.99, 1.0), method="inverted_cdf").tolist()
+    return dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), found, strict=True))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gate import Crowd, Record, cryptography_us, main, quantiles, result
+from benchmarks.gate import Crowd, Record, cryptography_us, main, result
 from benchmarks.gate_counts import Kept, compare
+from benchmarks.kept import quantiles
 
 HELD = [("run-1", "key-1"), ("run-2", "key-2"), ("run-3", "key-3")]
 KEPT = Kept(
