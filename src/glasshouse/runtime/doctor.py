@@ -43,6 +43,8 @@ _NVML = "libnvidia-ml.so.1"
 
 _ALL_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 # What the worker's filter takes where any of them is missing.
+# A workspace that cannot be mounted.
+_NAMED = "directory"
 _HALF_ISOLATED = (
     "scripts have no /dev/shm (DataLoader workers, pools), no Unix socket with a name, no session and no --ranks"
 )
@@ -105,6 +107,7 @@ def examine(
         library: NVIDIA's management library.
         place: where packages and outputs would lie; the working folder.
     """
+    workspace = _workspace(kernel)
     offered = [
         _system(kernel),
         _seccomp(kernel),
@@ -112,14 +115,14 @@ def examine(
         _secret_memory(kernel),
         *_namespaces(kernel),
         _ranks(kernel),
-        _workspace(kernel),
+        workspace,
         _locked_memory(kernel),
         _swap(kernel),
         _tracing(kernel),
         _core_dumps(kernel),
         _crashes(kernel),
         _processes(kernel),
-        _shown_files(kernel),
+        _shown_files(kernel, all_in_sight=workspace.value == _NAMED),
     ]
     return [
         *offered,
@@ -239,7 +242,7 @@ def _workspace(kernel: Kernel) -> Finding:
             "workspace", Standing.GOOD, "tmpfs", "the worker's files stay in memory, or in swap if there is"
         )
     consequence = "the worker's files get a name on this machine and are removed afterwards: unverifiable"
-    return _finding("workspace", Standing.WEAKER, "directory", consequence)
+    return _finding("workspace", Standing.WEAKER, _NAMED, consequence)
 
 
 def _locked_memory(kernel: Kernel) -> Finding:
@@ -331,11 +334,14 @@ def _seen(kernel: Kernel) -> None:
         os.waitpid(child, 0)
 
 
-def _shown_files(kernel: Kernel) -> Finding:
+def _shown_files(kernel: Kernel, *, all_in_sight: bool) -> Finding:
     try:
         table = mounts.Table.read(kernel)
         kinds = table.remote_at([*surroundings.default_read_paths(), *surroundings.default_devices()])
-        layered = any(mount.kind == mounts.OVERLAY for mount in table.uncommon())
+        uncommon = table.uncommon()
+        if all_in_sight:  # without mounts a worker keeps the machine's root, and all that is mounted in it
+            kinds |= {mount.kind for mount in uncommon if mount.remote}
+        layered = any(mount.kind == mounts.OVERLAY for mount in uncommon)
     except (OSError, ValueError):
         kinds, layered = {mounts.UNKNOWN}, False
     if kinds:
@@ -343,6 +349,8 @@ def _shown_files(kernel: Kernel) -> Finding:
             "strict is out of reach: the file system's server sees each name that a script looks up there; put the "
             "interpreter, its environment and the model cache on a local disk"
         )
+        if all_in_sight:
+            consequence += "; without mounts nothing can be covered, and every share of this machine counts"
         return _finding("shown-files", Standing.WEAKER, ", ".join(sorted(kinds)), consequence)
     consequence = "names that a script looks up stay in this kernel"
     if layered:

@@ -20,6 +20,7 @@ import os
 import resource
 import stat
 
+from glasshouse.runtime import mounts
 from glasshouse.runtime.kernel import (
     MS_BIND,
     MS_NODEV,
@@ -141,12 +142,10 @@ def is_memory(kernel: Kernel, directory: str) -> tuple[bool, bool]:
     Returns:
         whether `directory` is itself a tmpfs mount, and whether that never goes to swap.
     """
-    for line in kernel.read("/proc/self/mountinfo").decode().splitlines():
-        before, _, after = line.partition(" - ")
-        if before.split(" ")[4] == directory:
-            kind, _source, options = after.split(" ", 2)
-            return kind == "tmpfs", "noswap" in options.split(",")
-    return False, False
+    mount = mounts.Table.read(kernel).at(directory)
+    if mount is None or mount.place != directory:
+        return False, False
+    return mount.kind == "tmpfs", b"noswap" in mount.options
 
 
 def _outermost(paths: list[str]) -> list[str]:

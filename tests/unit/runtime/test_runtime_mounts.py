@@ -13,7 +13,7 @@ from glasshouse.runtime.doctor import Standing
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.mounts import Table
 from tools.fuse import needs_fuse, recorded
-from tools.machine import WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces, needs_root
+from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces, needs_root
 from tools.sandboxed import run, specification
 
 LINE = "{number} {parent} 0:1 / {place} ro shared:1 - {kind} source {options}\n"
@@ -244,6 +244,19 @@ def test_doctor_names_the_file_systems_and_strict_is_out_of_reach() -> None:
         assert (found["shown-files"].value, found["shown-files"].standing) == (value, standing)
         assert ("shown-files" in found["profile"].consequence) is (standing is Standing.WEAKER)
         assert ("local disk" in found["shown-files"].consequence) is (standing is Standing.WEAKER)
+
+
+class MountedForGood(Mounted, WithoutMounts):
+    """A machine with shares that nothing can be mounted over."""
+
+
+@needs_filters
+def test_doctor_counts_a_share_aside_only_where_it_would_stay_in_sight() -> None:
+    table = text((20, 1, "/", "ext4"), (21, 20, "/srv/share", "nfs4"))
+    for kernel, value in ((Mounted(table), "local"), (MountedForGood(table), "nfs4")):
+        found = {one.feature: one for one in doctor.examine(kernel)}
+        assert found["shown-files"].value == value
+        assert ("nothing can be covered" in found["shown-files"].consequence) is (value == "nfs4")
 
 
 LOOK_UP = """
