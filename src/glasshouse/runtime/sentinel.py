@@ -28,7 +28,7 @@ from glasshouse.runtime.watch import BEAT_BYTES, MESSAGE_BYTES, Alarm, Watch
 
 __all__ = ["SILENT_S", "Alarm", "Sentinel", "start"]
 
-PERIOD_S = 0.4
+PERIOD_S = 0.5
 _ANSWER_S = 5.0
 _REAP_S = 2.0
 # A machine that was paused as a whole needs a moment until its sentinel has looked again.
