@@ -41,8 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
-def pytest_collection_finish() -> None:
-    """Have no later garbage collection walk what was imported: tests that ask for one took a second each for it."""
+@pytest.fixture(scope="module", autouse=True)
+def what_was_imported_is_not_walked() -> None:
+    """Have no garbage collection of a file's tests walk what others imported: it took some tests a second each."""
     gc.collect()
     gc.freeze()
 

@@ -16,8 +16,7 @@ from safetensors.torch import load, save
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, RunError, UsageError
 from glasshouse.task.result import Result
-from glasshouse.workloads import adapter, determinism, devices, environment, lora
-from glasshouse.workloads.models import random_model
+from glasshouse.workloads import determinism, devices, environment, lora
 from glasshouse.workloads.params import LoraParams, parse
 from tools.recorder import Recorder, recorded_task
 
@@ -34,6 +33,12 @@ RECORDS = b"".join(
 TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "steps": 3, "batch_size": 4, "device": "cpu"}
 
 
+def random_model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
+    from glasshouse.workloads import models
+
+    return models.random_model(name, dtype, device)
+
+
 def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) -> tuple[Result, Recorder]:
     task, found, channel = recorded_task("lora", TINY | params, {"train.jsonl": RECORDS} | (files or {}), tmp_path)
     assert isinstance(found, LoraParams)
@@ -44,6 +49,8 @@ def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) ->
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 270_336), ("qwen2.5-7b", 1_261_568)])
 def test_the_default_adapter_has_the_published_number_of_parameters(name: str, expected: int) -> None:
+    from glasshouse.workloads import adapter
+
     model = random_model(name, torch.bfloat16, torch.device("meta"))
     params = parse("lora", {"model": f"config:{name}"})
     assert isinstance(params, LoraParams)
@@ -150,6 +157,8 @@ def test_checkpoints_leave_on_the_way(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_ends_the_run_and_no_adapter_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from glasshouse.workloads import adapter
+
     make = adapter.attach
 
     def broken(model: Any, params: LoraParams) -> Any:
