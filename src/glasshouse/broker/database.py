@@ -44,12 +44,19 @@ class Database:
         self._here = threading.local()
 
     def create_tables(self) -> None:
-        """Make the tables that are missing.
+        """Make the tables and indexes that are missing.
 
         Raises:
             PeerError: `broker-unreachable` when the database cannot be opened or written.
         """
-        self.write(lambda connection: schema.metadata.create_all(connection))
+
+        def create(connection: Connection) -> None:
+            schema.metadata.create_all(connection)
+            for table in schema.metadata.tables.values():
+                for index in table.indexes:
+                    index.create(connection, checkfirst=True)  # one that a table of an older broker has not
+
+        self.write(create)
 
     def write(self, decide: Callable[[Connection], Result]) -> Result:
         """Run `decide` in one transaction and return its result once that is committed.

@@ -45,7 +45,7 @@ class GateLimits:
 
     Attributes:
         challenge_lifetime_us: from challenge to evidence.
-        outstanding: unanswered challenges of one deployment at a time.
+        outstanding: unanswered challenges of one deployment at a time, beside the first of each launch.
         outstanding_per_launch: of them, those of one launch.
         per_launch: challenges of one launch altogether; each leaves a tombstone until its token expires.
     """
@@ -239,7 +239,8 @@ class Gate:
         outstanding, of_launch, ever = connection.execute(_ROOM, values).one()
         if of_launch >= limits.outstanding_per_launch or ever >= limits.per_launch:
             raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this launch")
-        if outstanding >= limits.outstanding:
+        # A launch that has none gets one: others of its deployment cannot keep it out.
+        if of_launch and outstanding >= limits.outstanding:
             raise _CrowdedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment")
         return bool(ever == 0)
 
@@ -296,9 +297,9 @@ class Gate:
         self, connection: Connection, standing: Standing, challenge: Challenge, appraisal: Appraisal, now_us: int
     ) -> Answer:
         """Check 13, and the release. The counter moves only once everything else has succeeded."""
-        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal)
+        keys_sha256, known = self._releases.check_13(connection, standing, appraisal)
         release = self._releases.make(
-            standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=known, now_us=now_us
+            standing, challenge, appraisal, keys_sha256=keys_sha256, known=known, now_us=now_us
         )
         self._releases.write(connection, standing.record, release, now_us)
         return Answer(body=release.body)

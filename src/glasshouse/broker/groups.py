@@ -42,7 +42,7 @@ _GROUP = select(groups).where(groups.c.id == bindparam("group"))
 _ACCEPTED = members.c.evidence_sha256.is_not(None)
 _OF_GROUP = members.c.group_id == bindparam("group")
 _MACHINES = select(members.c.machine).where(_OF_GROUP, _ACCEPTED)
-_KEYS = select(members.c.machine, members.c.evidence_public, members.c.hpke_sha256).where(_OF_GROUP, _ACCEPTED)
+_KEYS = select(members.c.machine, members.c.evidence_public, members.c.keys_sha256).where(_OF_GROUP, _ACCEPTED)
 _SOURCE = store.LAUNCH_SOURCE.join(challenges, challenges.c.nonce == members.c.nonce)
 _WAITING = (
     select(*store.LAUNCH_COLUMNS, challenges.c.nonce, challenges.c.body, members.c.evidence)
@@ -75,7 +75,7 @@ _ACCEPT = (
         nonce=bindparam("answered"),
         evidence_sha256=bindparam("digest"),
         evidence_public=bindparam("key"),
-        hpke_sha256=bindparam("hpke"),
+        keys_sha256=bindparam("hpke"),
         evidence=bindparam("message"),
     )
 )
@@ -141,11 +141,11 @@ class Groups:
         check_14_group(record)
         if _overtaken(connection, launch, challenge):
             return _pending(record, accepted=len(connection.execute(_MACHINES, {"group": group.id}).all()))
-        hpke_sha256 = self._check_13(connection, standing, launch, appraisal)
+        keys_sha256 = self._check_13(connection, standing, launch, appraisal)
         try:
             # All of it or nothing: after a defect the machine was not accepted, and may come again.
             with connection.begin_nested():
-                self._remember(connection, launch, challenge, appraisal, hpke_sha256, message, now_us)
+                self._remember(connection, launch, challenge, appraisal, keys_sha256, message, now_us)
                 waiting = connection.execute(_WAITING, {"group": group.id}).mappings().all()
                 if len(waiting) < group.machines:
                     return _pending(group_record(connection, group.id), accepted=len(waiting))
@@ -161,7 +161,7 @@ class Groups:
         launch: LaunchRecord,
         challenge: Challenge,
         appraisal: Appraisal,
-        hpke_sha256: bytes,
+        keys_sha256: bytes,
         message: bytes,
         now_us: int,
     ) -> None:
@@ -172,7 +172,7 @@ class Groups:
             "answered": challenge.nonce,
             "digest": appraisal.evidence_sha256,
             "key": appraisal.claims.evidence_public,
-            "hpke": hpke_sha256,
+            "hpke": keys_sha256,
             "message": message,
         }
         connection.execute(_ACCEPT, accepted)
@@ -283,11 +283,11 @@ class Groups:
         now_us: int,
     ) -> Answer:
         """Release once more to a machine of a released group that lost its answer."""
-        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal)
+        keys_sha256, known = self._releases.check_13(connection, standing, appraisal)
         if not known:
             raise InternalError(Code.INTERNAL, "a group that was released without one of its machines")
         release = self._releases.make(
-            standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=True, now_us=now_us, group=launch.group
+            standing, challenge, appraisal, keys_sha256=keys_sha256, known=True, now_us=now_us, group=launch.group
         )
         self._releases.write(connection, standing.record, release, now_us)
         return Answer(body=release.body)
@@ -297,17 +297,17 @@ class Groups:
     ) -> bytes:
         """Run check 13 for a machine of a group that waits: room for all of it, and keys that are nobody else's."""
         group, claims = _of(launch), appraisal.claims
-        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal, more=group.machines)
-        mine = (claims.evidence_public, hpke_sha256)
+        keys_sha256, known = self._releases.check_13(connection, standing, appraisal, more=group.machines)
+        mine = (claims.evidence_public, keys_sha256)
         for row in connection.execute(_KEYS, {"group": group.id}):
-            theirs = (row.evidence_public, row.hpke_sha256)
+            theirs = (row.evidence_public, row.keys_sha256)
             if row.machine == group.machine and theirs != mine:
                 raise others_keys()
             if row.machine != group.machine and set(theirs) & set(mine):
                 raise others_keys()
         if known:
             raise InternalError(Code.INTERNAL, "a release to a machine of a group that was not released")
-        return hpke_sha256
+        return keys_sha256
 
     def _release_all(
         self,
@@ -351,9 +351,9 @@ class Groups:
             broker_public=self._public,
             now_us=now_us,
         )
-        hpke_sha256, known = self._releases.check_13(connection, standing, appraisal, more=_of(launch).machines)
+        keys_sha256, known = self._releases.check_13(connection, standing, appraisal, more=_of(launch).machines)
         return self._releases.make(
-            standing, challenge, appraisal, hpke_sha256=hpke_sha256, known=known, now_us=now_us, group=launch.group
+            standing, challenge, appraisal, keys_sha256=keys_sha256, known=known, now_us=now_us, group=launch.group
         )
 
 

@@ -17,22 +17,20 @@ from glasshouse.errors import Code
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
 from glasshouse.wire.group import Group
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["Release", "Releases", "group_facts", "known_runtime", "others_keys"]
 
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
 # column is, for that would set the column.
-_KNOWN = select(releases.c.deployment, releases.c.hpke_sha256, releases.c.evidence_public, releases.c.run_id).where(
-    (releases.c.evidence_public == bindparam("evidence_public"))
-    | (releases.c.run_id == bindparam("run_id"))
-    | ((releases.c.deployment == bindparam("deployment")) & (releases.c.hpke_sha256 == bindparam("hpke_sha256")))
+_KNOWN = select(releases.c.deployment, releases.c.keys_sha256, releases.c.evidence_public, releases.c.run_id).where(
+    (releases.c.evidence_public == bindparam("evidence_public")) | (releases.c.run_id == bindparam("run_id"))
 )
 _RELEASE = insert(releases)
 _RELEASE_AGAIN = (
     update(releases)
-    .where(releases.c.deployment == bindparam("here"), releases.c.hpke_sha256 == bindparam("key"))
+    .where(releases.c.deployment == bindparam("here"), releases.c.keys_sha256 == bindparam("key"))
     .values(answers=releases.c.answers + 1, contact_us=bindparam("now_us"), released_us=bindparam("now_us"))
 )
 _COUNT = (
@@ -49,14 +47,14 @@ class Release:
     Attributes:
         body: the message.
         appraisal: what it answers.
-        hpke_sha256: of the key that it is sealed to.
+        keys_sha256: of the key that it is sealed to, beside the evidence key that named it.
         known: whether this runtime was released to before: a lost answer, which does not count.
         group: the machine's place in its group.
     """
 
     body: bytes
     appraisal: Appraisal
-    hpke_sha256: bytes
+    keys_sha256: bytes
     known: bool
     group: Group | None
 
@@ -76,7 +74,7 @@ class Releases:
     def check_13(
         self, connection: Connection, standing: Standing, appraisal: Appraisal, *, more: int = 1
     ) -> tuple[bytes, bool]:
-        """Run check 13; return the digest of the HPKE key, and whether its runtime was released to before.
+        """Run check 13; return the digest of the runtime's keys, and whether it was released to before.
 
         Args:
             more: how many runtimes are released to together.
@@ -85,10 +83,11 @@ class Releases:
             CheckFailedError: `release-budget-exhausted`.
         """
         record, claims = standing.record, appraisal.claims
-        hpke_sha256 = sha256(claims.hpke_public)
-        known = known_runtime(connection, record.deployment, hpke_sha256, claims.evidence_public, claims.run_id)
+        # Of both: an HPKE key is read by all on the way and proves nothing to us; an evidence key signs.
+        keys_sha256 = sha256(lengths_prefixed(claims.hpke_public, claims.evidence_public))
+        known = known_runtime(connection, record.deployment, keys_sha256, claims.evidence_public, claims.run_id)
         broker_side.check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
-        return hpke_sha256, known
+        return keys_sha256, known
 
     def make(
         self,
@@ -96,7 +95,7 @@ class Releases:
         challenge: Challenge,
         appraisal: Appraisal,
         *,
-        hpke_sha256: bytes,
+        keys_sha256: bytes,
         known: bool,
         now_us: int,
         group: Group | None = None,
@@ -110,7 +109,7 @@ class Releases:
             record=standing.record,
             now_us=now_us,
         )
-        return Release(body=body, appraisal=appraisal, hpke_sha256=hpke_sha256, known=known, group=group)
+        return Release(body=body, appraisal=appraisal, keys_sha256=keys_sha256, known=known, group=group)
 
     def write(self, connection: Connection, record: DeploymentRecord, release: Release, now_us: int) -> None:
         """Count a release, remember whom it is for, and audit it.
@@ -120,13 +119,13 @@ class Releases:
         """
         claims = release.appraisal.claims
         if release.known:
-            here = {"here": record.deployment, "key": release.hpke_sha256, "now_us": now_us}
+            here = {"here": record.deployment, "key": release.keys_sha256, "now_us": now_us}
             connection.execute(_RELEASE_AGAIN, here)
         else:
             _count(connection, record)
             values = {
                 "deployment": record.deployment,
-                "hpke_sha256": release.hpke_sha256,
+                "keys_sha256": release.keys_sha256,
                 "evidence_public": claims.evidence_public,
                 "run_id": claims.run_id,
                 "released_us": now_us,
@@ -141,7 +140,7 @@ class Releases:
             counted=0 if release.known else 1,
             deployment=record.deployment,
             evidence_sha256=release.appraisal.evidence_sha256.hex(),
-            hpke_sha256=release.hpke_sha256.hex(),
+            hpke_sha256=sha256(claims.hpke_public).hex(),
             profile=claims.hardening.profile.value,
             run_id=claims.run_id,
             **group_facts(release.group),
@@ -154,16 +153,16 @@ def group_facts(group: Group | None) -> dict[str, str | int]:
 
 
 def known_runtime(
-    connection: Connection, deployment: str, hpke_sha256: bytes, evidence_public: bytes, run_id: str
+    connection: Connection, deployment: str, keys_sha256: bytes, evidence_public: bytes, run_id: str
 ) -> bool:
     """Return whether this runtime was released to before: its run and both of its keys, or none of them.
 
     Raises:
         CheckFailedError: `release-budget-exhausted` for one of the three beside another runtime's.
     """
-    mine = (deployment, hpke_sha256, evidence_public, run_id)
-    names = ("deployment", "hpke_sha256", "evidence_public", "run_id")
-    found = [tuple(row) for row in connection.execute(_KNOWN, dict(zip(names, mine, strict=True)))]
+    mine = (deployment, keys_sha256, evidence_public, run_id)
+    named = {"evidence_public": evidence_public, "run_id": run_id}
+    found = [tuple(row) for row in connection.execute(_KNOWN, named)]
     if not found:
         return False
     if found == [mine]:

@@ -120,9 +120,10 @@ members = Table(
     Column("nonce", LargeBinary(32)),
     Column("evidence_sha256", LargeBinary(32)),
     Column("evidence_public", LargeBinary(32)),
-    Column("hpke_sha256", LargeBinary(32)),
+    Column("hpke_sha256", LargeBinary(32), key="keys_sha256"),
     Column("evidence", LargeBinary),
     UniqueConstraint("group_id", "machine"),
+    Index("members_nonce", "nonce"),
 )
 
 # A challenge that was used stays as a tombstone until its token can no longer pass check 3: so a second
@@ -147,13 +148,13 @@ challenges = Table(
     Index("challenges_keep", "keep_until_us"),
 )
 
-# One row for each distinct HPKE key that was given a package key, and what its runtime reported since. A run
-# has one: one pair of keys, one log, one receipt.
+# One row for each distinct pair of keys, HPKE and evidence, that was given a package key, and what its runtime reported
+# since. A run has one: one pair of keys, one log, one receipt. The column of the pair's digest kept its first name.
 releases = Table(
     "releases",
     metadata,
     Column("deployment", _ID, ForeignKey("deployments.id"), primary_key=True),
-    Column("hpke_sha256", LargeBinary(32), primary_key=True),
+    Column("hpke_sha256", LargeBinary(32), key="keys_sha256", primary_key=True),
     Column("evidence_public", LargeBinary(32), nullable=False, unique=True),
     Column("run_id", _ID, nullable=False, unique=True),
     Column("released_us", BigInteger, nullable=False),

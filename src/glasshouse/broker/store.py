@@ -88,7 +88,8 @@ _ATTESTED = (
 _OVER = select(schema.groups.c.id).where(
     schema.groups.c.state == GroupState.OPEN.value, schema.groups.c.deadline_us <= bindparam("now_us")
 )
-_SWEEP_WAITING = update(schema.members).where(schema.members.c.group_id.in_(_OVER)).values(evidence=None)
+_KEPT = schema.members.c.evidence.is_not(None)
+_SWEEP_WAITING = update(schema.members).where(_KEPT, schema.members.c.group_id.in_(_OVER)).values(evidence=None)
 # With what a machine of an open group waits stays until the group is decided, whatever became of its token.
 _WAITED_WITH = (
     select(schema.members.c.nonce)

@@ -96,7 +96,7 @@ def _one_for_two(owner: Owner) -> Reply:
     first, second = (Actor.enter(owner, launch) for launch in owner.group(2))
     challenge = first.challenge()
     _Machine(actor=first, challenge=challenge, evidence=first.sign(first.claims(challenge))).wait()
-    twin = replace(second, hpke=first.hpke)
+    twin = replace(second, evidence=first.evidence)
     return twin.send(twin.sign(twin.claims(twin.challenge())))
 
 
@@ -141,7 +141,7 @@ GROUP_STORIES: tuple[Story, ...] = (
     ),
     Story(
         name="group: one runtime as two",
-        changed="the HPKE key: one machine's, named by another, so that one of them suffices",
+        changed="the evidence key: one machine's, named by another, so that one of them suffices",
         check="13",
         expected=Code.RELEASE_BUDGET,
         tell=_one_for_two,

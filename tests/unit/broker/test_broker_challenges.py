@@ -138,14 +138,26 @@ def test_a_challenge_does_not_outlive_its_token(broker: LocalBroker, owner: Owne
 
 
 def test_outstanding_challenges_are_capped_and_expiry_makes_room(broker: LocalBroker, owner: Owner) -> None:
-    for _ in range(LIMITS.outstanding):
-        Actor.enter(owner).challenge()
+    starting = [Actor.enter(owner) for _ in range(LIMITS.outstanding)]
+    for actor in starting:
+        actor.challenge()
     with pytest.raises(RefusedError) as caught:
-        Actor.enter(owner).challenge()
+        starting[0].challenge()
     assert caught.value.code is Code.TOO_MANY_CHALLENGES
     assert broker.count("challenges") == LIMITS.outstanding
     broker.advance(LIMITS.challenge_lifetime_us / 1e6 + 1)
-    assert Actor.enter(owner).post("/v1/challenge", challenge_request(owner.launch())).status == 200
+    assert starting[0].post("/v1/challenge", challenge_request(starting[0].launch)).status == 200
+
+
+def test_launches_that_hold_all_challenges_of_their_deployment_keep_no_other_one_out(owner: Owner) -> None:
+    """Four that asked anew whenever one ended held all sixteen: every honest start of the deployment gave up."""
+    hostile = [Actor.enter(owner) for _ in range(LIMITS.outstanding)]
+    held = 0
+    for _ in range(LIMITS.outstanding_per_launch):
+        for actor in hostile:
+            held += actor.post("/v1/challenge", challenge_request(actor.launch)).status == 200
+    assert held == LIMITS.outstanding
+    assert exchange(Actor.enter(owner)) == owner.package_key
 
 
 def test_one_launch_cannot_hold_all_challenges_of_its_deployment(owner: Owner) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, Select, insert, select, text
+from sqlalchemy.dialects.sqlite import dialect
 
+from glasshouse.broker import groups
 from glasshouse.broker.database import Database, OvertakenError
 from glasshouse.broker.schema import delegations
 from glasshouse.errors import InternalError, PeerError
@@ -103,3 +108,22 @@ def test_a_file_that_is_no_database_is_reported_as_unusable(tmp_path: Path) -> N
     with pytest.raises(PeerError):
         broken.create_tables()
     broken.close()
+
+
+def looked_through(folder: Path, statement: Select[Any]) -> list[str]:
+    """Return the steps of a query in which a whole table is read."""
+    compiled = statement.compile(dialect=dialect())
+    assert len(compiled.params) == 1, "one parameter, which `?` stands for"
+    with closing(sqlite3.connect(folder / "db")) as connection:  # a new one: a kept plan is not made again
+        steps = [row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {compiled}", (b"",))]
+    return [step for step in steps if step.startswith("SCAN")]
+
+
+def test_a_release_request_of_a_stranger_is_looked_up_and_not_looked_for(database: Database, tmp_path: Path) -> None:
+    """It joins before its signature is checked: each launch that a broker ever had made it a little dearer."""
+    assert looked_through(tmp_path, groups._ASKED) == []
+    database.write(lambda connection: connection.execute(text("DROP INDEX members_nonce")))
+    assert looked_through(tmp_path, groups._ASKED), "as with a database of an older broker"
+    database.create_tables()
+    assert looked_through(tmp_path, groups._ASKED) == []
+    database.close()

@@ -171,6 +171,21 @@ def test_the_keys_of_an_attested_runtime_do_not_mix_with_others(broker: LocalBro
     assert owner.releases() == 1
 
 
+def test_a_key_that_another_launch_named_first_is_still_its_runtimes_own(broker: LocalBroker) -> None:
+    """Who read evidence on the way, and held it up, had its run refused for good by naming its HPKE key."""
+    owner = Owner(broker, releases=2)
+    honest, hostile = Actor.enter(owner), Actor.enter(owner)
+    challenge = honest.challenge()
+    evidence = honest.sign(honest.claims(challenge))
+    hostile = replace(hostile, hpke=honest.hpke)
+    hostile.send(hostile.sign(hostile.claims(hostile.challenge()))).content()
+    assert honest.open(honest.send(evidence).content(), challenge, evidence) == owner.package_key
+    assert exchange(honest) == owner.package_key, "a lost answer does not count"
+    assert owner.releases() == 2
+    third = replace(Actor.enter(owner), hpke=honest.hpke)
+    assert refused(third, third.sign(third.claims(third.challenge()))) is Code.RELEASE_BUDGET
+
+
 def test_a_revoked_package_is_released_no_more_not_even_to_an_open_challenge(owner: Owner) -> None:
     actor = Actor.enter(owner)
     exchange(actor)

@@ -143,13 +143,25 @@ def test_a_released_machine_cannot_take_the_release_to_other_keys(owner: Owner) 
     assert owner.releases() == 2
 
 
-@pytest.mark.parametrize("shared", ["hpke", "evidence"])
-def test_two_machines_cannot_be_one_runtime(owner: Owner, shared: str) -> None:
+def test_two_machines_cannot_be_one_runtime(owner: Owner) -> None:
     first, second = (Actor.enter(owner, launch) for launch in owner.group(2))
-    twin = replace(second, **{shared: getattr(first, shared)})
     pending(Machine.enter(first).attest())
-    assert Machine.enter(twin).attest().problem().code is Code.RELEASE_BUDGET
+    assert Machine.enter(replace(second, evidence=first.evidence)).attest().problem().code is Code.RELEASE_BUDGET
     assert owner.releases() == 0
+
+
+def test_a_waiting_machines_key_that_others_name_as_theirs_refuses_no_group(broker: LocalBroker) -> None:
+    """HPKE keys travel in the clear: a launch outside the group named one, and the group was refused for it."""
+    owner = Owner(broker, releases=4)
+    machines = group(owner, 2)
+    read = machines[0].actor.hpke
+    pending(machines[0].attest())
+    outside, elsewhere = Actor.enter(owner), Actor.enter(owner, owner.group(2)[0])
+    Machine.enter(replace(outside, hpke=read)).attest().content()
+    pending(Machine.enter(replace(elsewhere, hpke=read)).attest())
+    assert machines[1].key(machines[1].attest()) == owner.package_key
+    assert machines[0].key(machines[0].ask()) == owner.package_key
+    assert owner.releases() == 3, "each pair of keys counts"
 
 
 def test_a_replayed_message_of_a_waiting_machine_changes_nothing(owner: Owner) -> None:

@@ -87,7 +87,7 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
     ) -> Any:
         """As if the launch had no group."""
         sha, known = groups._releases.check_13(connection, standing, appraisal)
-        made = groups._releases.make(standing, challenge, appraisal, hpke_sha256=sha, known=known, now_us=1)
+        made = groups._releases.make(standing, challenge, appraisal, keys_sha256=sha, known=known, now_us=1)
         groups._releases.write(connection, standing.record, made, 1)
         return Answer(body=made.body)
 
