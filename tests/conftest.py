@@ -28,6 +28,9 @@ _DATA = tempfile.mkdtemp(prefix="glasshouse-tests-")
 atexit.register(shutil.rmtree, _DATA, ignore_errors=True)
 os.environ["XDG_DATA_HOME"] = _DATA
 
+# PyTorch's threads sleep while they wait for each other: as usual they would spin, on cores that other tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A suite that runs in the background, or under nohup, inherits that Ctrl-C or a hang-up is ignored; every command under
 # test would inherit it too.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
