@@ -366,7 +366,7 @@ def _observe(
         "landlock": trials.files(base, [str(targets["file"])]),
         "metadata-closed": outside.metadata(kernel, package=package, paths=seen),
         "preload-clean": trials.libraries(kernel, names),
-        "seccomp-filter": trials.system_calls(kernel),
+        "seccomp-filter": trials.system_calls(kernel, isolated=isolated),
     }
     of_kernel = trials.kernel_files(private_root.HIDDEN)
     if base == private_root.BASE:

@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
-_PRIO_USER, _IOPRIO_USER = 2, 3
+_PRIO_PROCESS, _PRIO_USER, _IOPRIO_PROCESS, _IOPRIO_USER = 0, 2, 1, 3
 _RLIMIT_DATA, _RLIMIT_CORE = 2, 4
 _ACCESS_MODE, _O_RDONLY, _NO_ACCESS, _O_TRUNC = 3, 0, 3, 0o1000
 _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
@@ -55,6 +55,9 @@ _FICLONE, _FICLONERANGE = 0x40049409, 0x4020940D
 _LOCK_MAND = 32
 # F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read.
 _FILE_NOTES = (1024, 1036, 1038)
+# F_GETLK, F_SETLK, F_SETLKW and their F_OFD_ forms: every user of the machine reads in /proc/locks where such a lock
+# begins and ends, which `hidepid` does not hide. SQLite and LMDB take this for no permission.
+_RANGE_LOCKS = (5, 6, 7, 36, 37, 38)
 
 # Ways to read or steer another process.
 _OTHERS_MEMORY = (
@@ -145,7 +148,8 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
             keep them. A script that sets them is answered that it was done.
         loopback: whether there may be TCP and UDP sockets: only where it is isolated, and nothing but the loopback of
             its network is up, over which ranks talk.
-        init: the process above, whose priority and processors it does not change; None for no such process.
+        init: the process above, whose priority and processors it does not change; None for no such process. Where it is
+            not isolated it changes those of no other process.
     """
     if loopback and not isolated:
         raise ValueError("a loopback of the machine's own")
@@ -168,14 +172,15 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
     filter_.worker_prctl()
     filter_.personality()
     filter_.controls()
-    filter_.no_value("fcntl", 1, _FILE_NOTES)
+    filter_.no_value("fcntl", 1, (*_FILE_NOTES, *_RANGE_LOCKS))
     filter_.lock()
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
     filter_.refuse(_LASTING, errno.ENOSYS)
     filter_.limits()
-    if init is not None:
+    if isolated and init is not None:
         filter_.scheduling(init)
     if not isolated:
+        filter_.own_scheduling()
         filter_.refuse(("bind", "connect", "setpgid", "setsid", *_OWNERS_AND_SIZES), errno.EPERM)
         # With these the kernel gives a socket a name when it sends.
         filter_.no_value("setsockopt", 2, _NAMED_BY_SENDING)
@@ -327,6 +332,14 @@ class _Filter:
         for name, user in (("setpriority", _PRIO_USER), ("ioprio_set", _IOPRIO_USER)):
             checks = [_low(0), (_JEQ, 2, 0, user), _low(1), (_JEQ, 0, 1, init), _answer(errno.EPERM), _allow()]
             self._rule(name, checks)
+
+    def own_scheduling(self) -> None:
+        """Leave priority and processors of every other process as they are, by its number, group and user."""
+        # A keeper that is left one processor, at the lowest priority and behind a crowd, does not run at all.
+        for name in _SCHEDULING:
+            self._rule(name, [_low(0), (_JEQ, 1, 0, 0), _answer(errno.EPERM), _allow()])
+        for name, process in (("setpriority", _PRIO_PROCESS), ("ioprio_set", _IOPRIO_PROCESS)):
+            self._rule(name, [_low(0), (_JEQ, 0, 2, process), _low(1), (_JEQ, 1, 0, 0), _answer(errno.EPERM), _allow()])
 
     def program(self) -> bytes:
         return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, _allow()])

@@ -22,6 +22,7 @@ __all__ = ["egress", "environment", "files", "kernel_files", "libraries", "prelo
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
 _RLIMIT_NOFILE = 7
+_F_OFD_SETLK = 37
 _TRIED_FILE, _AT_FDCWD = b"trial", -100  # in the workspace, which is where this process is
 _TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
 _IPPROTO_SCTP, _IPPROTO_MPTCP = 132, 262
@@ -134,15 +135,19 @@ def _refused_at(kind: int, port: object) -> bool:
     return False
 
 
-def system_calls(kernel: Kernel) -> list[str]:
+def system_calls(kernel: Kernel, *, isolated: bool) -> list[str]:
     """Try the calls that the filter must refuse, with arguments that would otherwise do something.
 
     They are tried in a child, so that one which succeeds changes nothing here.
+
+    Args:
+        kernel: the kernel.
+        isolated: whether only processes of its own are in sight of this one.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        found = _forbidden_in(kernel)
+        found = _forbidden_in(kernel, isolated=isolated)
         os.write(writer, " ".join(found).encode() + b"\n")
         os._exit(0)
     os.close(writer)
@@ -276,7 +281,7 @@ def _finds(name: object) -> bool:
     return True
 
 
-def _forbidden_in(kernel: Kernel) -> list[str]:
+def _forbidden_in(kernel: Kernel, *, isolated: bool) -> list[str]:
     target = os.fork()
     if target == 0:
         _signal.pause()
@@ -285,6 +290,8 @@ def _forbidden_in(kernel: Kernel) -> list[str]:
         found = ["prctl"] if _succeeds(kernel, "prctl", PR_SET_DUMPABLE, 1, 0, 0, 0) else []
         found += ["parent-death-signal"] if _succeeds(kernel, "prctl", PR_SET_PDEATHSIG, 0, 0, 0, 0) else []
         found += _opened(kernel)
+        if not isolated:
+            found += [name for name, arguments in _of_others(target) if _succeeds(kernel, name, *arguments)]
         return found + [name for name, arguments in _forbidden(target) if _succeeds(kernel, name, *arguments)]
     finally:
         os.kill(target, _signal.SIGKILL)
@@ -316,6 +323,16 @@ def _opened(kernel: Kernel) -> list[str]:
     return sorted(set(found))
 
 
+def _of_others(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
+    """Return calls that change priority or processors of another process, to what they are."""
+    processors = sum(1 << number for number in os.sched_getaffinity(0)).to_bytes(128, sys.byteorder)
+    return [
+        ("sched_setaffinity", (child, len(processors), processors)),
+        ("setpriority", (os.PRIO_PROCESS, child, os.getpriority(os.PRIO_PROCESS, 0))),
+        ("setpriority", (os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0))),
+    ]
+
+
 def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
     word = ctypes.create_string_buffer(8)
     vector = ctypes.addressof(word).to_bytes(8, sys.byteorder) + (8).to_bytes(8, sys.byteorder)
@@ -325,6 +342,7 @@ def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
         ("process_vm_writev", (child, vector, 1, vector, 1, 0)),
         ("kcmp", (os.getpid(), child, 0, 0, 0)),
         ("prlimit64", (child, _RLIMIT_NOFILE, bytes(16), None)),
+        ("fcntl", (0, _F_OFD_SETLK, bytes(32))),
         ("bpf", (0, bytes(128), 128)),
         ("perf_event_open", (bytes([1, 0, 0, 0, 112]) + bytes(107), 0, -1, -1, 0)),
         ("userfaultfd", (1,)),

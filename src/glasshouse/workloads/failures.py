@@ -38,6 +38,8 @@ _MOST_CAUSE_CHARS = MOST_WORDS = 300
 _OTHER_BACKEND = re.compile(r"gloo/transport|[Dd]istributed package doesn't have|ProcessGroupNCCL is only supported")
 # Where Python makes semaphores and memory by a name in /dev/shm.
 _SHARING = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
+# How SQLite, and LMDB's two bindings, say that parts of a file cannot be locked.
+_RANGE_LOCK = re.compile(r"OperationalError\b.* access permission denied|\blmdb\..*Operation not permitted", re.DOTALL)
 # As torch's rendezvous through the environment says that nobody set it.
 _WANTED_RANKS = "environment variable RANK expected"
 
@@ -155,6 +157,12 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
             f"{who} wanted memory that processes share, and the worker has none on this machine",
             hint="do without processes: num_workers = 0 in a DataLoader, threads in the place of pools; or choose a "
             "machine where `glasshouse doctor` finds every namespace",
+        )
+    if any(_RANGE_LOCK.search(_named(link)) for link in _chain(error)):
+        return RunError(
+            code,
+            f"{who} wanted to lock a part of a file, which every user of the machine would see",
+            hint="open SQLite's databases by file:PATH?nolock=1 (uri=True), and LMDB's with lock=False",
         )
     if _wanted_network(error):
         return RunError(

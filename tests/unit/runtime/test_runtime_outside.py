@@ -280,7 +280,6 @@ shutil.copyfile('b', 'c')
 for way in ('auto', 'never'):
     subprocess.run(['cp', '--reflink=' + way, '--sparse=always', 'b', 'd'], check=True)
 fcntl.flock(os.open('d', os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-fcntl.lockf(os.open('d', os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
 with multiprocessing.get_context('fork').Pool(2) as pool:
     print(pool.map(abs, [-1, -2]), os.path.getsize('c'), os.path.getsize('d'))
 """

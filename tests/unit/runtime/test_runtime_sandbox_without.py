@@ -224,6 +224,42 @@ def test_a_filter_that_lets_limits_of_others_be_set_fails_its_check(monkeypatch:
     assert "open-prlimit64" in ran.report.notes
 
 
+def test_a_filter_that_lets_others_be_slowed_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp._Filter, "own_scheduling", lambda _filter: None)
+    ran = run("pass", kernel=WithoutNamespaces())
+    assert ran.report.observed["seccomp-filter"] is CheckResult.FAILED
+    assert {"open-sched_setaffinity", "open-setpriority"} <= set(ran.report.notes)
+
+
+def test_where_the_agent_is_in_sight_a_script_leaves_its_priority_and_processors_as_they_are() -> None:
+    """One processor at the lowest priority, behind a crowd: neither a signal nor the lease's end reached the agent."""
+    code = """
+import os
+def above(pid):
+    return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+init = os.getppid()
+for pid in (init, above(init)):
+    for attempt in (
+        lambda: os.sched_setaffinity(pid, {0}),
+        lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+        lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+        lambda: os.setpriority(os.PRIO_PGRP, os.getpgid(pid), 19),
+        lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19),
+    ):
+        try:
+            attempt()
+            print('set')
+        except PermissionError:
+            pass
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+print(os.nice(3))
+"""
+    ran = run(code, kernel=WithoutNamespaces())
+    assert ran.output == "3\n", ran.errors
+    assert "seccomp-filter" in ran.passed()
+
+
 @needs_root
 @needs_namespaces
 def test_before_linux_6_4_the_workspace_is_memory_that_could_be_swapped() -> None:

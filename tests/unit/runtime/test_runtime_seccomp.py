@@ -128,9 +128,9 @@ def test_the_worker_leaves_nothing_in_attributes_flags_leases_or_hints(machine: 
         assert judge(program, arch=ARCH[machine], number=number) == ERRNO | errno.ENOSYS
     for request in (0x40086602, 0x40046602, 0x401C5820, 0x40806685):
         assert call(program, machine, "ioctl", 4, request) == ERRNO | errno.ENOTTY
-    for command in (1024, 1036, 1038):
+    for command in (1024, 1036, 1038, 5, 6, 7, 36, 37, 38):
         assert call(program, machine, "fcntl", 4, command) == ERRNO | errno.EPERM
-    for command in (1, 3, 6, 1030, 1033):
+    for command in (1, 3, 4, 1030, 1033):
         assert call(program, machine, "fcntl", 4, command) == ALLOW
 
 
@@ -241,6 +241,24 @@ def test_the_worker_changes_neither_priority_nor_processors_of_its_init(machine:
         for which in (process, group):
             assert [call(program, machine, name, which, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
         assert call(program, machine, name, user, 0) == refused
+
+
+@MACHINES
+@pytest.mark.parametrize("init", [None, 4711], ids=["keeper", "worker"])
+def test_where_anything_is_missing_priority_and_processors_of_no_other_process_are_changed(
+    machine: str, init: int | None
+) -> None:
+    program = seccomp.worker(machine, isolated=False, init=init)
+    refused = ERRNO | errno.EPERM
+    for name in ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"):
+        for pid in (1, 2, 4711, 0xFFFFFFFF):
+            assert call(program, machine, name, pid) == refused
+        for itself in (0, 1 << 32):  # the kernel takes 32 bits of it
+            assert call(program, machine, name, itself) == ALLOW
+    for name, process in (("setpriority", 0), ("ioprio_set", 1)):
+        for which in range(5):
+            for pid in (0, 1, 2, 4711):
+                assert call(program, machine, name, which, pid) == (ALLOW if (which, pid) == (process, 0) else refused)
 
 
 @MACHINES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -252,6 +253,17 @@ def test_a_script_of_several_ranks_that_was_started_as_one_is_told_how() -> None
     told = said_by(raised.value)
     assert told.message == "the script is written for several ranks, and was started as one process"
     assert "--ranks N" in told.hint
+
+
+def test_a_database_that_wants_locks_on_parts_of_a_file_is_told_how_to_do_without() -> None:
+    for error in (
+        sqlite3.OperationalError("access permission denied"),
+        an_error("lmdb.Error", "d: Operation not permitted"),
+    ):
+        told = of_script(error, None)
+        assert told.message == "the script wanted to lock a part of a file, which every user of the machine would see"
+        assert "nolock=1" in told.hint
+    assert "lock" not in of_script(sqlite3.OperationalError("no such table: t"), None).message
 
 
 @pytest.mark.parametrize(
