@@ -113,6 +113,7 @@ def plant_in_nameless_file(source: int) -> object:
 
 def plant_in_a_child(source: int) -> object:
     if os.fork() == 0:
+        _libc.prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG: it stays no longer than who is killed above
         kept = plant_in_heap(source)
         os.waitid(os.P_ALL, 0, os.WEXITED) if kept == 0 else signal.pause()
     import time
