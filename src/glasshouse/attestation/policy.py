@@ -32,7 +32,7 @@ class DeploymentPolicy:
         profile: least hardening profile.
         egress: peers of the worker, as a floor has them; a subset of the floor's.
         reference_measurements: runtime measurements recorded on the owner's side, sorted.
-        release_budget: how many distinct attested HPKE keys may be given the package key.
+        release_budget: how many distinct attested pairs of keys, HPKE and evidence, may be given the package key.
         not_after_us: no release after this time.
         lease_s: a runtime without broker contact for so long zeroizes.
         max_duration_s: a run longer than this zeroizes.

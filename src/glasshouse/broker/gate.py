@@ -186,7 +186,9 @@ class Gate:
             "keep_until_us": end_us,
         }
         connection.execute(_ISSUE, values)
-        self._sweep(connection, now_us)  # here: what a refused request had swept would be taken back with it
+        # Here: what a refused request had swept would be taken back with it. By the clock, not by this launch's time:
+        # where the clock was set back since, that would be over which others still have before them.
+        self._sweep(connection, self._clock_us())
         audit.append(connection, "challenge", now_us, deployment=token.deployment, run_id=token.run_id)
         return body
 

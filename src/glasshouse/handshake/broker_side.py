@@ -173,7 +173,7 @@ def appraise(
 
 
 def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy, more: int = 1) -> None:
-    """One more distinct HPKE key fits into the budget, or this one was released to before.
+    """One more distinct pair of keys fits into the budget, or this one was released to before.
 
     Args:
         released_to: how many distinct attested HPKE keys of this deployment were given the key.

@@ -18,6 +18,7 @@ from glasshouse.broker.releases import Release, Releases
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import ReleaseRequest
+from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.signing import SigningKey
@@ -219,6 +220,25 @@ def test_a_machine_whose_token_ends_while_it_waits_is_the_one_that_is_blamed(bro
     last = Machine.enter(Actor.enter(owner, launches[2]))
     assert refused(last.attest()) == (Code.RANK_REFUSED, "machine 1: token-expired")
     assert owner.client().group(group_id(last))["refused"] == {"code": "token-expired", "machine": 1}
+
+
+def test_a_launch_from_before_the_clock_was_set_right_sweeps_nothing_of_others(broker: LocalBroker) -> None:
+    """Its challenges are dated later than those before it; the broker swept, for everybody, as of that time."""
+    owner = Owner(broker, releases=9)
+    early = Actor.enter(owner.another(releases=9))
+    broker.advance(900)
+    assert early.post("/v1/challenge", challenge_request(early.launch)).status == 200
+    broker.advance(-898)
+    first, second = group(owner, 2)
+    pending(first.attest())
+    alone = Actor.enter(owner, owner.launch(lifetime_s=600))
+    challenge = alone.challenge()
+    broker.advance(2)
+    assert early.post("/v1/challenge", challenge_request(early.launch)).status == 200
+    assert second.key(second.attest()) == owner.package_key
+    assert first.key(first.ask()) == owner.package_key
+    evidence = alone.sign(alone.claims(challenge))
+    assert alone.open(alone.send(evidence).content(), challenge, evidence) == owner.package_key
 
 
 def test_the_owner_takes_the_key_back_while_machines_wait(owner: Owner) -> None:
