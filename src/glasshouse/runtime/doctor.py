@@ -360,7 +360,10 @@ def _shown_files(kernel: Kernel, *, all_in_sight: bool) -> Finding:
 
 def _profile(offered: list[Finding]) -> Finding:
     standings = {finding.standing for finding in offered}
-    if Standing.MISSING in standings:
+    lacking = {finding.feature for finding in offered if finding.standing is not Standing.GOOD}
+    # A worker's files are kept closed by Landlock, or by a root and a view of processes of its own.
+    open_files = "landlock" in lacking and lacking & {"mount-namespace", "pid-namespace", "workspace"}
+    if Standing.MISSING in standings or open_files:
         return _finding("profile", Standing.MISSING, Profile.OFF.value, "a protected run is refused here")
     # Without these strict still holds: other means answer the same check, or a job of one process needs none.
     spare = {"ipc-namespace", "network-namespace", "pid-namespace", "ranks", "uts-namespace"}

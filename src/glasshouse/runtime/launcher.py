@@ -377,7 +377,10 @@ def _observe(
         tried["egress-closed"] += [name for name in tried["landlock"] if name in ("create-outside", "write-outside")]
     observed: dict[str, bool | None] = {name: not succeeded for name, succeeded in tried.items()}
     notes += [f"open-{name}" for succeeded in tried.values() for name in succeeded]
-    if shown.IN_PART in notes and observed["egress-closed"]:
+    neighbours = base == private_root.BASE and not abi and not outside.is_alone(kernel)
+    if neighbours:
+        notes.append("shown-processes")  # the root of one that starts later leads past all mounts
+    if (neighbours or shown.IN_PART in notes) and observed["egress-closed"]:
         observed["egress-closed"] = None  # there may be a way out where nothing looked
     if not abi:
         observed["landlock"] = None if abi == 0 else False

@@ -71,6 +71,12 @@ def ways_out(found: list[tuple[str, str]], *, private_root: bool) -> list[str]:
     return sorted({f"shown-{kind}" for kind, _ in reached})
 
 
+def is_alone(kernel: Kernel) -> bool:
+    """Return whether /proc shows no process but this sandbox's own: a fresh one, of a process namespace of its own."""
+    # In a namespace's own /proc a process has one number, and of several levels it has more.
+    return os.getppid() == 1 and len(kernel.status("self").get("NSpid", "").split()) == 1
+
+
 def _is_reached(kind: str, path: str) -> bool:
     if kind == "socket":
         return _is_called(path)

@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PERSONALITY_QUERY = 0xFFFFFFFF
-_PRIO_PROCESS, _PRIO_USER, _IOPRIO_PROCESS, _IOPRIO_USER = 0, 2, 1, 3
+_PRIO_PROCESS, _PRIO_USER = 0, 2
 _RLIMIT_DATA, _RLIMIT_CORE = 2, 4
 _ACCESS_MODE, _O_RDONLY, _NO_ACCESS, _O_TRUNC = 3, 0, 3, 0o1000
 _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
@@ -86,9 +86,11 @@ _OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
 # Restrictions of one's own: what they refuse is written to the machine's audit log, with names that a script chooses.
 _AUDITED = ("landlock_create_ruleset", "landlock_restrict_self", "seccomp")
 # A process by its number, as first argument.
-_SCHEDULING = ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
+_SCHEDULING = ("sched_setaffinity", "sched_setparam", "sched_setscheduler")
 # Calls that nothing needs here, of which the kernel's log gets the caller's name: old forms, and a capability's.
 _LOGGED = ("capget", "capset", "remap_file_pages")
+# They take many bits for each thread, which every user of the machine reads by the thread's number, `hidepid` or not.
+_READ_BY_ALL = ("ioprio_set", "sched_setattr")
 # What stays in the kernel's memory when its last process has ended. It counts against no limit of the workspace and
 # outlives a worker that the kernel killed for want of memory: a keeper is then killed in its place. Others' are near,
 # by number. POSIX memory and semaphores, which libraries use, lie in /dev/shm.
@@ -155,7 +157,8 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
         raise ValueError("a loopback of the machine's own")
     filter_ = _Filter(machine)
     filter_.refuse(
-        (*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES, *_AUDITED, *_LOGGED), errno.EPERM
+        (*_OTHERS_MEMORY, "process_vm_readv", *_KERNEL_SURFACE, *_NAMESPACES, *_AUDITED, *_LOGGED, *_READ_BY_ALL),
+        errno.EPERM,
     )
     filter_.clone()
     filter_.futex()
@@ -329,17 +332,16 @@ class _Filter:
         """Leave priority and processors of the init as they are, also where all processes of its user are meant."""
         for name in _SCHEDULING:
             self.no_value(name, 0, (init,))
-        for name, user in (("setpriority", _PRIO_USER), ("ioprio_set", _IOPRIO_USER)):
-            checks = [_low(0), (_JEQ, 2, 0, user), _low(1), (_JEQ, 0, 1, init), _answer(errno.EPERM), _allow()]
-            self._rule(name, checks)
+        checks = [_low(0), (_JEQ, 2, 0, _PRIO_USER), _low(1), (_JEQ, 0, 1, init), _answer(errno.EPERM), _allow()]
+        self._rule("setpriority", checks)
 
     def own_scheduling(self) -> None:
         """Leave priority and processors of every other process as they are, by its number, group and user."""
         # A keeper that is left one processor, at the lowest priority and behind a crowd, does not run at all.
         for name in _SCHEDULING:
             self._rule(name, [_low(0), (_JEQ, 1, 0, 0), _answer(errno.EPERM), _allow()])
-        for name, process in (("setpriority", _PRIO_PROCESS), ("ioprio_set", _IOPRIO_PROCESS)):
-            self._rule(name, [_low(0), (_JEQ, 0, 2, process), _low(1), (_JEQ, 1, 0, 0), _answer(errno.EPERM), _allow()])
+        checks = [_low(0), (_JEQ, 0, 2, _PRIO_PROCESS), _low(1), (_JEQ, 1, 0, 0), _answer(errno.EPERM), _allow()]
+        self._rule("setpriority", checks)
 
     def program(self) -> bytes:
         return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, _allow()])

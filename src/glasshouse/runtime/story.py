@@ -193,8 +193,18 @@ def _demand(report: HardeningReport) -> None:
         raise RefusedError(
             Code.HARDENING_MISSING,
             "this machine lacks what the profile demands",
-            hint=f"missing for {report.profile}: {', '.join(lacking)}{_remote(report) if _FILES & {*lacking} else ''}",
+            hint=f"missing for {report.profile}: {', '.join(lacking)}{_where(report, lacking)}",
         )
+
+
+def _where(report: HardeningReport, lacking: list[str]) -> str:
+    """Return what to do about what the worker would see."""
+    if "worker.egress-closed" in lacking and "shown-processes" in report.details:
+        return (
+            " (other processes are in the worker's sight, and this kernel has no Landlock, which keeps their files "
+            "closed; rent a machine with Linux 5.13 or later, or one whose containers may have process namespaces)"
+        )
+    return _remote(report) if _FILES & {*lacking} else ""
 
 
 def _remote(report: HardeningReport) -> str:

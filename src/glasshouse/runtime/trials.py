@@ -343,6 +343,8 @@ def _forbidden(child: int) -> list[tuple[str, tuple[int | bytes | None, ...]]]:
         ("kcmp", (os.getpid(), child, 0, 0, 0)),
         ("prlimit64", (child, _RLIMIT_NOFILE, bytes(16), None)),
         ("fcntl", (0, _F_OFD_SETLK, bytes(32))),
+        ("sched_setattr", (0, bytes([48, *bytes(47)]), 0)),
+        ("ioprio_set", (1, 0, 0)),
         ("bpf", (0, bytes(128), 128)),
         ("perf_event_open", (bytes([1, 0, 0, 0, 112]) + bytes(107), 0, -1, -1, 0)),
         ("userfaultfd", (1,)),

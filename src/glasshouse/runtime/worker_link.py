@@ -7,9 +7,11 @@ another object here; the worker cannot make the agent hold more than one frame, 
 from __future__ import annotations
 
 import array
+import contextlib
+import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.runtime.loop import Loop
@@ -27,6 +29,9 @@ _BYTES_PER_TURN = 8 << 20
 _TURN_S = 0.05
 # What a worker that has ended left in the socket is read within this, or not at all.
 _DRAIN_S = 5.0
+# What comes beside a frame is closed here. A TCP socket that the worker told to linger waits there until its peer has
+# read all, or never, unless a signal arrives.
+_LONGEST_CLOSE_S = 0.5
 
 
 class WorkerLink:
@@ -59,6 +64,7 @@ class WorkerLink:
         self._target = memoryview(self._header)
         self._filled = 0
         self._kind = 0
+        signal.signal(signal.SIGALRM, lambda _number, _frame: None)
         connection.setblocking(False)
         loop.watch(connection.fileno(), self._readable)
 
@@ -88,19 +94,24 @@ class WorkerLink:
         """Close the socket and zero the buffers."""
         if self._socket.fileno() >= 0:
             self._loop.unwatch(self._socket.fileno())
-            self._socket.close()
+            with _interrupted():
+                self._socket.close()
         zero(self._payload)
         zero(self._header)
 
     def _readable(self) -> None:
         self._turn()
 
+    def _receive(self) -> int:
+        with _interrupted():
+            return self._socket.recv_into(self._target[self._filled :])
+
     def _turn(self) -> bool:
         """Receive for one turn; return whether there may be more."""
         left, until_s = _BYTES_PER_TURN, time.monotonic() + _TURN_S
         while left > 0:
             try:
-                count = self._socket.recv_into(self._target[self._filled :])
+                count = self._receive()
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError:
@@ -134,6 +145,16 @@ class WorkerLink:
                 zero(whole)
         else:
             self._on_message(parse(_control(whole)))
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[None]:
+    """Let no call in this block wait for long: a signal, which does nothing else, ends what waits in the kernel."""
+    signal.setitimer(signal.ITIMER_REAL, _LONGEST_CLOSE_S, _LONGEST_CLOSE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _payload_bytes(header: bytearray) -> int:

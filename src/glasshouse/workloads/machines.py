@@ -1,10 +1,10 @@
 """Sealed streams between the workers of a group's machines: what ranks and their store say to each other across them.
 
 The agent's relay makes the connections and hands them in (`runtime.relay`, whose messages these are). Only this
-process, in which no script runs, holds them; ranks get a connection over their own loopback, and every byte that goes
-further is sealed here. Laws: nothing is connected or passed on before the other side has proved that it holds the group
-secret; each stream has fresh keys in each direction; a stream that was cut, changed or replayed ends, and delivers
-nothing of what came after.
+process, in which no script runs (but what PyTorch imports does), holds them; ranks get a connection over their own
+loopback, and every byte that goes further is sealed here. Laws: nothing is connected or passed on before the other
+side has proved that it holds the group secret; each stream has fresh keys in each direction; a stream that was cut,
+changed or replayed ends, and delivers nothing of what came after.
 Source: spec/key-release.md, section 5.5.
 """
 

@@ -19,6 +19,7 @@ from glasshouse.wire.canonical import decode, encode
 from tools.forked import in_child
 from tools.machine import (
     HALF_ISOLATED,
+    Lacks,
     WithoutLandlock,
     WithoutMemoryLock,
     WithoutNamespaces,
@@ -95,6 +96,15 @@ def test_it_says_whether_a_job_can_have_ranks_which_no_profile_needs() -> None:
     assert (with_["ranks"].standing, with_["ranks"].value) == (Standing.GOOD, "loopback")
     assert (without["ranks"].standing, without["ranks"].value) == (Standing.WEAKER, "none")
     assert "ranks" not in without["profile"].consequence
+
+
+@needs_namespaces
+def test_without_landlock_a_run_needs_a_root_and_a_view_of_processes_of_its_own() -> None:
+    class Older(Lacks, WithoutLandlock):
+        """Without Landlock, and without one namespace."""
+
+    for flag, profile in ((linux.CLONE_NEWPID, "off"), (linux.CLONE_NEWNS, "off"), (linux.CLONE_NEWNET, "standard")):
+        assert examined(Older(flag))["profile"].value == profile
 
 
 def test_without_filters_no_protected_run_is_possible() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,9 +12,17 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.runtime import seccomp
-from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.kernel import CLONE_NEWPID, REAL, Kernel, KernelError
 from glasshouse.runtime.sandbox import Worker
-from tools.machine import HALF_ISOLATED, needs_filters, needs_landlock, needs_namespaces
+from tools.machine import (
+    HALF_ISOLATED,
+    Lacks,
+    WithoutLandlock,
+    needs_filters,
+    needs_landlock,
+    needs_namespaces,
+    needs_root,
+)
 from tools.sandboxed import run
 
 pytestmark = [needs_filters, needs_namespaces]
@@ -156,3 +165,36 @@ def test_a_filter_that_lets_the_worker_listen_on_the_machines_network_fails_egre
     assert ran.report.observed["egress-closed"] is CheckResult.FAILED
     assert {"open-abstract-listener", "open-named-listener"} <= set(ran.report.notes)
     assert ran.output == "[]\n"  # the trial leaves no name behind
+
+
+class InSight(WithoutLandlock):
+    """An older kernel, in a container that covers parts of /proc: it allows no other, and the machine's is shown."""
+
+    def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        if kind == "proc":
+            raise KernelError("mount", errno.EPERM)
+        super().mount(source, target, kind, flags, data)
+
+
+class Neighbours(Lacks, WithoutLandlock):
+    """An older kernel that gives no namespace of processes."""
+
+
+@needs_root
+@pytest.mark.parametrize("kernel", [InSight(), Neighbours(CLONE_NEWPID)], ids=lambda kernel: type(kernel).__name__)
+def test_without_landlock_egress_is_not_called_closed_where_other_processes_may_come_into_sight(kernel: Kernel) -> None:
+    """The root of one that started later, of the same user, led past every mount: it read a key, and wrote."""
+    ran = run("pass", kernel=kernel)
+    assert ran.report.observed["egress-closed"] is CheckResult.UNAVAILABLE
+    assert "shown-processes" in ran.report.notes
+    assert ran.report.observed["landlock"] is CheckResult.UNAVAILABLE
+
+
+@needs_root
+@needs_landlock
+def test_landlock_keeps_the_roots_of_other_processes_closed_whatever_is_in_sight() -> None:
+    class Shown(InSight):
+        def landlock_abi(self) -> int:
+            return REAL.landlock_abi()
+
+    assert "egress-closed" in run("pass", kernel=Shown()).passed()

@@ -235,12 +235,11 @@ def test_calls_that_log_their_caller_for_a_null_pointer_or_by_their_age_are_refu
 def test_the_worker_changes_neither_priority_nor_processors_of_its_init(machine: str, init: int) -> None:
     program = seccomp.worker(machine, isolated=True, init=init)
     refused = ERRNO | errno.EPERM
-    for name in ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"):
+    for name in ("sched_setaffinity", "sched_setparam", "sched_setscheduler"):
         assert [call(program, machine, name, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
-    for name, process, group, user in (("setpriority", 0, 1, 2), ("ioprio_set", 1, 2, 3)):
-        for which in (process, group):
-            assert [call(program, machine, name, which, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
-        assert call(program, machine, name, user, 0) == refused
+    for which in (0, 1):  # a process, a group
+        assert [call(program, machine, "setpriority", which, pid) for pid in (init, 0, 2)] == [refused, ALLOW, ALLOW]
+    assert call(program, machine, "setpriority", 2, 0) == refused, "a user"
 
 
 @MACHINES
@@ -250,15 +249,22 @@ def test_where_anything_is_missing_priority_and_processors_of_no_other_process_a
 ) -> None:
     program = seccomp.worker(machine, isolated=False, init=init)
     refused = ERRNO | errno.EPERM
-    for name in ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"):
+    for name in ("sched_setaffinity", "sched_setparam", "sched_setscheduler"):
         for pid in (1, 2, 4711, 0xFFFFFFFF):
             assert call(program, machine, name, pid) == refused
         for itself in (0, 1 << 32):  # the kernel takes 32 bits of it
             assert call(program, machine, name, itself) == ALLOW
-    for name, process in (("setpriority", 0), ("ioprio_set", 1)):
-        for which in range(5):
-            for pid in (0, 1, 2, 4711):
-                assert call(program, machine, name, which, pid) == (ALLOW if (which, pid) == (process, 0) else refused)
+    for which in range(4):
+        for pid in (0, 1, 2, 4711):
+            expected = ALLOW if (which, pid) == (0, 0) else refused
+            assert call(program, machine, "setpriority", which, pid) == expected
+
+
+@MACHINES
+def test_what_every_user_reads_of_a_thread_is_not_set(machine: str) -> None:
+    for program in (worker_filter(machine), worker_filter(machine, isolated=False), ranks_filter(machine)):
+        for name in ("sched_setattr", "ioprio_set"):
+            assert call(program, machine, name, 0, 0) == ERRNO | errno.EPERM
 
 
 @MACHINES

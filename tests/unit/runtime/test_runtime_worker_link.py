@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -220,3 +222,33 @@ def test_free_text_and_nonsense_do_not_reach_the_evidence(change: dict[str, Any]
 def test_output_names_that_would_leave_their_folder(name: str) -> None:
     with pytest.raises(RunError):
         parse({"type": "output", "name": name, "kind": "output", "class": "file", "bytes": 1})
+
+
+@contextlib.contextmanager
+def lingering() -> Iterator[socket.socket]:
+    """Give a connection whose closing waits until its peer has read all that it sent; the peer reads nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+        peer = listener.accept()[0]
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while connection.send(bytes(1 << 20)):
+            continue
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30_000))
+    with peer, connection:
+        yield connection
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["received", "unread"])
+def test_a_connection_of_the_workers_that_lingers_does_not_keep_the_agent(ends: Ends, read: bool) -> None:
+    """Ranks have TCP: one that was handed over kept the agent from its lease, its duration and its signals."""
+    ready = frames.control({"type": "ready", "pid": 7})
+    with contextlib.ExitStack() as peers:
+        for _ in range(3):
+            connection = peers.enter_context(lingering())
+            socket.send_fds(ends.worker, [ready], [connection.fileno()])
+            connection.close()
+        if read:
+            while not ends.messages:
+                ends.loop.step(1.0)
+        ends.link.close()
