@@ -57,7 +57,7 @@ from glasshouse.runtime.gate import TIMEOUT_S, Gate
 from glasshouse.runtime.loop import Loop
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire import hpke
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import SigningKey, verify
 from glasshouse.wire.states import Outcome, State
 
@@ -195,7 +195,8 @@ def _timed(actor: Actor | None, gate: CountingGate, loop: Loop) -> Record:
     except GlasshouseError as error:
         code = error.code.value
     end_ns = time.perf_counter_ns()
-    held = ("", "") if actor is None else (actor.launch.run_id, sha256(actor.hpke.public).hex())
+    keys = b"" if actor is None else lengths_prefixed(actor.hpke.public, actor.evidence.public)
+    held = ("", "") if actor is None else (actor.launch.run_id, sha256(keys).hex())
     return Record(round((end_ns - begin_ns) / 1e6, 3), end_ns, gate.requests, code, held)
 
 

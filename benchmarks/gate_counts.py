@@ -27,7 +27,7 @@ class Kept:
     """The releases in a broker's database.
 
     Attributes:
-        releases: (deployment, run, digest of the HPKE key) of every row.
+        releases: (deployment, run, digest of both keys) of every row.
         counters: each deployment's own release counter.
         audited: (deployment, run) of every release that the audit log counted.
         chain_holds: whether the audit log is unbroken.
@@ -64,7 +64,7 @@ def compare(held: Sequence[tuple[str, str]], kept: Kept, budgets: Mapping[str, i
     """Return how many releases there are, and of each kind of mistake how many; none but the first two may be.
 
     Args:
-        held: (run, digest of the HPKE key) of every release that a runtime opened.
+        held: (run, digest of both keys) of every release that a runtime opened.
         kept: the broker's database.
         budgets: of every deployment.
 

@@ -14,7 +14,7 @@ from glasshouse.broker.process import BrokerProcess
 from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.runtime.session_record import SessionRecord, members
-from tools.machine import CONFINED, needs_filters
+from tools.machine import CONFINED, needs_filters, needs_namespaces
 from tools.runtime_world import AgentProcess, Broken, script_world
 
 # A script that wants to stay when its keepers are gone.
@@ -106,3 +106,35 @@ def of_another_program(session: int) -> list[int]:
     found = sorted(members(session))
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found]
     return found if len(found) == 2 and all(b"secret = 'plain'" in command for command in commands) else []
+
+
+LARGE = """
+import mmap
+memory = mmap.mmap(-1, 1 << 30)
+for at in range(0, 1 << 30, 4096):
+    memory[at] = 1
+from glasshouse.task import current
+current().progress(1, 2)
+import time
+time.sleep(60)
+"""
+
+
+@needs_namespaces
+def test_a_run_is_not_called_gone_while_the_kernel_still_takes_its_memory_back(
+    tmp_path: Path, broker: BrokerProcess
+) -> None:
+    """A process that ends has no command line from its first moment on, and its memory until its last."""
+    with script_world(tmp_path, LARGE, broker=broker) as world:
+        agent = world.start()
+        agent.wait_for(lambda: any(event["type"] == "progress" for event in agent.events()))
+        record = SessionRecord.from_line((agent.out / ".worker").read_bytes())
+        init = ProcessName.of(record.session)
+        kill_keepers(agent)
+        looks = 0
+        while init.alive:
+            found = survivors(world.folder / "empty-0", agent.out, patience_s=0)
+            looks += 1
+            assert found or not init.alive
+        assert looks
+        assert survivors(world.folder / "empty-0", agent.out, patience_s=0) == []

@@ -53,7 +53,7 @@ def _of_session(record: Path) -> list[int] | None:
         with open_regular(record) as file:
             return SessionRecord.from_line(file.read(_MAX_RECORD_BYTES)).survivors()
     except FileNotFoundError:
-        return []  # it has a process namespace, or was given nothing, or is gone
+        return []  # it was given nothing, or is gone
     except (OSError, ValueError):
         return None
 

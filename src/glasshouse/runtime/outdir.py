@@ -5,7 +5,7 @@ events.log          one event a line, flushed as it happens
 heads.log           countersigned heads, one a line
 outputs/NNNN.sealed log/NNNN.sealed
 receipt.json        the bundle, when the run has ended
-.worker             while the run lasts: the worker's session, where no process namespace ends what it started
+.worker             while the run lasts: the session of the worker, or of the first process of its namespace
 ```
 
 Laws: files are mode 0600 and folders 0700; a sealed file has its final name only when it is whole; a

@@ -8,6 +8,7 @@ that prints without end fills the log's share and no more.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,6 +26,7 @@ TOTAL_BYTES = 256 << 20
 _FIRST_WAIT_S = 2.0
 _LONGEST_WAIT_S = 60.0
 _READS_PER_TURN = 64
+_DRAIN_S = 5.0
 _FULL = b"\n[the log is full: what follows was not kept]\n"
 
 
@@ -65,13 +67,14 @@ class SealedLog:
             loop.watch(descriptor, partial(self._read, descriptor))
 
     def finish(self) -> None:
-        """Take what is still in the pipes, close them and seal the last segment.
+        """Take what is still in the pipes, within some seconds, close them and seal the last segment.
 
         Raises:
             RunError: `disk-full`.
         """
+        until_s = time.monotonic() + _DRAIN_S
         for descriptor in list(self._open):
-            while descriptor in self._open and self._read(descriptor):
+            while descriptor in self._open and time.monotonic() < until_s and self._read(descriptor):
                 continue
         self.close()
         self.flush()

@@ -1,9 +1,10 @@
 """The worker's session, by which all that it started is found where no process namespace ends that with it.
 
 The worker begins a session, and there its filter lets nothing leave it, whatever program it becomes: unlike a command
-line, this stays. The record of it lies in the run's folder while the worker lives, for a look after the runtime was
-killed. It is one line of ASCII: the session's number, when the worker began (clock ticks since boot), and where both
-hold, the boot and the process namespace.
+line, this stays. Elsewhere the session is that of the first process of its namespace, which has ended when all others
+have. The record of it lies in the run's folder while the worker lives, for a look after the runtime was killed. It is
+one line of ASCII: the session's number, when its first process began (clock ticks since boot), and where both hold,
+the boot and the process namespace.
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.

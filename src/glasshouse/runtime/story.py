@@ -116,10 +116,9 @@ def _harden(run: Run, parts: _Parts) -> None:
     group = not worker.own_process_namespace
     if worker.pid is None or not parts.sentinel.watch(worker.pid, init=worker.init_pid, group=group):
         raise RunError(Code.DEBUGGER, "the worker cannot be watched")
-    if group:
-        run.out.worker(
-            _session(worker.pid)
-        )  # before it gets anything: were all its keepers killed, it is found by that
+    # Before it gets anything: were all its keepers killed, it is found by that. The first process of a namespace ends
+    # when all memory in it has gone back, and begins a session of its own, as the worker does elsewhere.
+    run.out.worker(_session(worker.pid if group or worker.init_pid is None else worker.init_pid))
     checks.seal_agent()
     session.reach(Stage.READY, within_s=SANDBOX_PATIENCE_S)
     run.report = _observe(run, parts)
@@ -352,6 +351,7 @@ def _work(run: Run, parts: _Parts) -> None:
     finally:
         run.lifecycle.worked(run.lifecycle.now_us() - begun_us)
     session.wait_for_end(within_s=EXIT_PATIENCE_S)
+    session.end()  # whatever still lives could write to the log for as long as it likes
     if run.sealed_log is not None:
         with run.lifecycle.step("seal_outputs"):
             run.sealed_log.finish()

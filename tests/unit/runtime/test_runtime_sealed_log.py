@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -270,3 +271,26 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError):
         OutDir(str(tmp_path / "file" / "out"))
+
+
+def test_a_writer_that_never_stops_does_not_keep_the_runtime_at_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what a worker that said that it finished had started; neither lease nor signals were heard meanwhile."""
+    monkeypatch.setattr(sealed_log, "_DRAIN_S", 0.2)
+    monkeypatch.setattr(sealed_log, "_READS_PER_TURN", 1)
+    printing = Printing(Desk(tmp_path))
+    full = bytes(1 << 20)
+
+    def endless(descriptor: int, target: list[memoryview]) -> int:
+        """Read from a pipe that is filled faster than it is read."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(printing.writers[0], full)
+        return read(descriptor, target)
+
+    read = os.readv
+    monkeypatch.setattr(os, "readv", endless)
+    os.set_blocking(printing.writers[0], False)
+    printing.log.finish()
+    assert printing.segments
+    assert not printing.log._open
