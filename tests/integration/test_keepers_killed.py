@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.process import BrokerProcess
+from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.runtime.session_record import SessionRecord, members
 from tools.machine import CONFINED, needs_filters, needs_namespaces
-from tools.runtime_world import AgentProcess, Broken, script_world
+from tools.runtime_world import AgentProcess, Broken, ended, script_world
 
 # A script that wants to stay when its keepers are gone.
 STAYS = """
@@ -138,3 +139,31 @@ def test_a_run_is_not_called_gone_while_the_kernel_still_takes_its_memory_back(
             assert found or not init.alive
         assert looks
         assert survivors(world.folder / "empty-0", agent.out, patience_s=0) == []
+
+
+# Of a pipe it would hold the lock for ever: its reader waits where no signal arrives, the last one neither.
+HOLDS_ITS_OUTPUT = """
+import contextlib, os, socket, threading, time
+ends = []
+def hold(way, output):
+    ends.append(socket.socketpair())
+    with contextlib.suppress(OSError):
+        way(ends[-1][0].fileno(), output)
+for output in (1, 2):
+    os.write(output, b"x")
+    for way in (lambda end, output: os.splice(end, output, 1), lambda end, output: os.sendfile(output, end, None, 1)):
+        threading.Thread(target=hold, args=(way, output), daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_a_script_that_holds_its_output_neither_stops_the_agent_nor_survives_it(
+    tmp_path: Path, broker: BrokerProcess
+) -> None:
+    with script_world(tmp_path, HOLDS_ITS_OUTPUT, broker=broker, broken=Broken(budget=2, max_duration_s=4)) as world:
+        ended(world.start(), exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.DURATION_EXCEEDED)
+        agent = world.start()
+        agent.wait_for_state("running")
+        time.sleep(1.0)
+        kill_keepers(agent)
+        assert survivors(world.folder / "empty-1", agent.out, patience_s=15) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["available_bytes"]
+__all__ = ["available_bytes", "ends_together"]
 
 _UNKNOWN_BYTES = 1 << 30
 # By kind of mount: limits, usage, and what of the usage is files that nothing needs in memory.
@@ -29,6 +29,14 @@ def available_bytes(root: str = "") -> int:
         if line.startswith("MemAvailable:"):
             least = int(line.split()[1]) * 1024
     return min([least, *_left_by_groups(root)])
+
+
+def ends_together(root: str = "") -> bool:
+    """Return whether the kernel ends this process with the worker where a control group's memory runs out.
+
+    Kubernetes has the kernel do so from 1.28 on, whatever the scores (`memory.oom.group`, version 2).
+    """
+    return any(_number(f"{folder}/memory.oom.group") == 1 for kind, folder in _groups(root) if kind == "cgroup2")
 
 
 def _left_by_groups(root: str) -> Iterator[int]:

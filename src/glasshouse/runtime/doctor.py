@@ -19,6 +19,7 @@ from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
 from glasshouse.runtime import (
+    available_memory,
     core_dumps,
     gpus,
     landlock,
@@ -441,12 +442,13 @@ def _memory_order(kernel: Kernel) -> Finding:
         if not oom_score.is_low(kernel):
             raise OSError
 
+    lost = "where memory runs out, the kernel may end the runtime too: no receipt, and a workspace with a name stays"
+    if available_memory.ends_together():
+        consequence = f"{lost}; have memory.oom.group cleared (Kubernetes: singleProcessOOMKill)"
+        return _finding("memory-order", Standing.WEAKER, "together", consequence)
     if _works(lowered):
         return _finding("memory-order", Standing.GOOD, "worker first", "where memory runs out, a run ends in order")
-    consequence = (
-        "where memory runs out, the kernel may end the runtime before the worker: no receipt, and a workspace with a "
-        "name stays; give the container CAP_SYS_RESOURCE, or request as much memory as its limit (Guaranteed)"
-    )
+    consequence = f"{lost}; give the container CAP_SYS_RESOURCE, or request as much memory as its limit (Guaranteed)"
     return _finding("memory-order", Standing.WEAKER, "unordered", consequence)
 
 

@@ -35,6 +35,7 @@ import select
 import sys
 
 from glasshouse.runtime import (
+    available_memory,
     core_dumps,
     init,
     landlock,
@@ -116,6 +117,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     notes += [] if logged else ["exec-logged"]
     # The agent's own, as this process inherited it.
     notes += [] if oom_score.is_low(kernel) else [_NO_OOM_SCORE]
+    notes += ["oom-group"] if available_memory.ends_together() else []
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again.
     _be_killed(_KILLED_NEXT, notes)

@@ -7,12 +7,15 @@ happens to stand. With nothing to do the process sleeps in the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import select
+import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-__all__ = ["READ", "WRITE", "Handler", "Loop", "Timer"]
+__all__ = ["READ", "WRITE", "Handler", "Loop", "Timer", "interrupted", "refuse_descriptors"]
 
 READ = select.POLLIN
 WRITE = select.POLLOUT
@@ -20,6 +23,27 @@ WRITE = select.POLLOUT
 Handler: TypeAlias = Callable[[], object]
 
 _FOREVER_S = 3600.0
+# What comes beside the bytes of a Unix socket is closed by its reader. A TCP socket that the sender told to linger
+# waits there until its peer has read all, or never, unless a signal arrives.
+_LONGEST_CLOSE_S = 0.5
+_SO_PASSRIGHTS = 83  # since Linux 6.16
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """Let no call in this block wait for long: a signal, which does nothing else, ends what waits in the kernel."""
+    signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+    signal.setitimer(signal.ITIMER_REAL, _LONGEST_CLOSE_S, _LONGEST_CLOSE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def refuse_descriptors(connection: socket.socket) -> None:
+    """Let nothing come beside what is read from a Unix socket, where the kernel has that: closing it would cost us."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 class Timer:

@@ -31,6 +31,7 @@ from typing import NoReturn
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime import seccomp
 from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError, close_all_but
+from glasshouse.runtime.loop import interrupted
 
 __all__ = ["CALL", "CALLED", "FAILED", "MESSAGE", "Relay", "start"]
 
@@ -175,7 +176,8 @@ class _Switch:
 
     def _asked(self) -> bool:
         try:
-            data = self._calls.recv(64)
+            with interrupted():
+                data = self._calls.recv(64)
         except BlockingIOError:
             return True
         if not data:

@@ -24,6 +24,7 @@ from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import init, named_directory, read_only, shown
 from glasshouse.runtime.controls import Controls
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
+from glasshouse.runtime.loop import refuse_descriptors
 from glasshouse.runtime.named_directory import NamedDirectory
 from glasshouse.runtime.session_record import members
 from glasshouse.runtime.shown import Look
@@ -146,7 +147,7 @@ class Worker:
 
     Attributes:
         link: the agent's end of the control socket; whoever takes it over closes it.
-        stdout, stderr: read ends of the worker's pipes, blocking; whoever takes them over closes them.
+        stdout, stderr: read ends of the worker's streams, blocking; whoever takes them over closes them.
         pid: the worker's; None until `confirm`.
         init_pid: the process above it, which ends after it; None until `confirm`.
         pidfd: readable once both have ended; -1 until `confirm`.
@@ -375,7 +376,10 @@ def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worke
     controls = Controls(private.path)
     ours, theirs = socket.socketpair()
     answer, theirs_answer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    out, err, given, nothing = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+    # Not pipes: of a pipe one end is locked against the other for as long as a `splice` waits, and its reader, as
+    # whatever closes it, then waits where no signal reaches it, not even the last.
+    out, err = _stream(), _stream()
+    given, nothing = os.pipe(), os.pipe()
     try:
         kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
         data = marshal.dumps(_specification(spec, private.path, controls))
@@ -402,6 +406,14 @@ def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worke
         kernel=kernel, launcher=launcher, answer=answer, link=ours, stdout=out[0], stderr=err[0],
         private=private, controls=controls, look=look, source=spec.package,
     )  # fmt: skip
+
+
+def _stream() -> tuple[int, int]:
+    """Return two ends of a stream, of which the first is to read from."""
+    ours, theirs = socket.socketpair()
+    refuse_descriptors(ours)
+    theirs.shutdown(socket.SHUT_RD)
+    return ours.detach(), theirs.detach()
 
 
 def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[str, object]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from glasshouse.package.outputs import SealedOutput
-from glasshouse.runtime.loop import Loop, Timer
+from glasshouse.runtime.loop import Loop, Timer, interrupted
 from glasshouse.runtime.outdir import OutDir
 from glasshouse.runtime.sealing import SealedFile, Sealing
 from glasshouse.runtime.secretmem import SecretMemory
@@ -34,7 +34,7 @@ class SealedLog:
     """Collects the worker's standard output and error.
 
     Args:
-        descriptors: the read ends of both pipes; owned by this object from now on.
+        descriptors: the read ends of both streams; owned by this object from now on.
         sealed: called with each closed segment.
 
     Attributes:
@@ -67,7 +67,7 @@ class SealedLog:
             loop.watch(descriptor, partial(self._read, descriptor))
 
     def finish(self) -> None:
-        """Take what is still in the pipes, within some seconds, close them and seal the last segment.
+        """Take what is still in the streams, within some seconds, close them and seal the last segment.
 
         Raises:
             RunError: `disk-full`.
@@ -80,7 +80,7 @@ class SealedLog:
         self.flush()
 
     def close(self) -> None:
-        """Close the pipes; what is buffered stays until `flush` or `wipe`."""
+        """Close the streams; what is buffered stays until `flush` or `wipe`."""
         for descriptor in list(self._open):
             self._end(descriptor)
         if self._timer is not None:
@@ -112,7 +112,8 @@ class SealedLog:
         """Read for one turn; return whether there may be more."""
         for _ in range(_READS_PER_TURN):
             try:
-                count = os.readv(descriptor, [self._buffer[self._filled :]])
+                with interrupted():
+                    count = os.readv(descriptor, [self._buffer[self._filled :]])
             except BlockingIOError:
                 return False
             except OSError:
@@ -125,7 +126,7 @@ class SealedLog:
 
     def _take(self, count: int) -> None:
         if not self._left:
-            return  # read and dropped, for a full pipe would stop the worker; the next read overwrites it
+            return  # read and dropped, for a full stream would stop the worker; the next read overwrites it
         kept = min(count, self._left)
         self._filled += kept
         self._left -= kept
@@ -148,7 +149,8 @@ class SealedLog:
     def _end(self, descriptor: int) -> None:
         self._open.discard(descriptor)
         self._loop.unwatch(descriptor)
-        os.close(descriptor)
+        with interrupted():
+            os.close(descriptor)
 
     def _seal(self, text: memoryview) -> None:
         file = SealedFile(

@@ -7,14 +7,12 @@ another object here; the worker cannot make the agent hold more than one frame, 
 from __future__ import annotations
 
 import array
-import contextlib
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from glasshouse.errors import Code, FormatError, RunError
-from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.loop import Loop, interrupted, refuse_descriptors
 from glasshouse.runtime.worker_messages import Message, parse
 from glasshouse.wire import frames
 from glasshouse.wire.aead import zero
@@ -29,9 +27,6 @@ _BYTES_PER_TURN = 8 << 20
 _TURN_S = 0.05
 # What a worker that has ended left in the socket is read within this, or not at all.
 _DRAIN_S = 5.0
-# What comes beside a frame is closed here. A TCP socket that the worker told to linger waits there until its peer has
-# read all, or never, unless a signal arrives.
-_LONGEST_CLOSE_S = 0.5
 
 
 class WorkerLink:
@@ -64,7 +59,7 @@ class WorkerLink:
         self._target = memoryview(self._header)
         self._filled = 0
         self._kind = 0
-        signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+        refuse_descriptors(connection)
         connection.setblocking(False)
         loop.watch(connection.fileno(), self._readable)
 
@@ -94,7 +89,7 @@ class WorkerLink:
         """Close the socket and zero the buffers."""
         if self._socket.fileno() >= 0:
             self._loop.unwatch(self._socket.fileno())
-            with _interrupted():
+            with interrupted():
                 self._socket.close()
         zero(self._payload)
         zero(self._header)
@@ -103,7 +98,7 @@ class WorkerLink:
         self._turn()
 
     def _receive(self) -> int:
-        with _interrupted():
+        with interrupted():
             return self._socket.recv_into(self._target[self._filled :])
 
     def _turn(self) -> bool:
@@ -145,16 +140,6 @@ class WorkerLink:
                 zero(whole)
         else:
             self._on_message(parse(_control(whole)))
-
-
-@contextlib.contextmanager
-def _interrupted() -> Iterator[None]:
-    """Let no call in this block wait for long: a signal, which does nothing else, ends what waits in the kernel."""
-    signal.setitimer(signal.ITIMER_REAL, _LONGEST_CLOSE_S, _LONGEST_CLOSE_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _payload_bytes(header: bytearray) -> int:

@@ -6,6 +6,7 @@ its own traceback, which begins in the script, and one sentence behind it.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import sys
@@ -40,6 +41,7 @@ _OTHER_BACKEND = re.compile(r"gloo/transport|[Dd]istributed package doesn't have
 _SHARING = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
 # How SQLite, and LMDB's two bindings, say that parts of a file cannot be locked.
 _RANGE_LOCK = re.compile(r"OperationalError\b.* access permission denied|\blmdb\..*Operation not permitted", re.DOTALL)
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
 # As torch's rendezvous through the environment says that nobody set it.
 _WANTED_RANKS = "environment variable RANK expected"
 
@@ -150,6 +152,12 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
             code,
             f"{who} is written for several ranks, and was started as one process",
             hint="start it with --ranks N, which sets what torchrun sets",
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENXIO and str(error.filename).startswith(_STREAMS):
+        return RunError(
+            code,
+            f"{who} opened its output by name, and here that is no file",
+            hint="write to sys.stdout or sys.stderr, or to the descriptors 1 and 2",
         )
     if _wanted_shared_memory(error):
         return RunError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.runtime import start
-from glasshouse.runtime.available_memory import available_bytes
+from glasshouse.runtime.available_memory import available_bytes, ends_together
 from tools.forked import in_child
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -121,3 +121,12 @@ def test_a_real_group_of_version_1_limits_the_workspace(real_group: Path) -> Non
     left, workspace = in_child(act)
     assert 900 * MIB < left <= 1200 * MIB
     assert workspace == pytest.approx(left / 2, rel=0.1)
+
+
+@pytest.mark.parametrize(("path", "together"), [("kube/pod/box", True), ("kube", True), ("other", False)])
+def test_a_group_that_is_ended_as_a_whole_is_seen_at_whichever_level(tmp_path: Path, path: str, together: bool) -> None:
+    """As of every container of Kubernetes': the agent's score does not save it, nor a supervisor beside it."""
+    root = machine(tmp_path, cgroup="0::/kube/pod/box\n", mounts=[MOUNT_V2])
+    for folder in ("kube/pod/box", "kube", "other"):
+        group(tmp_path, f"/sys/fs/cgroup/{folder}", memory_dot_oom_dot_group=int(folder == path))
+    assert ends_together(root) is together

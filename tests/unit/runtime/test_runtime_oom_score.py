@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import checks, doctor, oom_score
+from glasshouse.runtime import available_memory, checks, doctor, oom_score
 from glasshouse.runtime.doctor import Standing
 from glasshouse.runtime.kernel import REAL, Kernel
 from tools.forked import in_child
@@ -97,3 +97,12 @@ def test_doctor_says_it_before_the_run_and_what_to_do(content: bytes | None) -> 
     assert finding(REAL).standing is Standing.GOOD
     assert finding(Machine()).standing is Standing.WEAKER
     assert "CAP_SYS_RESOURCE" in finding(Machine()).consequence
+
+
+def test_where_all_of_a_group_is_ended_together_evidence_and_doctor_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "oom-group" not in run("pass").report.notes
+    monkeypatch.setattr(available_memory, "ends_together", lambda: True)
+    assert "oom-group" in run("pass", kernel=WithoutNamespaces()).report.notes
+    found = {one.feature: one for one in in_child(lambda: doctor.examine(REAL))}["memory-order"]
+    assert (found.value, found.standing) == ("together", Standing.WEAKER)
+    assert "singleProcessOOMKill" in found.consequence

@@ -255,6 +255,13 @@ def test_a_script_of_several_ranks_that_was_started_as_one_is_told_how() -> None
     assert "--ranks N" in told.hint
 
 
+def test_a_script_that_opens_its_output_by_name_is_told_where_it_is() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(OSError, match="No such device") as failure:
+        Path(f"/proc/self/fd/{theirs.fileno()}").write_text("a line")
+    assert "sys.stdout" in of_script(failure.value, None).hint
+
+
 def test_a_database_that_wants_locks_on_parts_of_a_file_is_told_how_to_do_without() -> None:
     for error in (
         sqlite3.OperationalError("access permission denied"),
