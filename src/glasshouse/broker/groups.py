@@ -75,7 +75,7 @@ _ACCEPT = (
         nonce=bindparam("answered"),
         evidence_sha256=bindparam("digest"),
         evidence_public=bindparam("key"),
-        keys_sha256=bindparam("hpke"),
+        keys_sha256=bindparam("both"),
         evidence=bindparam("message"),
     )
 )
@@ -172,7 +172,7 @@ class Groups:
             "answered": challenge.nonce,
             "digest": appraisal.evidence_sha256,
             "key": appraisal.claims.evidence_public,
-            "hpke": keys_sha256,
+            "both": keys_sha256,
             "message": message,
         }
         connection.execute(_ACCEPT, accepted)

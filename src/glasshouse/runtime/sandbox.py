@@ -147,7 +147,7 @@ class Worker:
 
     Attributes:
         link: the agent's end of the control socket; whoever takes it over closes it.
-        stdout, stderr: read ends of the worker's streams, blocking; whoever takes them over closes them.
+        stdout, stderr: read ends of the worker's streams, blocking; closed by the log that takes them over.
         pid: the worker's; None until `confirm`.
         init_pid: the process above it, which ends after it; None until `confirm`.
         pidfd: readable once both have ended; -1 until `confirm`.

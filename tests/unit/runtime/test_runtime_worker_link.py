@@ -257,3 +257,18 @@ def test_a_connection_of_the_workers_that_lingers_does_not_keep_the_agent(
                 ends.loop.step(1.0)
         ends.link.close()
         ends.worker.close()
+
+
+def test_where_the_kernel_can_it_refuses_descriptors_beside_what_the_worker_sends(ends: Ends) -> None:
+    """From Linux 6.16 on; before, they are closed under a timer."""
+    read, write = os.pipe()
+    try:
+        refused = ends.worker.getsockopt(socket.SOL_SOCKET, 83) == 1  # not set on this end: the kernel has it
+    except OSError:
+        refused = False
+    for descriptor in (read, write):
+        with pytest.raises(PermissionError) if refused else contextlib.nullcontext():
+            socket.send_fds(ends.worker, [frames.control({"type": "ready", "pid": 7})], [descriptor])
+        os.close(descriptor)
+    ends.settle()
+    assert len(ends.messages) == (0 if refused else 2)
