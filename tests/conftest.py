@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" in item.path.parts:
             item.add_marker(pytest.mark.integration)
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        items[:] = _runs_first(items, processes)
+
+
+def _runs_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Return the tests, whole files, so that each process begins with runs of real processes and ends with units.
+
+    `--dist worksteal` gives each process a stretch of the list, and the ends of what is left to those that are done:
+    near the end those had better be short, or one process goes on alone.
+    """
+    files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
+    files.sort(key=lambda file: "unit" in file[0].path.parts)
+    stretches: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    for file in files:
+        min(stretches, key=len).extend(file)
+    return list(chain.from_iterable(stretches))
 
 
 @pytest.fixture(scope="module", autouse=True)

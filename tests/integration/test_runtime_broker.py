@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -87,6 +88,20 @@ def test_an_answer_that_is_lost_loses_nothing_and_doubles_nothing(
     )
     assert verdict.exit_code == ExitCode.DONE
     assert world.broker.client().deployment(world.deployment)["releases"] == 1
+
+
+def test_the_answer_to_the_last_head_may_be_lost_too(through: Callable[..., tuple[World, Proxy]]) -> None:
+    """It comes after the end of the log, which has no place for a note of that."""
+
+    def of_the_end(path: str, body: bytes, ask: Callable[[], Reply]) -> Reply | None:
+        head = json.loads(body)["head"] if path == "/v1/heads" else {"payload": ""}
+        if b'"zeroized"' not in base64.b64decode(head["payload"]):
+            return 0, b""
+        return lost(path, body, ask)  # type: ignore[func-returns-value]
+
+    world, proxy = through(once(of_the_end))  # type: ignore[arg-type]
+    agent = world.start(world.launch(broker_url=proxy.url))
+    assert ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).exit_code == ExitCode.DONE
 
 
 def test_a_reader_who_posts_garbage_for_every_nonce_ends_no_run(through: Callable[..., tuple[World, Proxy]]) -> None:

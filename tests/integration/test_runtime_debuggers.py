@@ -37,6 +37,21 @@ ATTACH, SEIZE = 16, 0x4206
 NOTICED_S = 8.0  # a second where there is nothing else to do; this machine may be busy
 
 
+# A runtime whose disk takes nothing for a while: where the run begins to work, it waits until the test lets it go on.
+HELD = """
+import runpy
+from glasshouse.runtime import outdir, watch
+watch.SILENT_AGENT_S = 2.0
+write, waited = outdir.OutDir.event, []
+def held(self, line):
+    write(self, line)
+    if b'"running"' in line and not waited:
+        waited.append(open({disk!r}, "rb").close())
+outdir.OutDir.event = held
+runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
+"""
+
+
 class Tracer:
     """A process that traces another."""
 
@@ -170,3 +185,19 @@ def test_whoever_kills_the_agent_kills_the_worker_and_its_plaintext(agent: Agent
     everyone = [*agent.children()]
     agent.kill()
     assert all(gone_within(pid, NOTICED_S) for pid in everyone)
+
+
+def test_a_runtime_that_waits_for_ever_loses_its_worker_and_says_so_when_it_goes_on(
+    tmp_path: Path, broker: BrokerProcess
+) -> None:
+    disk = tmp_path / "disk"
+    os.mkfifo(disk)
+    with script_world(tmp_path, TRAIN, broker=broker) as world:
+        agent = world.start(program=("-c", HELD.format(disk=str(disk))))
+        agent.wait_for_state("running")
+        worker = agent.worker_pid()
+        assert gone_within(worker, 2 * NOTICED_S)
+        assert agent.process.poll() is None
+        disk.open("wb").close()
+        ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.WORKER_KILLED)
+        assert "agent-silent" in noticed(agent)

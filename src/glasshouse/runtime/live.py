@@ -94,6 +94,12 @@ def _alarmed(run: Run) -> None:
 def _alarm(run: Run, alarm: Alarm) -> None:
     if run.ending is None:
         run.record(EventType.NOTICE, {"code": alarm.value, "value": None})
+        if alarm is Alarm.AGENT_SILENT:
+            raise RunError(
+                Code.WORKER_KILLED,
+                "the runtime did not come round for a minute, and its worker was ended",
+                hint="the disk of the run's folder may be too slow, or the script kept the runtime from running",
+            )
         raise RunError(Code.DEBUGGER, "somebody attached a debugger, or the watch over that is gone")
 
 

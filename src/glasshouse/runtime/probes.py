@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
@@ -23,6 +23,7 @@ from glasshouse.runtime.shared_files import Before
 
 __all__ = ["Probe", "probe_gpu", "probe_memory", "probe_shared_memory", "probe_swap", "probe_workspace", "scan_self"]
 
+NEEDLES_AT_ONCE = 512
 _NVML = "libnvidia-ml.so.1"
 _NVML_PROCESSES = 64
 _NVML_PROCESS_BYTES = 24  # struct nvmlProcessInfo_v2: pid, used memory, two instance ids
@@ -43,12 +44,29 @@ class Probe:
     detail: str
 
 
-def scan_self(needles: Iterable[memoryview], *, own: Sequence[SecretMemory], kernel: Kernel = REAL) -> list[int]:
+def scan_self(
+    needles: Iterable[memoryview],
+    *,
+    own: Sequence[SecretMemory],
+    between: Callable[[], object] = lambda: None,
+    kernel: Kernel = REAL,
+) -> list[int]:
     """Return the indices of the needles that are in this process's memory now.
 
     Before anything was released this finds needles that are no secret: text that the runtime itself holds.
+
+    Args:
+        needles: what to search for.
+        own: secret memory that holds them.
+        between: called about once a second; a package of many files has tens of thousands of needles.
+        kernel: the kernel.
     """
-    return sorted(search_self(needles, own=own, kernel=kernel).found)
+    views, found = list(needles), []
+    for first in range(0, len(views), NEEDLES_AT_ONCE):
+        search = search_self(views[first : first + NEEDLES_AT_ONCE], own=own, kernel=kernel)
+        found += [first + index for index in sorted(search.found)]
+        between()
+    return found
 
 
 def probe_memory(

@@ -146,8 +146,9 @@ class Run:
             self.identity.log.append(kind, body)
 
     def notice(self, code: Code) -> None:
-        """Record something that the owner should know of and that does not end the run."""
-        self.record(EventType.NOTICE, {"code": code.value, "value": None})
+        """Record something that the owner should know of and that does not end the run; once it has, nothing."""
+        if self.identity is not None and self.identity.log.state is not State.ZEROIZED:
+            self.record(EventType.NOTICE, {"code": code.value, "value": None})
 
     def line(self, line: bytes) -> None:
         """Write a line of the log; while the run ends, a full disk must not stop the ending."""

@@ -336,9 +336,11 @@ def _drop_public_text(run: Run, regions: Regions) -> None:
     needles = Needles(regions.needles.view)
     windows = [window for _, window in needles]
     own = [regions.grant, regions.needles, *([] if run.sealed_log is None else [run.sealed_log.memory])]
-    found = probes.scan_self(windows, own=own)
-    for window in windows:
-        window.release()
+    try:
+        found = probes.scan_self(windows, own=own, between=lambda: run.loop.step(0))
+    finally:
+        for window in windows:
+            window.release()
     needles.drop(set(found))
 
 

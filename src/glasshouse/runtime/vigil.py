@@ -1,7 +1,8 @@
 """The agent's own look at its sentinel: who watches the watch.
 
 A sentinel that ends is an alarm by itself; one that somebody stops, traces or keeps from running says
-nothing at all. So the agent looks at it, from its loop and for as long as the run lives.
+nothing at all. So the agent looks at it, from its loop and for as long as the run lives. By the same look the
+sentinel sees that the loop comes round.
 
 Laws: a look blocks for no longer than a read of /proc; sentinel and agent would have to be taken in the same
 moment for neither to notice. What comes and goes between two looks is not seen.
@@ -38,6 +39,7 @@ class Vigil:
         loop.after(every_s, self._look)
 
     def _look(self) -> None:
+        self._sentinel.beat()
         self._silent = self._silent + 1 if self._sentinel.silent_s() >= SILENT_S else 0
         if self._silent >= _SILENT_LOOKS or not self._sentinel.untouched():
             self._gone()

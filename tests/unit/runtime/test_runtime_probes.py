@@ -202,6 +202,19 @@ def test_text_that_the_runtime_holds_itself_is_told_before_anything_is_released(
     assert with_table(story) == ([1], 41)
 
 
+def test_a_search_for_many_lets_others_come_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "NEEDLES_AT_ONCE", 3)
+
+    def story(table: Table) -> object:
+        kept, rounds = mmap.mmap(-1, 4096), []
+        for place, needle in enumerate((0, 4, 7)):
+            table.copy_to(address_of(kept) + 64 * place, needle)
+        found = probes.scan_self(table.windows(), own=[table.memory], between=lambda: rounds.append(1))
+        return found, len(rounds)
+
+    assert with_table(story) == ([0, 4, 7], 3)
+
+
 @needs_filters
 def test_a_hardened_and_sealed_agent_can_still_search_itself() -> None:
     def story(table: Table) -> object:
