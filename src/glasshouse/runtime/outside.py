@@ -41,10 +41,12 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
         paths: what the worker can see of the machine: files, folders and device nodes.
 
     Returns:
-        what succeeded, as ``package-times`` or ``shown-attribute``.
+        what succeeded, as ``package-times``, ``shown-attribute`` or ``sync``.
     """
     found = {f"stdio-{how}" for descriptor in (0, 1, 2) for how in _left_on(kernel, descriptor)}
     found |= {f"shown-{how}" for path in paths if os.path.lexists(path) for how in _left_at(kernel, path)}
+    # Of no file: an answer that it was done comes from the filter. What is worse would flush the machine's disks.
+    found |= {"sync" for name in ("fdatasync", "fsync", "syncfs") if not _answers(kernel, name, -1)}
     if package is not None:
         found |= {f"package-{how}" for how in (*_left_on(kernel, package), *_written(package))}
         if read_only.kind(kernel, package) is None:

@@ -53,8 +53,9 @@ _IOCTL_KINDS = (0x00, ord("F"), ord("m"), ord("T"), 0x89)
 _IOCTL_KIND_MASK = 0xFF00
 _FICLONE, _FICLONERANGE = 0x40049409, 0x4020940D
 _LOCK_MAND = 32
-# F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read.
-_FILE_NOTES = (1024, 1036, 1038)
+# F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read;
+# F_GETDELEG and F_SETDELEG (Linux 6.19), which are leases on folders.
+_FILE_NOTES = (1024, 1036, 1038, 1039, 1040)
 # F_GETLK, F_SETLK, F_SETLKW and their F_OFD_ forms: every user of the machine reads in /proc/locks where such a lock
 # begins and ends, which `hidepid` does not hide. SQLite and LMDB take this for no permission.
 _RANGE_LOCKS = (5, 6, 7, 36, 37, 38)
@@ -83,6 +84,11 @@ _XATTRS = ("fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexatt
 # Times and modes of files by their names: Landlock governs neither.
 _TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "utime", "utimensat", "utimes")
 _OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
+# By a descriptor for reading they commit what others wrote on its file system, beneath a read-only mount too: of a disk
+# all users count commits, flushes and writes, which would follow a script. Its own files are memory.
+_TO_DISK = ("fadvise64", "fdatasync", "fsync", "sync", "sync_file_range", "syncfs")
+# The same for requests that are handed in; how many there may be, which a script chooses, everybody reads (aio-nr).
+_HANDED_IN = ("io_setup", "io_submit")
 # Restrictions of one's own: what they refuse is written to the machine's audit log, with names that a script chooses.
 _AUDITED = ("landlock_create_ruleset", "landlock_restrict_self", "seccomp")
 # A process by its number, as first argument.
@@ -178,7 +184,9 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
     filter_.no_value("fcntl", 1, (*_FILE_NOTES, *_RANGE_LOCKS))
     filter_.lock()
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
-    filter_.refuse(_LASTING, errno.ENOSYS)
+    # Not an error: databases and checkpoints end where that fails.
+    filter_.refuse(_TO_DISK, 0)
+    filter_.refuse((*_LASTING, *_HANDED_IN), errno.ENOSYS)
     filter_.limits()
     if isolated and init is not None:
         filter_.scheduling(init)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.runtime import outside, read_only, sandbox
+from glasshouse.runtime import outside, read_only, sandbox, syscalls
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.sandbox import Worker
 from tools.forked import in_child
@@ -253,6 +253,28 @@ def test_scripts_copy_and_unpack_where_times_and_modes_stay_as_they_are() -> Non
     assert ran.output == "['text', 'text', 'te', 'text'] False 0o100600\n"
 
 
+# A call that reached the kernel would find that this is no descriptor.
+BROUGHT_TO_DISK = """
+import ctypes, os, sqlite3
+libc = ctypes.CDLL(None, use_errno=True)
+calls = [('fsync', -1), ('fdatasync', -1), ('syncfs', -1)]
+calls += [('sync_file_range', -1, 0, 0, 7), ('posix_fadvise', -1, 0, 0, 4)]
+print([getattr(libc, name)(*arguments) for name, *arguments in calls], libc.syscall(SETUP, 0, 0), ctypes.get_errno())
+with open('file', 'wb') as file:
+    os.fsync(file.fileno())
+"""
+
+
+@needs_namespaces
+@needs_landlock
+@pytest.mark.parametrize("kernel", [REAL, WithoutMounts()], ids=["isolated", "no-mounts"])
+def test_a_script_brings_nothing_that_others_wrote_to_a_disk_and_is_told_that_it_did(kernel: Kernel) -> None:
+    """Eight bytes of plaintext left through the times of a journal's commits, which `syncfs` on the package caused."""
+    setup = syscalls.number("io_setup", os.uname().machine)
+    ran = run(BROUGHT_TO_DISK.replace("SETUP", str(setup)), kernel=kernel)
+    assert ran.output == f"[0, 0, 0, 0, 0] -1 {errno.ENOSYS}\n", ran.errors
+
+
 CONTROLS = """
 import ctypes, errno, fcntl, multiprocessing, os, shutil, socket, struct, subprocess, termios
 def size(descriptor):
@@ -297,14 +319,14 @@ def test_without_filters_what_still_takes_is_noticed(package: Path, shown: Path)
     with package.open("rb", buffering=0) as opened:
         ran = run("", kernel=WithoutSeccomp(), package=opened.fileno())
     assert ran.report.observed["metadata-closed"] is CheckResult.FAILED
-    assert {"open-package-lease", "open-package-hint"} <= set(ran.report.notes)
+    assert {"open-package-lease", "open-package-hint", "open-sync"} <= set(ran.report.notes)
 
 
 @needs_root
 def test_the_trials_find_each_of_these_where_nothing_stands_against_them(package: Path, shown: Path) -> None:
     with package.open("rb", buffering=0) as opened:
         found = outside.metadata(REAL, package=opened.fileno(), paths=[str(shown), str(shown.parent / "missing")])
-    everything = {"package-descriptor", "package-lease", "package-times", "package-write", "shown-times"}
+    everything = {"package-descriptor", "package-lease", "package-times", "package-write", "shown-times", "sync"}
     assert everything <= set(found)
     assert package.read_bytes() == SEALED
     assert stat.S_IMODE(shown.stat().st_mode) == 0o644 - (0o044 & _umask())
