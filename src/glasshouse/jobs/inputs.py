@@ -20,10 +20,11 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.excluded import Excluded
 from glasshouse.jobs.files import open_regular
 from glasshouse.jobs.home import PROJECT
-from glasshouse.jobs.private import LOOKED_AT_BYTES, holds_keys, is_state, key_kind
+from glasshouse.jobs.private import holds_keys, is_state, key_kind
 from glasshouse.package.layout import MAGIC
 from glasshouse.package.paths import check_path
 from glasshouse.package.write import Source
+from glasshouse.wire import own_state
 
 __all__ = ["Gathered", "gather"]
 
@@ -253,7 +254,7 @@ def _refuse_inside_state(name: str, path: Path, what: str = "") -> None:
 def _refuse_private(name: str, found: _Found) -> None:
     """Refuse a file that is a private key of ours, whatever its name and wherever it lies."""
     with found.open() as stream:
-        kind = key_kind(stream.read(LOOKED_AT_BYTES))
+        kind = key_kind(stream.read(own_state.LOOKED_AT_BYTES))
     if kind is not None:
         raise UsageError(
             Code.JOB_INVALID,

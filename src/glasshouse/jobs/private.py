@@ -15,44 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from glasshouse.jobs.home import PROJECT
+from glasshouse.wire import own_state
 
-__all__ = ["LOOKED_AT_BYTES", "holds_keys", "is_state", "key_kind"]
+__all__ = ["holds_keys", "is_state", "key_kind"]
 
-LOOKED_AT_BYTES = 1 << 18
-"""How much of a file is searched: more than a key file is long, and where a broker's database names its tables."""
-
-# A plain word that each file of its kind holds, what else is asked of it then, and what it is. Quotes may stand behind
-# backslashes: in a notebook, a key's JSON is a text in another JSON.
-_KINDS = (
-    (
-        b"glasshouse-owner-private",
-        re.compile(rb'"kind\\*"\s*:\s*\\*"glasshouse-owner-private\\*"'),
-        "an owner's private keys",
-    ),
-    (
-        b"glasshouse-package-key",
-        re.compile(rb'"kind\\*"\s*:\s*\\*"glasshouse-package-key\\*"'),
-        "the key of a package",
-    ),
-    (b"glasshouse-broker-key-v1", re.compile(rb"glasshouse-broker-key-v1 [\w=+/-]{43}"), "a broker's key"),
-    (b"launch_seed", re.compile(rb'"launch_seed\\*"\s*:\s*\\*"[\w=+/-]{43}'), "a launch file with its key"),
-    (b"wrapped_seed", re.compile(rb"\ASQLite format 3\x00[\s\S]*CREATE TABLE"), "a broker's database"),
-)
 _PEM_LABELS = (b"BEGIN PRIVATE KEY", b"BEGIN EC PRIVATE KEY", b"BEGIN ENCRYPTED PRIVATE KEY")
 # Line ends as another text may write them, and what it puts before each line.
 _NOT_BASE64 = re.compile(rb"\\+[nrt]|[^A-Za-z0-9+/=]")
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def key_kind(data: bytes) -> str | None:
     """Return what private key of ours a file is or holds, for people; None for anything else.
 
     Args:
-        data: its first `LOOKED_AT_BYTES`.
+        data: its first `own_state.LOOKED_AT_BYTES`.
     """
-    for word, pattern, kind in _KINDS:
-        if word in data and pattern.search(data):
-            return kind
+    if kind := own_state.key_kind(data):
+        return kind
     if b"PRIVATE KEY-----" not in data:
         return None
     parts = data.split(b"-----")
@@ -64,7 +43,8 @@ def is_state(folder: Path) -> bool:
     """Return whether a folder keeps our state: a project's `.glasshouse`, a home, or what is left of one."""
     if folder.name == PROJECT or holds_keys(folder):
         return True
-    return any(_RUN_ID.fullmatch(run.name) and (run / "run.json").is_file() for run in _below(folder / "runs"))
+    records = [run / "run.json" for run in _below(folder / "runs")]
+    return any(own_state.is_run_record(str(path)) and path.is_file() for path in records)
 
 
 def holds_keys(folder: Path) -> bool:
@@ -74,8 +54,8 @@ def holds_keys(folder: Path) -> bool:
 
 def _where_keys_lie(home: Path) -> Iterator[Path]:
     yield home / "owner.key"
-    yield from _below(home / "keys")
-    yield from _below(home / "broker" / "data")
+    for folder in own_state.KEY_FOLDERS:
+        yield from _below(home / folder)
 
 
 def _is_key(path: Path) -> bool:
@@ -87,7 +67,7 @@ def _is_key(path: Path) -> bool:
     except OSError:
         return True
     with os.fdopen(descriptor, "rb") as file:
-        return stat.S_ISREG(os.fstat(descriptor).st_mode) and key_kind(file.read(LOOKED_AT_BYTES)) is not None
+        return stat.S_ISREG(os.fstat(descriptor).st_mode) and key_kind(file.read(own_state.LOOKED_AT_BYTES)) is not None
 
 
 def _below(folder: Path) -> list[Path]:

@@ -308,6 +308,8 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     read = [path for path in _texts(spec, "read") if _exists(path)] + ["/proc"]
     if private:
         read += ["/dev", "/etc"]
+    # Where names lead to the machine's own files: all names beneath the search path, which imports look through.
+    looked_through = [path for path in sys.path if path.startswith("/") and os.path.isdir(path)]  # noqa: PTH112
     abi: int | None
     try:
         abi = landlock.restrict(
@@ -315,8 +317,7 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
             read=read,
             write=[f"{base}/{name}" for name in kept],
             devices=[path for path in _texts(spec, "devices") if _exists(path)],
-            # Where names lead to the machine's own files: those of the search path alone, which imports look through.
-            names=["/"] if private else [path for path in sys.path if path.startswith("/") and _exists(path)],
+            names=["/"] if private else looked_through,
             tcp="loopback" in notes,
         )
         notes.append(f"landlock-abi-{abi}")

@@ -21,6 +21,7 @@ import stat
 import time
 
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel, close_all_but
+from glasshouse.wire import own_state
 
 __all__ = ["GIVE_UP_S", "IN_PART", "Look", "answer", "bound_beneath", "search"]
 
@@ -35,8 +36,8 @@ _PIECE_BYTES = 1 << 16
 # What a folder is met with that is exchanged or removed between the listing of its name and its opening.
 _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)
 
-# A project's state folder, and the keys of an owner and of a broker wherever they are kept.
-_STATE = frozenset((".glasshouse", "broker.key", "owner.key"))
+_TELLING = own_state.NAMES | {"run.json"}
+_KEY_FOLDERS = tuple(f"/{folder}/" for folder in own_state.KEY_FOLDERS)
 
 
 def bound_beneath(kernel: Kernel, paths: tuple[str, ...]) -> list[str]:
@@ -141,13 +142,15 @@ def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tupl
         give_up_s: after that many seconds no further folder is looked into.
 
     Returns:
-        ``socket``, ``pipe`` or ``state`` and a path beneath one of `paths`, for each that was found, and ``closed`` for
-        each folder that can be passed through but not looked into; and whether everything else was looked at.
+        ``socket``, ``pipe`` or ``state`` and one of `paths` or a path beneath, for each that was found (of a path that
+        leads through a state home, by its own name or by its links, the path itself), and ``closed`` for each folder
+        that can be passed through but not looked into; and whether everything else was looked at.
     """
     deadline = time.monotonic() + give_up_s
     found: list[tuple[str, str]] = []
     whole, last = True, ""
     names = [(path, os.path.realpath(path).rstrip("/")) for path in paths if os.path.exists(path)]
+    states = [("state", name) for name, real in names if _is_of_state(name) or _is_of_state(real) or _is_key(real)]
     for path in sorted({f"{real}/" for _, real in names}):
         if last and path.startswith(last):
             continue  # it lies beneath one that was looked at
@@ -155,7 +158,32 @@ def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tupl
         kind = _special(top)
         found += [(kind, top)] if kind else []
         whole = _beneath(top, deadline, found) and whole
-    return _as_shown(found, names), whole
+    return list(dict.fromkeys(states + _as_shown(found, names))), whole
+
+
+def _is_state(name: str, path: str, *, keys: bool) -> bool:
+    """Return whether an entry is an owner's state: one with a telling name, or in a folder that may be one for keys."""
+    return name in own_state.NAMES or own_state.is_run_record(path) or (keys and _is_key(path))
+
+
+def _is_of_state(path: str) -> bool:
+    """Return whether a path is that of an owner's state, or leads through it."""
+    parts = path.split("/")
+    records = ["/".join((*parts[:end], "run.json")) for end in range(1, len(parts) + 1)]
+    in_a_run = any(own_state.is_run_record(record) and os.path.lexists(record) for record in records)
+    return in_a_run or not own_state.NAMES.isdisjoint(parts)
+
+
+def _is_key(path: str) -> bool:
+    """Return whether a file is a key of ours, under whatever name; one that fails to be read counts as such."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            return own_state.is_key(file.read(own_state.LOOKED_AT_BYTES))
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT)  # nor does the worker read it
 
 
 def _as_shown(found: list[tuple[str, str]], names: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -174,12 +202,13 @@ def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:
     folders, whole = [path], True
     while folders:
         folder = folders.pop()
+        keys = f"{folder}/".endswith(_KEY_FOLDERS)
         if time.monotonic() >= deadline:
             return False
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.name in _STATE:
+                    if (keys or entry.name in _TELLING) and _is_state(entry.name, entry.path, keys=keys):
                         found.append(("state", entry.path))
                     if entry.is_file(follow_symlinks=False) or entry.is_symlink():
                         continue

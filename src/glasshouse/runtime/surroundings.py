@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipimport
 
 __all__ = ["NEVER_SHOWN", "default_devices", "default_read_paths", "minimal_environment"]
 
@@ -16,11 +17,11 @@ _SYSTEM_FILES = (
     "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
     "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/sys/devices/system/cpu", "/sys/devices/system/node",
 )  # fmt: skip
-# Of an interpreter's or environment's folder, which may be a project's folder too: programs, libraries, headers, and
-# what the toolkits that conda installs there need.
-_OF_A_PREFIX = (
-    "bin", "compiler_compat", "include", "lib", "lib32", "lib64", "libexec", "nvvm", "pyvenv.cfg", "share", "ssl",
-    "targets",
+# Of an interpreter's or environment's folder, which may be a project's folder too: programs, libraries, headers; and,
+# in conda's own folders alone, what the toolkits that it installs need.
+_OF_A_PREFIX = ("bin", "include", "lib", "lib32", "lib64", "pyvenv.cfg")
+_OF_CONDA = (
+    "compiler_compat", "libexec", "nvvm", "share", "ssl", "targets", f"{os.uname().machine}-conda-linux-gnu",
 )  # fmt: skip
 _SITES = ("dist-packages", "site-packages")
 _GPU_PATHS = ("/sys/bus/pci", "/sys/class/drm", "/sys/devices", "/sys/module")
@@ -43,7 +44,8 @@ def default_read_paths() -> tuple[str, ...]:
     found = {*_SYSTEM_PATHS, *_SYSTEM_FILES, os.path.dirname(os.path.dirname(os.path.realpath(__file__)))}
     for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}:
         for place in {os.path.normpath(prefix), os.path.realpath(prefix)}:
-            found |= {f"{place}/{name}" for name in (*_OF_A_PREFIX, f"{os.uname().machine}-conda-linux-gnu")}
+            extra = _OF_CONDA if os.path.isdir(f"{place}/conda-meta") else ()
+            found |= {f"{place}/{name}" for name in (*_OF_A_PREFIX, *extra)}
     found |= {os.path.normpath(sys.executable), os.path.realpath(sys.executable)}
     for path in sys.path:
         if path.startswith("/"):
@@ -61,7 +63,9 @@ def default_read_paths() -> tuple[str, ...]:
 def _importable(path: str) -> set[str]:
     """Return what an entry of the search path must show, so that imports find there what they found before."""
     library = os.path.dirname(os.__file__)
-    if os.path.basename(path) in _SITES or os.path.isfile(path) or f"{path}/".startswith(f"{library}/"):
+    if os.path.isfile(path):
+        return {path} if _is_archive(path) else set()
+    if os.path.basename(path) in _SITES or f"{path}/".startswith(f"{library}/"):
         return {path}
     found = set()
     try:
@@ -79,6 +83,15 @@ def _importable(path: str) -> set[str]:
             # Perhaps a namespace: its packages, and nothing beside them.
             found |= {path for path in _beneath(entry.path) if os.path.isfile(f"{path}/__init__.py")}
     return found
+
+
+def _is_archive(path: str) -> bool:
+    """Return whether imports look into a file; `site` puts any on the search path that a `.pth` file names."""
+    try:
+        zipimport.zipimporter(path)  # part of every interpreter that runs; `zipfile` costs 40 ms
+    except (EOFError, ImportError, OSError, ValueError):
+        return False
+    return True
 
 
 def _beneath(folder: str) -> list[str]:

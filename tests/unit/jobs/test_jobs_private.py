@@ -21,7 +21,8 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.inputs import gather
 from glasshouse.jobs.keystore import KeyStore
-from glasshouse.jobs.private import LOOKED_AT_BYTES, key_kind
+from glasshouse.jobs.private import key_kind
+from glasshouse.wire.own_state import LOOKED_AT_BYTES
 
 PASSPHRASE = "correct horse battery"
 

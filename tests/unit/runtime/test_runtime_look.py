@@ -146,6 +146,8 @@ def test_nothing_but_a_few_modules_of_ours_is_imported_before_the_look_begins() 
     ours = {
         "",
         ".runtime",
+        ".wire",
+        ".wire.own_state",
         *(f".runtime.{name}" for name in ("__main__", "kernel", "shown", "surroundings", "syscalls")),
     }
     assert set(said.split()) == {f"glasshouse{name}" for name in ours}

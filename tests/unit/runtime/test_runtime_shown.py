@@ -123,14 +123,25 @@ def test_packages_of_an_editable_install_that_lie_apart_are_shown(
 
 def test_of_an_environment_in_a_projects_folder_the_project_is_not_shown(tmp_path: Path) -> None:
     # `python -m venv .`: the prefix is the project.
-    for name in ("bin", "lib", "include", ".glasshouse", "data"):
+    for name in ("bin", "lib", "include", ".glasshouse", "data", "libexec", "share", "ssl", "targets"):
         (tmp_path / name).mkdir()
     (tmp_path / "pyvenv.cfg").touch()
+    assert _of_a_prefix(tmp_path) == {"bin", "include", "lib", "pyvenv.cfg"}
+
+
+def test_of_condas_own_folder_what_its_toolkits_need_is_shown(tmp_path: Path) -> None:
+    for name in ("bin", "lib", "conda-meta", "data", "libexec", "share", "ssl", "targets"):
+        (tmp_path / name).mkdir()
+    assert _of_a_prefix(tmp_path) == {"bin", "lib", "libexec", "share", "ssl", "targets"}
+
+
+def _of_a_prefix(folder: Path) -> set[str]:
+    """Return what is shown of an interpreter's or environment's folder."""
     asked = "import sys; sys.prefix = sys.argv[1]\nfrom glasshouse.runtime.surroundings import *\n"
     asked += "print(*[path for path in default_read_paths() if path.startswith(sys.prefix)])"
-    words = [sys.executable, "-c", asked, str(tmp_path)]
+    words = [sys.executable, "-c", asked, str(folder)]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    assert {Path(path).name for path in said} == {"bin", "include", "lib", "pyvenv.cfg"}
+    return {Path(path).name for path in said}
 
 
 @pytest.mark.parametrize("place", ["/", "/root", "/home"])
