@@ -434,7 +434,7 @@ GOOD = {
         {"observed": {"landlock": "yes"}},
         {"observed": []},
         {"notes": ["two words"]},
-        {"notes": ["x"] * 65},
+        {"notes": ["x"] * 129},
         {"base": 7},
         {"more": 1},
     ],
