@@ -40,8 +40,8 @@ NOTICED_S = 8.0  # a second where there is nothing else to do; this machine may 
 # A runtime whose disk takes nothing for a while: where the run begins to work, it waits until the test lets it go on.
 HELD = """
 import runpy
-from glasshouse.runtime import outdir, watch
-watch.SILENT_AGENT_S = 2.0
+from glasshouse.runtime import live, outdir
+live.SILENT_S = 2.0
 write, waited = outdir.OutDir.event, []
 def held(self, line):
     write(self, line)
@@ -187,17 +187,13 @@ def test_whoever_kills_the_agent_kills_the_worker_and_its_plaintext(agent: Agent
     assert all(gone_within(pid, NOTICED_S) for pid in everyone)
 
 
-def test_a_runtime_that_waits_for_ever_loses_its_worker_and_says_so_when_it_goes_on(
-    tmp_path: Path, broker: BrokerProcess
-) -> None:
+def test_a_runtime_that_waited_long_says_so_when_it_goes_on(tmp_path: Path, broker: BrokerProcess) -> None:
     disk = tmp_path / "disk"
     os.mkfifo(disk)
-    with script_world(tmp_path, TRAIN, broker=broker) as world:
+    with script_world(tmp_path, "import time\ntime.sleep(0.1)\n", broker=broker) as world:
         agent = world.start(program=("-c", HELD.format(disk=str(disk))))
         agent.wait_for_state("running")
-        worker = agent.worker_pid()
-        assert gone_within(worker, 2 * NOTICED_S)
-        assert agent.process.poll() is None
+        time.sleep(2.5)
         disk.open("wb").close()
-        ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.WORKER_KILLED)
+        ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
         assert "agent-silent" in noticed(agent)

@@ -2,8 +2,10 @@
 
 In a process namespace of its own it is the first process there, so that the kernel ends everything else with it;
 elsewhere it ends the worker's group, and is where the kernel leaves orphans (a subreaper). Laws: it is signalled when
-the agent ends, and the worker is killed when it does, which the worker's filter does not let it change; it holds no
-key, and no descriptor but the agent's pidfd and the socket for the worker's wait status, which is written last.
+the agent ends, and the worker is killed when it does, which the worker's filter does not let it change; it also ends
+the worker when the agent has not come round for a minute, whatever holds it, and for that it opens no file and takes no
+memory of which it could be kept; it holds no key, and no descriptor but the agent's pidfd and the socket on which the
+agent's beats come and the worker's wait status is written last.
 Imports are few: the launcher imports this without compiled bytecode.
 """
 
@@ -13,16 +15,20 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 import select
+import time
 
 from glasshouse.runtime import core_dumps, seccomp
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["STATUS_BYTES", "fork_worker"]
+__all__ = ["SILENT_S", "STATUS_BYTES", "fork_worker"]
 
 STATUS_BYTES = 4
+# Longer than a slow disk takes for what the agent writes at once; it beats once a second from the first beat on.
+SILENT_S = 60.0
 # A signal that came in the moment before it was listened for would be lost.
 _LOOK_S = 1.0
+_BEAT_BYTES = 16
 _FORWARDED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
 _HEARD = (_signal.SIGCHLD, _signal.SIGCONT, *_FORWARDED)
 
@@ -75,6 +81,8 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
     for step in (
         lambda: kernel.prctl(linux.PR_SET_DUMPABLE, 0),
         lambda: kernel.prctl(linux.PR_SET_CHILD_SUBREAPER, 1),
+        # Its own code is not to be read again from a disk where no memory is left.
+        lambda: kernel.mlockall(linux.MCL_CURRENT | linux.MCL_ONFAULT),
         kernel.drop_capabilities,
         lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
         lambda: _filter(kernel),
@@ -91,9 +99,10 @@ def _filter(kernel: Kernel) -> None:
 
 
 def _serve(worker: int, agent: int, answer: int, own_namespace: bool) -> None:
-    """Reap until the worker has ended or the agent is gone; leave nothing of the worker's."""
+    """Reap until the worker has ended, or the agent is gone or silent; leave nothing of the worker's."""
+    beats, silent_s, looked_s = False, 0.0, time.monotonic()
     # One child a round: a worker whose orphans end without a pause must not keep the agent's end from being seen.
-    while not _has_ended(agent):
+    while not _has_ended(agent) and silent_s < SILENT_S:
         found = _ended_child()
         if found == worker:
             # Not reaped yet: while its number is its own, so is its group's.
@@ -105,7 +114,15 @@ def _serve(worker: int, agent: int, answer: int, own_namespace: bool) -> None:
         heard = _signal.sigtimedwait(_HEARD, _LOOK_S if found is None else 0)
         if heard is not None and heard.si_signo in _FORWARDED:
             os.kill(worker, heard.si_signo)
-    _end_everything(worker, own_namespace)
+        now_s = time.monotonic()
+        if _has_beaten(answer):
+            beats, silent_s = True, 0.0
+        elif beats:
+            # A longer gap was a pause of the whole machine, the agent's too.
+            silent_s += min(now_s - looked_s, 2 * _LOOK_S)
+        looked_s = now_s
+    if not own_namespace:
+        _end_everything(worker, own_namespace)  # else the kernel does, with this process
 
 
 def _end_everything(worker: int, own_namespace: bool) -> int:
@@ -147,6 +164,13 @@ def _ended_child() -> int | None:
     except ChildProcessError:
         return None
     return None if found is None else int(found.si_pid)
+
+
+def _has_beaten(answer: int) -> bool:
+    beaten = False
+    while select.select([answer], [], [], 0)[0] and os.read(answer, _BEAT_BYTES):
+        beaten = True
+    return beaten
 
 
 def _has_ended(pidfd: int) -> bool:

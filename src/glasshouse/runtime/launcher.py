@@ -31,6 +31,7 @@ import _socket
 import errno
 import marshal
 import os
+import resource
 import select
 import sys
 
@@ -300,6 +301,9 @@ def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str
     private = base == private_root.BASE
     os.chdir(base + "/" + private_root.WORK)
     core_dumps.limit()
+    # Above its keepers in the queue for a processor it would leave them none.
+    for first in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+        resource.setrlimit(first, (0, 0))
     kernel.drop_capabilities()
     kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     # Without a socket's name torch hands no tensor from one process to another, and waits: its locks, in shared memory,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
@@ -13,6 +14,7 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
 from glasshouse.runtime.attest import now_us
 from glasshouse.runtime.finish import finish
+from glasshouse.runtime.init import SILENT_S
 from glasshouse.runtime.lifecycle import Lifecycle, process_start_us
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.options import Options
@@ -22,6 +24,7 @@ from glasshouse.runtime.sentinel import PERIOD_S, Alarm
 from glasshouse.runtime.start import Beginning
 from glasshouse.runtime.story import tell
 from glasshouse.runtime.vigil import Vigil
+from glasshouse.runtime.worker_session import Stage
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
@@ -74,7 +77,8 @@ def _listen(run: Run) -> None:
     """Hear the sentinel and whoever wants the run to end."""
     if run.begun.sentinel is not None:
         run.loop.watch(run.begun.sentinel.alarm_fd, lambda: _alarmed(run))
-        Vigil(run.loop, run.begun.sentinel, lambda: _alarm(run, Alarm.SENTINEL_GONE))
+        gone, came_round = partial(_alarm, run, Alarm.SENTINEL_GONE), partial(_came_round, run)
+        Vigil(run.loop, run.begun.sentinel, gone, came_round=came_round)
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
@@ -94,13 +98,15 @@ def _alarmed(run: Run) -> None:
 def _alarm(run: Run, alarm: Alarm) -> None:
     if run.ending is None:
         run.record(EventType.NOTICE, {"code": alarm.value, "value": None})
-        if alarm is Alarm.AGENT_SILENT:
-            raise RunError(
-                Code.WORKER_KILLED,
-                "the runtime did not come round for a minute, and its worker was ended",
-                hint="the disk of the run's folder may be too slow, or the script kept the runtime from running",
-            )
         raise RunError(Code.DEBUGGER, "somebody attached a debugger, or the watch over that is gone")
+
+
+def _came_round(run: Run, since_s: float) -> None:
+    """Keep the worker, which is ended where this does not happen: not before it is measured, which takes its time."""
+    if since_s > SILENT_S and run.ending is None:
+        run.record(EventType.NOTICE, {"code": "agent-silent", "value": None})
+    if run.session is not None and run.session.stage >= Stage.CONFIRMED:
+        run.session.worker.beat()
 
 
 def _signalled(run: Run, reader: int) -> None:

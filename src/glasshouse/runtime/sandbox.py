@@ -242,6 +242,11 @@ class Worker:
                     return True
         return False
 
+    def beat(self) -> None:
+        """Let its init know that this process comes round; after the first time, a minute without ends the worker."""
+        with contextlib.suppress(OSError):  # it has ended, or has many to take
+            self._answer.send(b"\1", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
     def kill(self) -> None:
         """Send SIGKILL to the worker and to all that it started; nothing happens when it has ended."""
         if self.init_pid is None or self.exit_code is not None:

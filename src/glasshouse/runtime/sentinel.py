@@ -2,8 +2,7 @@
 
 A stopped process cannot notice its own debugger, so a sibling does: every period it reads the TracerPid of
 every thread of the agent, of the worker and of all that the worker started. On a tracer it kills the
-worker and writes one word to the agent; an agent that stays stopped is killed too, and the worker with it. An agent
-that has not come round for a minute loses its worker, which may be what holds it.
+worker and writes one word to the agent; an agent that stays stopped is killed too, and the worker with it.
 It also looks from outside with no capability, as another process of the same user would, which shows what
 `dumpable` is worth (`Sentinel.refuses_readers`).
 
@@ -25,7 +24,7 @@ import time
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.watch import AGENTS_BEAT, BEAT_BYTES, MESSAGE_BYTES, Alarm, Watch
+from glasshouse.runtime.watch import BEAT_BYTES, MESSAGE_BYTES, Alarm, Watch
 
 __all__ = ["SILENT_S", "Alarm", "Sentinel", "start"]
 
@@ -106,11 +105,6 @@ class Sentinel:
         if self._ended:
             return math.inf
         return (time.monotonic_ns() - int.from_bytes(self._beat[:BEAT_BYTES], "big")) / 1e9
-
-    def beat(self) -> None:
-        """Let it see that this process comes round: for a minute without that it ends the worker."""
-        if not self._ended:
-            self._beat[AGENTS_BEAT] = time.monotonic_ns().to_bytes(BEAT_BYTES, "big")
 
     def alarm(self) -> Alarm | None:
         """Return what happened when `alarm_fd` is readable; None when nothing did."""

@@ -26,18 +26,15 @@ from glasshouse.runtime.kernel import (
 )
 from glasshouse.runtime.process_tree import Look, ProcessTree
 
-__all__ = ["AGENTS_BEAT", "BEAT_BYTES", "MESSAGE_BYTES", "SILENT_AGENT_S", "STOPPED_AGENT_S", "Alarm", "Watch"]
+__all__ = ["BEAT_BYTES", "MESSAGE_BYTES", "STOPPED_AGENT_S", "Alarm", "Watch"]
 
 STOPPED_AGENT_S = 5.0
-# Longer than a slow disk takes for what the agent writes at once; it looks at its sentinel once a second.
-SILENT_AGENT_S = 60.0
 # A look at thousands of threads takes a while: the sentinel takes a tenth of a core for it at most, and still looks
 # more often than the agent demands (`sentinel.SILENT_S`).
 _PAUSE_PER_LOOK = 9
 _LONGEST_PAUSE_S = 1.5
 MESSAGE_BYTES = 64
 BEAT_BYTES = 8
-AGENTS_BEAT = slice(BEAT_BYTES, 2 * BEAT_BYTES)
 
 
 class Alarm(StrEnum):
@@ -46,7 +43,6 @@ class Alarm(StrEnum):
     AGENT_TRACED = "agent-traced"
     WORKER_TRACED = "worker-traced"
     LOOK_INCOMPLETE = "look-incomplete"
-    AGENT_SILENT = "agent-silent"
     SENTINEL_GONE = "sentinel-gone"
 
 
@@ -58,7 +54,7 @@ class Watch:
         agent_pid, agent: whom it watches, by number and by pidfd.
         commands: its end of the socket to the agent.
         alarm: where it writes alarms.
-        beat: shared memory for the time of its last look, and the agent's at `AGENTS_BEAT`.
+        beat: shared memory for the time of its last look.
     """
 
     def __init__(
@@ -69,7 +65,6 @@ class Watch:
         # The topmost process of the worker's, its pidfd, and the group that is killed with it: 0 for none.
         self._worker_pid, self._worker, self._group = 0, -1, 0
         self._stopped_since: float | None = None
-        self._agents_last, self._silent_s, self._looked_s = b"", 0.0, 0.0
         self._told: set[Alarm] = set()
         self._tree = ProcessTree(agent_pid, left_out=os.getpid())
         self._seen: set[int] = set()
@@ -119,7 +114,6 @@ class Watch:
         words = self._commands.recv(MESSAGE_BYTES).decode().split()
         if not words:
             return False
-        self._silent_s = 0.0
         answer = "unknown"
         if words[0] == "watch":
             answer = self._adopt(int(words[1]), int(words[2]), int(words[1]) if words[3] == "1" else 0)
@@ -164,7 +158,6 @@ class Watch:
         elif not found.complete:
             self._tell(Alarm.LOOK_INCOMPLETE)
         self._judge_stop(found.root_stopped)
-        self._judge_silence()
         self._beat[:BEAT_BYTES] = time.monotonic_ns().to_bytes(BEAT_BYTES, "big")
         return not found.traced and found.complete
 
@@ -183,19 +176,6 @@ class Watch:
         elif time.monotonic() - self._stopped_since > STOPPED_AGENT_S:
             self._kill_worker()
             _send(self._agent)
-
-    def _judge_silence(self) -> None:
-        """End a worker whose agent comes round no more: it may be what the agent waits for in the kernel."""
-        beat, now_s = self._beat[AGENTS_BEAT], time.monotonic()
-        if beat != self._agents_last or self._worker < 0:
-            self._agents_last, self._silent_s = beat, 0.0
-        else:
-            # Of a long gap only a pause counts: a machine that was paused as a whole paused the agent too.
-            self._silent_s += min(now_s - self._looked_s, _LONGEST_PAUSE_S)
-        self._looked_s = now_s
-        if self._silent_s > SILENT_AGENT_S:
-            self._kill_worker()
-            self._tell(Alarm.AGENT_SILENT)
 
     def _kill_worker(self) -> None:
         if self._worker >= 0:

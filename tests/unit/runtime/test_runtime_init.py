@@ -62,6 +62,11 @@ def gone(pids: list[int]) -> bool:
     return all(map(is_gone, pids))
 
 
+# Started by a fork, so that the init's clock can be set.
+HERE = pytest.mark.parametrize("kernel", [REAL, WithoutNamespaces()], ids=["namespaces", "no namespaces"])
+BEAT_S = 0.05
+
+
 def descendants(pid: int) -> list[int]:
     return [found for child in children_of(pid) for found in (child, *descendants(child))]
 
@@ -79,7 +84,7 @@ def read_until(descriptor: int, word: bytes) -> bytes:
 class Keepers:
     """An agent with a sentinel and a worker that wants to stay."""
 
-    def __init__(self, kernel: Kernel | None, code: str) -> None:
+    def __init__(self, kernel: Kernel | None, code: str, beats: int = 0) -> None:
         reader, writer = os.pipe()
         self.agent = os.fork()
         if self.agent == 0:
@@ -91,6 +96,9 @@ class Keepers:
                 watched = watcher.watch(worker.pid or 0, init=worker.init_pid, group=group)
                 facts = [watched, said.decode(), watcher.pid, worker.init_pid, worker.pid]
                 os.write(writer, json.dumps(facts).encode())
+                for _ in range(beats):
+                    worker.beat()
+                    time.sleep(BEAT_S)
                 select.select([worker.pidfd], [], [])
                 worker.end()
                 time.sleep(60)
@@ -321,10 +329,67 @@ def test_orphans_that_end_without_a_pause_do_not_keep_the_init_from_seeing_its_a
             return orphan
 
         monkeypatch.setattr(init, "_ended_child", one_more_has_ended)
-        init._serve(worker, pidfd, -1, own_namespace=False)
+        reader, _writer = os.pipe()
+        init._serve(worker, pidfd, reader, own_namespace=False)
         return is_gone(worker)
 
     assert in_child(act)
+
+
+def silent(kernel: Kernel, story: Callable[[Keepers], object], *, beats: int) -> object:
+    def act() -> object:
+        REAL.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        keepers = Keepers(kernel, STAYS, beats)
+        try:
+            return story(keepers)
+        finally:
+            for pid in (keepers.agent, keepers.init, *keepers.family):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    return in_child(act, limit_s=40)
+
+
+@HERE
+def test_an_agent_that_does_not_come_round_loses_the_worker_that_may_hold_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it waits for in the kernel: a folder's lock, a pipe, memory that victims who cannot die still hold."""
+    monkeypatch.setattr(init, "SILENT_S", 0.6)
+    monkeypatch.setattr(init, "_LOOK_S", 0.1)
+
+    def story(keepers: Keepers) -> object:
+        return gone([keepers.init, *keepers.family[1:]]), is_gone(keepers.agent)
+
+    assert silent(kernel, story, beats=2) == (True, False)
+
+
+@HERE
+def test_an_agent_that_comes_round_keeps_its_worker_also_when_all_was_paused(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "SILENT_S", 1.0)
+    monkeypatch.setattr(init, "_LOOK_S", 0.1)
+
+    def story(keepers: Keepers) -> object:
+        time.sleep(1.5)
+        kept = not is_gone(keepers.worker)
+        for pid in (keepers.agent, keepers.init):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.kill(keepers.init, signal.SIGCONT)  # the first of the two to run again
+        time.sleep(0.3)
+        os.kill(keepers.agent, signal.SIGCONT)
+        time.sleep(1.5)
+        return kept, is_gone(keepers.worker)
+
+    assert silent(kernel, story, beats=10_000) == (True, False)
+
+
+def test_before_its_first_beat_an_agent_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init, "SILENT_S", 0.3)
+    monkeypatch.setattr(init, "_LOOK_S", 0.1)
+    assert silent(REAL, lambda keepers: (time.sleep(1.0), is_gone(keepers.worker))[1], beats=0) is False
 
 
 def _sleeping() -> int:

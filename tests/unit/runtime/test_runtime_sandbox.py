@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -316,6 +317,21 @@ subprocess.run([sys.executable, '-I', '-S', '-c', ask], check=True)
 """
     ran = run(code)
     assert ran.output == "(1, 1) (64, 64)\n" * 2, ran.errors
+
+
+def test_a_script_cannot_go_before_its_keepers_where_the_machine_would_let_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = resource.setrlimit
+
+    def told(which: int, limits: tuple[int, int]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{which} {limits}\n".encode())
+        real(which, limits)
+
+    monkeypatch.setattr(resource, "setrlimit", told)
+    ran = run("", kernel=REAL)
+    assert {f"{which} (0, 0)" for which in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO)} <= set(
+        ran.errors.split("\n")
+    )
 
 
 def test_the_workers_exit_code_is_the_agents_to_read() -> None:

@@ -50,13 +50,7 @@ class Scene:
     """
 
     def __init__(
-        self,
-        code: str = SLEEP,
-        *,
-        custodian: bool = False,
-        kernel: Kernel | None = None,
-        files: int = 1024,
-        beats: bool = False,
+        self, code: str = SLEEP, *, custodian: bool = False, kernel: Kernel | None = None, files: int = 1024
     ) -> None:
         self._lines, writer = os.pipe()
         self.agent = os.fork()
@@ -64,7 +58,7 @@ class Scene:
             try:
                 keep_only(writer)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-                _be_agent(code, writer, custodian, kernel, beats)
+                _be_agent(code, writer, custodian, kernel)
             except BaseException:
                 os.write(writer, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
             finally:
@@ -96,7 +90,7 @@ class Scene:
         os.close(self._lines)
 
 
-def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None, beats: bool) -> None:
+def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None) -> None:
     checks.harden_agent()
     watcher = sentinel.start(period_s=QUICK_S)
     helper = 0
@@ -113,10 +107,7 @@ def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None, be
     checks.seal_agent()
     pids = {"sentinel": watcher.pid, "worker": worker.pid, "custodian": helper}
     os.write(writer, json.dumps(pids).encode() + b"\n")
-    while True:
-        while beats and not select.select([watcher.alarm_fd], [], [], QUICK_S)[0]:
-            watcher.beat()
-        select.select([watcher.alarm_fd], [], [])
+    while select.select([watcher.alarm_fd], [], []):
         alarm = watcher.alarm()
         ended = worker.end()
         gone = bool(helper) and became_true(lambda: is_gone(helper), 2)
@@ -306,29 +297,6 @@ def test_an_agent_that_stays_stopped_is_killed_and_the_worker_with_it(monkeypatc
         return {"gone": became_true(lambda: is_gone(stage.agent) and is_gone(stage.worker), NOTICED_S)}
 
     assert played(story) == {"gone": True}
-
-
-def test_an_agent_that_does_not_come_round_loses_the_worker_that_may_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SILENT_AGENT_S", 0.5)
-    answer = played(lambda stage: stage.line())
-    assert (answer["alarm"], answer["alive"], answer["worker"]) == ("agent-silent", True, -signal.SIGKILL)
-
-
-def test_an_agent_that_comes_round_keeps_its_worker_also_when_all_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SILENT_AGENT_S", 1.0)
-    monkeypatch.setattr(watch, "_LONGEST_PAUSE_S", 0.2)
-
-    def story(stage: Scene) -> dict[str, object]:
-        before = stage.line(limit_s=1.5)
-        for pid in (stage.agent, stage.sentinel):
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.5)
-        os.kill(stage.sentinel, signal.SIGCONT)  # the first of the two to run again
-        time.sleep(3 * QUICK_S)
-        os.kill(stage.agent, signal.SIGCONT)
-        return {"before": before, "after": stage.line(limit_s=1.5), "gone": is_gone(stage.worker)}
-
-    assert played(story, beats=True) == {"before": {}, "after": {}, "gone": False}
 
 
 def with_sentinel(story: Callable[[Sentinel], object], *, kernel: Kernel = REAL) -> object:
