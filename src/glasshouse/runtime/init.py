@@ -81,8 +81,6 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
     for step in (
         lambda: kernel.prctl(linux.PR_SET_DUMPABLE, 0),
         lambda: kernel.prctl(linux.PR_SET_CHILD_SUBREAPER, 1),
-        # Its own code is not to be read again from a disk where no memory is left.
-        lambda: kernel.mlockall(linux.MCL_CURRENT | linux.MCL_ONFAULT),
         kernel.drop_capabilities,
         lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
         lambda: _filter(kernel),

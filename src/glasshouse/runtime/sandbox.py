@@ -265,11 +265,17 @@ class Worker:
         """Return how the worker ended, from the init's last word; an init without one was ended by another."""
         with contextlib.suppress(OSError):
             # Before it there may be a package that was never taken.
-            while said := self._answer.recv(init.STATUS_BYTES, socket.MSG_DONTWAIT):
+            while said := self._heard():
                 if len(said) == init.STATUS_BYTES:
                     return os.waitstatus_to_exitcode(int.from_bytes(said, "big"))
         self._kill_group()
         return os.waitstatus_to_exitcode(init_status) or -signal.SIGKILL
+
+    def _heard(self) -> bytes:
+        while True:
+            # Told once, and before what was said: the init ended with a beat that it had not read.
+            with contextlib.suppress(ConnectionResetError):
+                return self._answer.recv(init.STATUS_BYTES, socket.MSG_DONTWAIT)
 
     def end(self, *, patience_s: float = 2.0) -> int:
         """Kill, wait, and remove what has a name; returns the exit code. May be called twice.

@@ -386,6 +386,25 @@ def test_an_agent_that_comes_round_keeps_its_worker_also_when_all_was_paused(
     assert silent(kernel, story, beats=10_000) == (True, False)
 
 
+@HERE
+def test_a_beat_that_the_init_has_not_read_keeps_no_exit_code_from_the_agent(kernel: Kernel) -> None:
+    def act() -> list[int | None]:
+        codes = []
+        for _ in range(5):
+            worker = start(specification("raise SystemExit(7)"), kernel)
+            assert worker.pid is not None
+            while not is_gone(worker.pid):
+                pass
+            worker.beat()  # when its init has looked for beats, and is about to say how it ended
+            while worker.poll() is None:
+                time.sleep(0.001)
+            codes.append(worker.exit_code)
+            worker.end()
+        return codes
+
+    assert in_child(act) == [7] * 5
+
+
 def test_before_its_first_beat_an_agent_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(init, "SILENT_S", 0.3)
     monkeypatch.setattr(init, "_LOOK_S", 0.1)
