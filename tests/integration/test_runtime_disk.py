@@ -11,7 +11,7 @@ from glasshouse.attestation.hardening import CheckResult
 from glasshouse.errors import Code
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.wire.policy import Profile
-from tools.fuse import needs_fuse, recorded
+from tools.fuse import alone, needs_fuse, recorded
 from tools.machine import needs_landlock, needs_namespaces, needs_secret_memory
 from tools.runtime_world import CANARY, Broken, script_world
 
@@ -114,16 +114,19 @@ for number in range(8):
 def test_strict_releases_nothing_where_a_server_would_see_the_names_that_a_script_looks_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with recorded(tmp_path / "hub", tmp_path / "told") as hub:
-        monkeypatch.setenv("HF_HUB_CACHE", str(hub))
-        with script_world(tmp_path, LOOK_UP, {"train.csv": CANARY}, broken=Broken(profile=Profile.STRICT)) as world:
-            agent = world.start()
-            assert agent.wait() != 0
-            said = agent.stderr.read_text()
-    assert Code.HARDENING_MISSING.value in said
-    assert "worker.landlock (shown-remote-fuse: a server" in said
-    assert "on a local disk of this machine" in said
-    assert CANARY.hex().encode() not in (tmp_path / "told").read_bytes()
+    def story() -> None:
+        with recorded(tmp_path / "hub", tmp_path / "told") as hub:
+            monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+            with script_world(tmp_path, LOOK_UP, {"train.csv": CANARY}, broken=Broken(profile=Profile.STRICT)) as world:
+                agent = world.start()
+                assert agent.wait() != 0
+                said = agent.stderr.read_text()
+        assert Code.HARDENING_MISSING.value in said
+        assert "worker.landlock (shown-remote-fuse: a server" in said
+        assert "on a local disk of this machine" in said
+        assert CANARY.hex().encode() not in (tmp_path / "told").read_bytes()
+
+    alone(story)
 
 
 @needs_fuse
@@ -131,13 +134,17 @@ def test_strict_releases_nothing_where_a_server_would_see_the_names_that_a_scrip
 @needs_landlock
 def test_a_server_beneath_what_is_shown_is_asked_for_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hub").mkdir()
-    with recorded(tmp_path / "hub" / "models", tmp_path / "told") as models:
-        monkeypatch.setenv("HF_HUB_CACHE", str(models.parent))
-        script = LOOK_UP.replace('["HF_HUB_CACHE"]}', '["HF_HUB_CACHE"]}/models')
-        with script_world(tmp_path, script, {"train.csv": CANARY}) as world:
-            agent = world.start()
-            assert agent.wait() == 0, agent.stderr.read_text()
-            assert agent.log().count("No such file or directory") == 8
-            checks = [event["body"] for event in agent.events() if event["type"] == "check"]
-    assert {"name": "landlock", "process": "worker", "result": CheckResult.PASSED.value} in checks
-    assert CANARY.hex().encode() not in (tmp_path / "told").read_bytes()
+
+    def story() -> None:
+        with recorded(tmp_path / "hub" / "models", tmp_path / "told") as models:
+            monkeypatch.setenv("HF_HUB_CACHE", str(models.parent))
+            script = LOOK_UP.replace('["HF_HUB_CACHE"]}', '["HF_HUB_CACHE"]}/models')
+            with script_world(tmp_path, script, {"train.csv": CANARY}) as world:
+                agent = world.start()
+                assert agent.wait() == 0, agent.stderr.read_text()
+                assert agent.log().count("No such file or directory") == 8
+                checks = [event["body"] for event in agent.events() if event["type"] == "check"]
+        assert {"name": "landlock", "process": "worker", "result": CheckResult.PASSED.value} in checks
+        assert CANARY.hex().encode() not in (tmp_path / "told").read_bytes()
+
+    alone(story)

@@ -12,13 +12,13 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-__all__ = ["needs_fuse", "recorded"]
+__all__ = ["alone", "needs_fuse", "recorded"]
 
 _LOOKUP, _GETATTR, _STATFS, _INIT, _OPENDIR, _READDIR = 1, 3, 17, 26, 27, 28
 _WITHOUT_ANSWER = (2, 42)  # forget
@@ -36,6 +36,19 @@ _ANSWERS = {
 needs_fuse = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="this machine's user is not root, or it has no FUSE"
 )
+
+
+def alone(action: Callable[[], object], limit_s: float = 90.0) -> None:
+    """Do it where no other test sees the mounts: some count all that there are, as a run without mounts does."""
+    from glasshouse.runtime.kernel import CLONE_NEWNS, MS_PRIVATE, MS_REC, REAL
+    from tools.forked import in_child  # the server below runs this file alone
+
+    def act() -> None:
+        REAL.unshare(CLONE_NEWNS)
+        REAL.mount("none", "/", None, MS_REC | MS_PRIVATE)
+        action()
+
+    in_child(act, limit_s=limit_s)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from glasshouse.wire.states import Outcome
 __all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
 
 NO_RECEIPT = "no-receipt"
+_NEVER_PLACED = "no runtime was placed: the key was released to nobody"
 INVALID = "invalid"
 
 
@@ -115,7 +116,9 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
         return found
     known = replace(found, outcome=Outcome(record.outcome), code=None if record.code is None else Code(record.code))
     if record.agent is None:
-        return replace(known, problem="no runtime was placed: the key was released to nobody")
+        # It is recorded once it was started; a supervisor that was killed in between has recorded nothing.
+        never = not is_there(folder.events) and survivors(folder.scratch, folder.out, patience_s=0) == []
+        return replace(known, problem=_NEVER_PLACED if never else found.problem)
     if known.outcome is Outcome.LOST:
         return known
     return replace(known, problem=_not_wiped(folder, "the runtime left no receipt: nothing shows that it wiped"))

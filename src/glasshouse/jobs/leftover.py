@@ -16,12 +16,13 @@ __all__ = ["leftovers", "removed", "survivors"]
 
 # The kernel takes a moment to end what it was told to end, with gigabytes of memory.
 _PATIENCE_S = 3.0
+_PROC = Path("/proc")
 _LOOK_S = 0.05
 _MAX_RECORD_BYTES = 256
 
 
 def survivors(
-    scratch: Path, out: Path, *, patience_s: float | None = None, processes: Path = Path("/proc")
+    scratch: Path, out: Path, *, patience_s: float | None = None, processes: Path = _PROC
 ) -> list[int] | None:
     """Return the processes of a run that still live: by the folder that stands on the command line of each of them, and
     what its script started, or made of its worker, by their session.
@@ -63,6 +64,8 @@ def _running(argument: bytes, processes: Path) -> list[int] | None:
         listed = [int(path.name) for path in processes.iterdir() if path.name.isdecimal()]
     except OSError:
         return None
+    if processes == _PROC and 1 not in listed:
+        return None  # what is not this user's, or not dumpable, is hidden (`hidepid`): the runtime too
     found = []
     for pid in listed:
         # One that ends while it is looked at has ended, and a zombie has no command line any more.

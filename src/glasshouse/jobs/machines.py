@@ -90,11 +90,15 @@ def together(ends: Sequence[Conclusion], *, first: Sequence[int] = ()) -> Conclu
         first: machines in the order in which they ended, as far as anybody saw.
     """
     blamed = _blamed(ends, first)
-    problem = next((end.problem for end in ends if end.problem), "")
+    told = {number: end.problem for number, end in enumerate(ends) if end.problem}
+    # What still runs on one of them, or stayed there, is to be read, whichever of them is to blame.
+    problem = next(iter(told.values()), "")
+    if len(told) > 1:
+        problem = "; ".join(f"machine {number}: {text}" for number, text in told.items())
     verdict = min((end.verdict for end in ends), key=_WORST_FIRST.index)
     outcome, code = Outcome.COMPLETED, None
     if blamed is not None:
-        outcome, code, problem = ends[blamed].outcome, ends[blamed].code, ends[blamed].problem or problem
+        outcome, code = ends[blamed].outcome, ends[blamed].code
     chains = [end.verified.chain for end in ends if end.verified is not None]
     try:
         if chains and len(chains) == len(ends):

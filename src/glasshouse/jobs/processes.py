@@ -33,14 +33,20 @@ class ProcessName:
     @property
     def alive(self) -> bool:
         """Whether that very process still runs."""
+        # In this order: one that ends between the two is found by neither.
+        try:
+            process: Process | None = Process.of(self.pid)
+        except OSError:
+            process = None
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             pass
-        now = _started(self.pid)
-        return now == self.started if now is not None else not self.started
+        if process is None:
+            return True  # a system without /proc, or one that hides it from us (`hidepid`)
+        return process.lives and (not self.started or process.started == self.started)
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal if it still runs; return whether it was sent."""

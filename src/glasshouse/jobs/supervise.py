@@ -134,8 +134,8 @@ def supervise(
         for one_placed in placed:
             one_placed.placement.interrupt()
         for one_placed in placed:
-            if one_placed.exit_code is None and one_placed.placement.wait(STOP_PATIENCE_S) is None:
-                one_placed.placement.kill()
+            if one_placed.exit_code is None:
+                _wait(one_placed.placement)
         raise
     ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in placed]
     first = sorted(range(len(placed)), key=lambda machine: placed[machine].ended_s)
@@ -187,8 +187,19 @@ def _place(
             peers=peers,
         )
     )
-    folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))
+    try:
+        folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))
+    except BaseException:
+        placement.interrupt()
+        _wait(placement)
+        raise
     return _Placed(folder=folder, placement=placement, seen=Seen(), shown=_Shown(Tail(folder.events), watcher))
+
+
+def _wait(placement: Placement) -> None:
+    """Give a runtime that was asked to stop the time to wipe itself."""
+    if placement.wait(STOP_PATIENCE_S) is None:
+        placement.kill()
 
 
 def _record(placed: _Placed, conclusion: Conclusion) -> RunRecord:

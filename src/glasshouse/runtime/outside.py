@@ -29,6 +29,7 @@ _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_IOC_FSGETXATTR, _FS_IOC_FSSETXATTR = 0x801C581F, 0x401C5820
 # A number of ext4's own for what FS_IOC_SETVERSION is too.
 _EXT4_IOC_SETVERSION_OLD, _NO_ADDRESS = 0x40086604, 0
+_F_SETFL = 4
 _F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
 
 
@@ -49,6 +50,9 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
     found |= {"sync" for name in ("fdatasync", "fsync", "syncfs") if not _answers(kernel, name, -1)}
     if package is not None:
         found |= {f"package-{how}" for how in (*_left_on(kernel, package), *_written(package))}
+        if _answers(kernel, "fcntl", package, _F_SETFL, os.O_DIRECT):
+            kernel.call("fcntl", package, _F_SETFL, 0)
+            found.add("package-direct")
         if read_only.kind(kernel, package) is None:
             found.add("package-descriptor")
     return sorted(found)
@@ -152,9 +156,18 @@ def _left_at(kernel: Kernel, path: str) -> list[str]:
     except OSError:
         return found
     try:
-        return found + _version(kernel, descriptor)
+        return found + _version(kernel, descriptor) + (_direct(path) if stat.S_ISREG(mode) else [])
     finally:
         os.close(descriptor)
+
+
+def _direct(path: str) -> list[str]:
+    """Open a file for reading past the cache; nothing is read."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
+    except OSError:
+        return []
+    return ["direct"]
 
 
 def _version(kernel: Kernel, descriptor: int) -> list[str]:

@@ -89,11 +89,14 @@ class SessionRecord:
         """
         try:
             boot, namespace = _boot(), _namespace()
-            if self.boot != boot:
-                return None if _UNKNOWN in (self.boot, boot) else []
+            # A container may have an id of its own, and the namespace of its processes is another then too.
             if self.namespace != namespace or namespace == _UNKNOWN:
                 return None
+            if self.boot != boot:
+                return None if _UNKNOWN in (self.boot, boot) else []
             found = members(self.session)
+            if not found and _is_hidden(self.session):
+                return None
         except OSError:
             return None
         if found.get(self.session, self.started) != self.started:
@@ -120,6 +123,21 @@ def members(session: int) -> dict[int, int]:
         if process.session == session and process.lives:
             found[int(name)] = process.started
     return found
+
+
+def _is_hidden(session: int) -> bool:
+    """Return whether a process or group of that number is there, and /proc does not show it to this process."""
+    # `hidepid` hides a process that is not dumpable from others of its user, and answers to signals as ever.
+    for ask in (os.kill, os.killpg):
+        try:
+            ask(session, 0)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            pass
+        if not os.path.exists(f"/proc/{session}"):  # noqa: PTH110 - pathlib is slow to import
+            return True
+    return False
 
 
 def _boot() -> str:

@@ -196,6 +196,24 @@ def test_a_run_that_was_never_placed_lost_nothing(tmp_path: Path) -> None:
     assert again.problem == "no runtime was placed: the key was released to nobody"
 
 
+def test_a_runtime_whose_supervisor_was_killed_before_it_recorded_it_is_looked_for(tmp_path: Path) -> None:
+    world = OwnersWorld()
+    folder = world.settle(tmp_path)
+    wait = "import time; time.sleep(60)"
+    runtime = subprocess.Popen([sys.executable, "-X", f"pycache_prefix={folder.scratch}", "-c", wait])
+    try:
+        record = folder.end(outcome="lost", verdict="no-receipt")
+        again = conclude_again(folder, record, owner_signing=world.owner.public)
+        assert f"kill -9 {runtime.pid}" in again.problem
+    finally:
+        runtime.kill()
+        runtime.wait()
+    folder.out.mkdir(exist_ok=True)
+    folder.events.touch()
+    again = conclude_again(folder, record, owner_signing=world.owner.public)
+    assert "without wiping and without a receipt" in again.problem
+
+
 def test_a_killed_runtime_is_said_not_to_have_wiped_and_its_folders_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

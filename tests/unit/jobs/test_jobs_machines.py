@@ -292,6 +292,14 @@ def test_a_run_that_fails_before_it_is_placed_is_ended_on_every_machine(run: Run
     assert [folder.load().phase for folder in run.folders] == [Phase.ENDED, Phase.ENDED]
 
 
+def test_what_still_runs_on_any_machine_is_told_whichever_is_to_blame() -> None:
+    lost = Conclusion(outcome=Outcome.LOST, code=None, verdict=NO_RECEIPT, problem="none of its processes is left")
+    alive = replace(lost, problem="end them with: kill -9 7")
+    assert together([lost, alive], first=(0, 1)).problem == (
+        "machine 0: none of its processes is left; machine 1: end them with: kill -9 7"
+    )
+
+
 def test_a_second_look_tells_the_same_story(run: Run) -> None:
     first = Played([run.tells(0, 3, **REFUSED, code=Code.RANK_REFUSED)])
     ended = run.supervise(first, Played([*nothing(1), lambda: -9]))

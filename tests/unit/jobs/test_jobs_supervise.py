@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.errors import Code, ExitCode, PlatformError
+from glasshouse.errors import Code, ExitCode, PlatformError, UsageError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs import control, runner, supervise
 from glasshouse.jobs.embedded import Embedded
@@ -231,6 +231,19 @@ def test_a_defect_in_the_view_leaves_no_runtime_behind(world: OwnersWorld, folde
         stay(world, folder, machine, Broken(), supervise.Interrupts())
     assert machine.interrupts == 1
     assert machine.killed, "it did not end when it was asked"
+
+
+def test_a_runtime_that_cannot_be_recorded_is_not_left_behind(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_folder: RunFolder, **_changes: object) -> None:
+        raise UsageError(Code.DISK_FULL, "no room")
+
+    machine = Machine([lambda: None])
+    monkeypatch.setattr(RunFolder, "update", full)
+    with pytest.raises(UsageError):
+        stay(world, folder, machine, Watching(), supervise.Interrupts())
+    assert (machine.interrupts, machine.killed) == (1, True)
 
 
 def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(

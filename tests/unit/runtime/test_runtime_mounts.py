@@ -12,7 +12,7 @@ from glasshouse.runtime import doctor, mounts
 from glasshouse.runtime.doctor import Standing
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.mounts import Table
-from tools.fuse import needs_fuse, recorded
+from tools.fuse import alone, needs_fuse, recorded
 from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces, needs_root
 from tools.sandboxed import run, specification
 
@@ -282,13 +282,17 @@ def argv(folder: Path) -> tuple[str, ...]:
 def test_names_that_a_worker_looks_up_reach_no_server_beneath_what_is_shown(tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     paths = (*specification("").read_paths, str(tmp_path / "hub"))
-    with recorded(tmp_path / "hub" / "models", tmp_path / "told") as folder:
-        ran = run("", argv=argv(folder), read_paths=paths)
-        assert ran.output == "2\n" * 20
-        assert b"plaintext" not in (tmp_path / "told").read_bytes()
-    assert "covered-remote" in ran.report.notes
-    assert ran.report.observed["landlock"] is CheckResult.PASSED
-    assert f"covered, since a server sees each name looked up there: {folder}" in ran.errors
+
+    def story() -> None:
+        with recorded(tmp_path / "hub" / "models", tmp_path / "told") as folder:
+            ran = run("", argv=argv(folder), read_paths=paths)
+            assert ran.output == "2\n" * 20
+            assert b"plaintext" not in (tmp_path / "told").read_bytes()
+        assert "covered-remote" in ran.report.notes
+        assert ran.report.observed["landlock"] is CheckResult.PASSED
+        assert f"covered, since a server sees each name looked up there: {folder}" in ran.errors
+
+    alone(story)
 
 
 @needs_fuse
@@ -297,10 +301,13 @@ def test_names_that_a_worker_looks_up_reach_no_server_beneath_what_is_shown(tmp_
 @needs_root
 @needs_namespaces
 def test_where_a_shown_folder_itself_lies_with_a_server_it_is_named_and_strict_is_out_of_reach(tmp_path: Path) -> None:
-    with recorded(tmp_path / "hub", tmp_path / "told") as folder:
-        ran = run("", argv=argv(folder), read_paths=(*specification("").read_paths, str(folder)))
-        # This is what is not stopped, and why the check does not pass.
-        assert (tmp_path / "told").read_bytes().count(b"plaintext") == 20 * 20
-    assert "shown-remote-fuse" in ran.report.notes
-    assert ran.report.observed["landlock"] is CheckResult.UNAVAILABLE
-    assert ran.report.observed["egress-closed"] is CheckResult.PASSED
+    def story() -> None:
+        with recorded(tmp_path / "hub", tmp_path / "told") as folder:
+            ran = run("", argv=argv(folder), read_paths=(*specification("").read_paths, str(folder)))
+            # This is what is not stopped, and why the check does not pass.
+            assert (tmp_path / "told").read_bytes().count(b"plaintext") == 20 * 20
+        assert "shown-remote-fuse" in ran.report.notes
+        assert ran.report.observed["landlock"] is CheckResult.UNAVAILABLE
+        assert ran.report.observed["egress-closed"] is CheckResult.PASSED
+
+    alone(story)

@@ -255,13 +255,21 @@ def test_scripts_copy_and_unpack_where_times_and_modes_stay_as_they_are() -> Non
 
 # A call that reached the kernel would find that this is no descriptor.
 BROUGHT_TO_DISK = """
-import ctypes, os, sqlite3
+import ctypes, fcntl, os, sqlite3
 libc = ctypes.CDLL(None, use_errno=True)
 calls = [('fsync', -1), ('fdatasync', -1), ('syncfs', -1)]
 calls += [('sync_file_range', -1, 0, 0, 7), ('posix_fadvise', -1, 0, 0, 4)]
 print([getattr(libc, name)(*arguments) for name, *arguments in calls], libc.syscall(SETUP, 0, 0), ctypes.get_errno())
 with open('file', 'wb') as file:
     os.fsync(file.fileno())
+def tried(what):
+    try:
+        return what() and 0
+    except OSError as error:
+        return error.errno
+past, here = os.O_RDONLY | os.O_DIRECT, os.open('file', os.O_RDONLY)
+print([tried(lambda: os.open(name, past)) for name in ('file', os.__file__)], libc.syscall(OPEN, b'file', past))
+print(tried(lambda: fcntl.fcntl(here, fcntl.F_SETFL, os.O_DIRECT)), fcntl.fcntl(here, fcntl.F_SETFL, os.O_NONBLOCK))
 """
 
 
@@ -270,9 +278,11 @@ with open('file', 'wb') as file:
 @pytest.mark.parametrize("kernel", [REAL, WithoutMounts()], ids=["isolated", "no-mounts"])
 def test_a_script_brings_nothing_that_others_wrote_to_a_disk_and_is_told_that_it_did(kernel: Kernel) -> None:
     """Eight bytes of plaintext left through the times of a journal's commits, which `syncfs` on the package caused."""
-    setup = syscalls.number("io_setup", os.uname().machine)
-    ran = run(BROUGHT_TO_DISK.replace("SETUP", str(setup)), kernel=kernel)
-    assert ran.output == f"[0, 0, 0, 0, 0] -1 {errno.ENOSYS}\n", ran.errors
+    setup, by_name = (syscalls.number(name, os.uname().machine) for name in ("io_setup", "open"))
+    # Where there is no such call, a number that none has.
+    ran = run(BROUGHT_TO_DISK.replace("SETUP", str(setup)).replace("OPEN", str(by_name or 9999)), kernel=kernel)
+    past_the_cache = f"[{errno.EINVAL}, {errno.EINVAL}] -1\n{errno.EINVAL} 0\n"
+    assert ran.output == f"[0, 0, 0, 0, 0] -1 {errno.ENOSYS}\n{past_the_cache}", ran.errors
 
 
 CONTROLS = """
@@ -327,6 +337,7 @@ def test_the_trials_find_each_of_these_where_nothing_stands_against_them(package
     with package.open("rb", buffering=0) as opened:
         found = outside.metadata(REAL, package=opened.fileno(), paths=[str(shown), str(shown.parent / "missing")])
     everything = {"package-descriptor", "package-lease", "package-times", "package-write", "shown-times", "sync"}
+    everything |= {"package-direct", "shown-direct"}
     assert everything <= set(found)
     assert package.read_bytes() == SEALED
     assert stat.S_IMODE(shown.stat().st_mode) == 0o644 - (0o044 & _umask())

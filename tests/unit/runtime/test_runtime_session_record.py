@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +18,11 @@ import pytest
 from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.runtime import finish, probes
-from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.kernel import CLONE_NEWNS, MS_PRIVATE, MS_REC, PR_SET_DUMPABLE, REAL
 from glasshouse.runtime.outdir import OutDir
 from glasshouse.runtime.session_record import NAME, Process, SessionRecord, members
+from tools.forked import in_child
+from tools.machine import needs_namespaces, needs_root
 from tools.waiting import wait_for
 
 # Starts a child, becomes another program by a thread, and says so.
@@ -113,8 +118,45 @@ def test_after_another_boot_nothing_is_left_and_in_another_namespace_nothing_is_
     assert dataclasses.replace(record, boot="another").survivors() == []
     elsewhere = dataclasses.replace(record, namespace="pid:[1]")
     assert elsewhere.survivors() is None
+    # A container may be shown a boot of its own.
+    assert dataclasses.replace(elsewhere, boot="another").survivors() is None
     (tmp_path / NAME).write_bytes(elsewhere.to_line())
     assert survivors(tmp_path / "empty", tmp_path, patience_s=0) is None
+
+
+NOBODY = 65534
+
+
+@needs_root
+@needs_namespaces
+def test_where_proc_hides_a_process_that_is_not_dumpable_nothing_is_said_to_be_gone(tmp_path: Path) -> None:
+    """As the threat model advises to mount it: the agent's group sees all, another login of its user does not."""
+
+    def act() -> list[object]:
+        REAL.unshare(CLONE_NEWNS)
+        REAL.mount("none", "/", None, MS_REC | MS_PRIVATE)
+        REAL.mount("proc", "/proc", "proc", 0, "hidepid=2")
+        reader, writer = os.pipe()
+        agent = os.fork()
+        if agent == 0:
+            os.setuid(NOBODY)
+            os.setsid()
+            REAL.prctl(PR_SET_DUMPABLE, 0)
+            os.write(writer, b"x")
+            time.sleep(60)
+        os.read(reader, 1)
+        record, name = SessionRecord.of(agent), ProcessName.of(agent)
+        (tmp_path / NAME).write_bytes(record.to_line())
+
+        def look() -> list[object]:
+            return [record.survivors(), name.alive, survivors(tmp_path / "empty", tmp_path, patience_s=0)]
+
+        hidden, shown = in_child(look, user=NOBODY), look()
+        os.kill(agent, signal.SIGKILL)
+        os.waitpid(agent, 0)
+        return [hidden, shown == [[agent], True, [agent]], look()]
+
+    assert in_child(act) == [[None, True, None], True, [[], False, []]]
 
 
 def test_where_a_machine_does_not_show_its_boot_or_namespace_nothing_is_said_to_be_gone(
