@@ -52,6 +52,25 @@ runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
 """
 
 
+# A runtime whose look at its sentinel never comes: whether its init counts is then seen to otherwise.
+COUNTED = """
+import os, runpy
+from glasshouse.runtime import sandbox, vigil, worker_session
+vigil.Vigil._look = lambda self: None
+told = []
+def noted(kind, name):
+    real = getattr(kind, name)
+    def act(*given, **named):
+        told.append(name)
+        os.write(2, f"{name} after {told.count('beat')} beats\\n".encode())
+        return real(*given, **named)
+    setattr(kind, name, act)
+noted(sandbox.Worker, "beat")
+noted(worker_session.WorkerSession, "give")
+runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
+"""
+
+
 class Tracer:
     """A process that traces another."""
 
@@ -197,3 +216,11 @@ def test_a_runtime_that_waited_long_says_so_when_it_goes_on(tmp_path: Path, brok
         disk.open("wb").close()
         ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
         assert "agent-silent" in noticed(agent)
+
+
+def test_before_a_worker_is_given_anything_its_init_counts(tmp_path: Path, broker: BrokerProcess) -> None:
+    """A worker that holds the runtime from its first moment on would not be ended by an init that waits for a beat."""
+    with script_world(tmp_path, "import time\ntime.sleep(0.1)\n", broker=broker) as world:
+        agent = world.start(program=("-c", COUNTED))
+        assert agent.wait() == 0, agent.stderr.read_text()
+        assert "give after 1 beats" in agent.stderr.read_text()

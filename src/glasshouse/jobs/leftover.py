@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
 
 from glasshouse.jobs.files import open_regular
 from glasshouse.runtime import named_directory
+from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.session_record import SessionRecord
+from glasshouse.runtime.visibility import processes_are_visible
 
 __all__ = ["leftovers", "removed", "survivors"]
 
@@ -64,15 +65,19 @@ def _running(argument: bytes, processes: Path) -> list[int] | None:
         listed = [int(path.name) for path in processes.iterdir() if path.name.isdecimal()]
     except OSError:
         return None
-    if processes == _PROC and 1 not in listed:
-        return None  # what is not this user's, or not dumpable, is hidden (`hidepid`): the runtime too
+    # `hidepid` hides what is not dumpable also from others of its user: the runtime too.
+    hidden = processes == _PROC and os.geteuid() != 0 and not processes_are_visible(REAL)
     found = []
     for pid in listed:
-        # One that ends while it is looked at has ended, and a zombie has no command line any more.
-        with contextlib.suppress(OSError):
+        try:
+            # A zombie has no command line any more.
             if argument in (processes / str(pid) / "cmdline").read_bytes().split(b"\0"):
                 found.append(pid)
-    return sorted(found)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except OSError:
+            hidden = True
+    return None if hidden and not found else sorted(found)
 
 
 def leftovers() -> list[Path]:

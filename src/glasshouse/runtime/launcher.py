@@ -71,6 +71,7 @@ _NAMESPACES = (
     ("ipc", linux.CLONE_NEWIPC),
     ("uts", linux.CLONE_NEWUTS),
 )
+_NETWORK = "/proc/self/ns/net"
 _HALF_ISOLATED = frozenset({"no-private-root", *(f"no-{name}-namespace" for name, _ in _NAMESPACES)})
 
 
@@ -114,6 +115,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     stored = _stored_remotely(kernel, spec)
     # Before this process's children are the first of a namespace.
     logged = logged_once.use_up(kernel)
+    network = os.readlink(_NETWORK)  # noqa: PTH115 - pathlib is slow to import
     notes = _separate(kernel)
     notes += [] if logged else ["exec-logged"]
     # The agent's own, as this process inherited it.
@@ -125,6 +127,8 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
     _be_killed(_KILLED_FIRST, notes)
     os.setsid()
+    if spec["loopback"] is True:
+        _keep_quiet(network, notes)  # while /proc can be written
     package, taken = _give_package(kernel, spec, answer, notes)
     notes += [] if taken else stored  # a copy in memory was read before the worker begins
     base = _house(kernel, spec, notes, taken)
@@ -294,6 +298,18 @@ def _connect_ranks(notes: list[str]) -> None:
     except OSError as error:
         notes.append("no-loopback")
         os.write(2, f"launcher: no loopback: {error}\n".encode())
+
+
+def _keep_quiet(machines: str, notes: list[str]) -> None:
+    """Keep floods on the ranks' loopback out of the machine's log: in their own network, never the machine's."""
+    from glasshouse.runtime import loopback
+
+    try:
+        if os.readlink(_NETWORK) == machines:  # noqa: PTH115
+            raise OSError("the machine's own network")
+        loopback.keep_quiet()
+    except OSError:
+        notes.append("floods-logged")
 
 
 def _confine(kernel: Kernel, spec: dict[str, object], base: str, notes: list[str], *, isolated: bool) -> int | None:

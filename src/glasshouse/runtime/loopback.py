@@ -12,7 +12,7 @@ import fcntl
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["controllable", "raise_up", "strays"]
+__all__ = ["controllable", "keep_quiet", "raise_up", "strays"]
 
 _NAME = "lo"
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
@@ -20,11 +20,18 @@ _IFF_UP = 1
 _NAME_BYTES = 16
 _REQUEST_BYTES = 40  # struct ifreq
 _LISTED = "/proc/self/net/dev"
+_COOKIES = "/proc/sys/net/ipv4/tcp_syncookies"  # of this process's network namespace
 
 
 def raise_up() -> None:
     """Bring `lo` up, which gives it 127.0.0.1 and ::1; raises `OSError`."""
     _set(_NAME, _flags(_NAME) | _IFF_UP)
+
+
+def keep_quiet() -> None:
+    """Let the kernel log no flood of connections, whose addresses a script would choose; raises `OSError`."""
+    with open(_COOKIES, "w") as file:  # noqa: PTH123 - pathlib is slow to import
+        file.write("2")
 
 
 def controllable() -> bool:

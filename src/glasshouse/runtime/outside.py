@@ -29,7 +29,7 @@ _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_IOC_FSGETXATTR, _FS_IOC_FSSETXATTR = 0x801C581F, 0x401C5820
 # A number of ext4's own for what FS_IOC_SETVERSION is too.
 _EXT4_IOC_SETVERSION_OLD, _NO_ADDRESS = 0x40086604, 0
-_F_SETFL = 4
+_F_SETFL, _MADV_COLLAPSE = 4, 25
 _F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
 
 
@@ -48,6 +48,8 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
     found |= {f"shown-{how}" for path in paths if os.path.lexists(path) for how in _left_at(kernel, path)}
     # Of no file: an answer that it was done comes from the filter. What is worse would flush the machine's disks.
     found |= {"sync" for name in ("fdatasync", "fsync", "syncfs") if not _answers(kernel, name, -1)}
+    if _answers(kernel, "madvise", 0, 0, _MADV_COLLAPSE):
+        found.add("collapse")
     if package is not None:
         found |= {f"package-{how}" for how in (*_left_on(kernel, package), *_written(package))}
         if _answers(kernel, "fcntl", package, _F_SETFL, os.O_DIRECT):

@@ -42,6 +42,13 @@ _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWCGROUP, UTS, IPC, USER, PID, NET and NS
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# SIOCGIFBR, SIOCSIFBR, SIOCGIFVLAN, SIOCSIFVLAN, SIOCBRADDBR to SIOCBRDELIF: the kernel loads a module for them, which
+# stays when the worker is gone, before it asks for a capability.
+_LOADING = (0x8940, 0x8941, 0x8982, 0x8983, 0x89A0, 0x89A1, 0x89A2, 0x89A3)
+# TCP_MD5SIG and its kin (TCP_MD5SIG_EXT, TCP_AO_*): a segment that is not signed so is logged, with its addresses.
+_SIGNED_SEGMENTS = (14, 32, 38, 39, 40)
+# It first has written what others wrote to the file (Linux 6.1, where files may have huge pages).
+_MADV_COLLAPSE = 25
 _PERSONALITY_QUERY = 0xFFFFFFFF
 _PRIO_PROCESS, _PRIO_USER = 0, 2
 _RLIMIT_DATA, _RLIMIT_CORE = 2, 4
@@ -178,6 +185,7 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
         filter_.connected_sockets()
     if loopback:
         filter_.families(_AF_UNIX, plain=(_AF_INET, _AF_INET6))
+        filter_.no_value("setsockopt", 2, _SIGNED_SEGMENTS)
     else:
         filter_.families(_AF_UNIX)
     filter_.worker_prctl()
@@ -188,6 +196,7 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
     filter_.refuse(_XATTRS, errno.EOPNOTSUPP)
     # Not an error: databases and checkpoints end where that fails.
     filter_.refuse(_TO_DISK, 0)
+    filter_.no_value("madvise", 2, (_MADV_COLLAPSE,), answer=errno.EINVAL)
     filter_.refuse((*_LASTING, *_HANDED_IN), errno.ENOSYS)
     filter_.limits()
     if isolated and init is not None:
@@ -279,16 +288,18 @@ class _Filter:
             body += [(_JEQ, 0, len(block), option), *block]
         self._rule("prctl", [*body, _allow()])
 
-    def no_value(self, name: str, argument: int, values: tuple[int, ...]) -> None:
+    def no_value(self, name: str, argument: int, values: tuple[int, ...], *, answer: int = errno.EPERM) -> None:
         checks = [(_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
-        self._rule(name, [_low(argument), *checks, _allow(), _answer(errno.EPERM)])
+        self._rule(name, [_low(argument), *checks, _allow(), _answer(answer)])
 
     def controls(self) -> None:
-        """Let pass the ioctls that are of no file system, but for those that type into a terminal."""
+        """Let pass the ioctls that are of no file system, but for those that type into a terminal or load a module."""
         # Every file system has controls of its own that leave something on a disk, or reach its server, by a descriptor
         # for reading. Landlock hears nothing of them, and a mount that is read-only asks the file system to refuse
         # them: ext4 has another number for a file's version, btrfs a new folder, FUSE whatever its server wants.
-        typing = [(_JEQ, 1, 0, _TIOCSTI), (_JEQ, 0, 1, _TIOCLINUX), _answer(errno.EPERM)]
+        refused = (_TIOCSTI, _TIOCLINUX, *_LOADING)
+        typing = [(_JEQ, len(refused) - 1 - index, 0, value) for index, value in enumerate(refused[:-1])]
+        typing += [(_JEQ, 0, 1, refused[-1]), _answer(errno.EPERM)]
         # Copying tries these first, and pathlib (Python 3.14) does without on few answers.
         cloning = [(_JEQ, 1, 0, _FICLONE), (_JEQ, 0, 1, _FICLONERANGE), _answer(errno.EOPNOTSUPP)]
         checks = [(_JEQ, len(_IOCTL_KINDS) - index, 0, kind << 8) for index, kind in enumerate(_IOCTL_KINDS)]

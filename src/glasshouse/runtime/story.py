@@ -318,6 +318,8 @@ def _open(run: Run, parts: _Parts) -> None:
         machines = None
         if group is not None and group.machines > 1 and relay is not None:
             machines = group.machine, group.machines, relay.worker_end.fileno()
+        # From here on its init counts for how long this process has not come round: not before it has anything.
+        session.worker.beat()
         session.give(
             parts.regions.grant.fd,
             parts.regions.grant.size,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +160,32 @@ class SharesTheNetwork(Kernel):
     def unshare(self, flags: int) -> None:
         if flags != CLONE_NEWNET:
             super().unshare(flags)
+
+
+QUIET = """
+import fcntl, socket
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return error.errno
+with socket.socket() as tcp:
+    key = refused(tcp.setsockopt, socket.IPPROTO_TCP, 14, bytes(216))
+    print(open('/proc/sys/net/ipv4/tcp_syncookies').read().strip(), key, refused(fcntl.ioctl, tcp.fileno(), 0x8940))
+"""
+
+
+@needs_namespaces
+@needs_filters
+def test_ranks_put_nothing_of_their_choice_into_the_machines_log() -> None:
+    """Each flood of connections was logged with a port and an address that the script had chosen."""
+    ran = run(QUIET, loopback=True)
+    assert ran.output == f"2 {errno.EPERM} {errno.EPERM}\n", ran.errors
+    assert "floods-logged" not in ran.report.notes
+    own = Path("/proc/sys/net/ipv4/tcp_syncookies")
+    before = own.read_text()
+    assert "floods-logged" in run("pass", kernel=SharesTheNetwork(), loopback=True).report.notes
+    assert own.read_text() == before, "the machine's own setting is not touched"
 
 
 @needs_root

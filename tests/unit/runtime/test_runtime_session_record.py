@@ -129,13 +129,16 @@ NOBODY = 65534
 
 @needs_root
 @needs_namespaces
-def test_where_proc_hides_a_process_that_is_not_dumpable_nothing_is_said_to_be_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_where_proc_hides_a_process_that_is_not_dumpable_nothing_is_said_to_be_gone(
+    tmp_path: Path, hidepid: int
+) -> None:
     """As the threat model advises to mount it: the agent's group sees all, another login of its user does not."""
 
     def act() -> list[object]:
         REAL.unshare(CLONE_NEWNS)
         REAL.mount("none", "/", None, MS_REC | MS_PRIVATE)
-        REAL.mount("proc", "/proc", "proc", 0, "hidepid=2")
+        REAL.mount("proc", "/proc", "proc", 0, f"hidepid={hidepid}")
         reader, writer = os.pipe()
         agent = os.fork()
         if agent == 0:
@@ -148,15 +151,18 @@ def test_where_proc_hides_a_process_that_is_not_dumpable_nothing_is_said_to_be_g
         record, name = SessionRecord.of(agent), ProcessName.of(agent)
         (tmp_path / NAME).write_bytes(record.to_line())
 
+        unrecorded = tmp_path / "before it was recorded"
+
         def look() -> list[object]:
-            return [record.survivors(), name.alive, survivors(tmp_path / "empty", tmp_path, patience_s=0)]
+            left = [survivors(tmp_path / "empty", out, patience_s=0) for out in (tmp_path, unrecorded)]
+            return [record.survivors(), name.alive, *left]
 
         hidden, shown = in_child(look, user=NOBODY), look()
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
-        return [hidden, shown == [[agent], True, [agent]], look()]
+        return [hidden, shown == [[agent], True, [agent], []], look()]
 
-    assert in_child(act) == [[None, True, None], True, [[], False, []]]
+    assert in_child(act) == [[None, True, None, None], True, [[], False, [], []]]
 
 
 def test_where_a_machine_does_not_show_its_boot_or_namespace_nothing_is_said_to_be_gone(
