@@ -10,12 +10,13 @@ _FIRST, _COUNT = 20_000, 12_000
 
 
 def free_port() -> int:
-    """Return a port of the loopback on which nothing listens."""
+    """Return a port of the loopback on which nothing listens, and of which no connection lingers."""
     for _ in range(100):
         port = _FIRST + secrets.randbelow(_COUNT)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port
     raise OSError("no port is free")
