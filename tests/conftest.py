@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "integration" in item.path.parts:
             item.add_marker(pytest.mark.integration)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if processes > 1:
+    if processes > 1 and any("integration" in item.path.parts for item in items):
         items[:] = _runs_first(items, processes)
 
 

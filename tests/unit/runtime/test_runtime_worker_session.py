@@ -75,9 +75,10 @@ class FakeWorker:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         for descriptor in (self._reader, self._writer, self.pidfd):
-            with contextlib.suppress(OSError):
+            if descriptor >= 0:
                 os.close(descriptor)
-        self.pidfd = -1
+        # It may be called twice, and the numbers may be another's by then.
+        self._reader = self._writer = self.pidfd = -1
 
 
 class Talk:
