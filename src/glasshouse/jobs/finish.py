@@ -16,7 +16,7 @@ from glasshouse.wire.states import Outcome
 __all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
 
 NO_RECEIPT = "no-receipt"
-_NEVER_PLACED = "no runtime was placed: the key was released to nobody"
+_NEVER_PLACED = "no runtime was placed, and no key was released"
 INVALID = "invalid"
 
 

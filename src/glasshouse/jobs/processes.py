@@ -46,7 +46,8 @@ class ProcessName:
             pass
         if process is None:
             return True  # a system without /proc, or one that hides it from us (`hidepid`)
-        return process.lives and (not self.started or process.started == self.started)
+        # One whose beginning is not known is not taken for any that has its number now: it might be sent a signal.
+        return process.lives and process.started == self.started
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal if it still runs; return whether it was sent."""

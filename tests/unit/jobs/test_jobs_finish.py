@@ -193,7 +193,7 @@ def test_a_run_that_was_never_placed_lost_nothing(tmp_path: Path) -> None:
     record = folder.end(outcome="failed", code="platform-unsupported")
     again = conclude_again(folder, record, owner_signing=world.owner.public)
     assert (again.outcome, again.code) == (Outcome.FAILED, Code.PLATFORM)
-    assert again.problem == "no runtime was placed: the key was released to nobody"
+    assert again.problem == "no runtime was placed, and no key was released"
 
 
 def test_a_runtime_whose_supervisor_was_killed_before_it_recorded_it_is_looked_for(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_after_another_boot_nothing_is_left_and_in_another_namespace_nothing_is_
     assert survivors(tmp_path / "empty", tmp_path, patience_s=0) is None
 
 
+def test_a_process_whose_beginning_was_not_seen_is_none_that_has_its_number_now(
+    leader: subprocess.Popen[bytes],
+) -> None:
+    assert ProcessName.of(leader.pid).alive
+    assert not ProcessName(pid=leader.pid, started=0).alive
+    assert not ProcessName(pid=leader.pid, started=0).send(signal.SIGKILL)
+    assert leader.poll() is None
+
+
 NOBODY = 65534
 
 
