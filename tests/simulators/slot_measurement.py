@@ -78,6 +78,7 @@ def measured(
     *,
     modes: Collection[Mode] = (Mode.INTERLEAVED, Mode.NULL),
     ratio: float = 1.02,
+    null: float = 1.0,
     died: Collection[int] = (),
     attempts: int | None = None,
     receipts: bool = False,
@@ -99,7 +100,7 @@ def measured(
         part = Part.begin(folder, sealed)
         for session in range(sealed.sessions if attempts is None else attempts):
             attempt_session(
-                part, session, rng, 1.0 if mode is Mode.NULL else ratio, died=session in died, receipts=receipts
+                part, session, rng, null if mode is Mode.NULL else ratio, died=session in died, receipts=receipts
             )
     if parity:
         both = bytes(32)

@@ -146,9 +146,7 @@ class MeasurementVerdict:
             says = f"{complete} of {attempts['planned']} sessions count, {attempts['made']} attempted"
             found.append(Link(one.mode.value, says, holds=attempts["made"] == attempts["planned"]))
             if one.mode is Mode.NULL:
-                found.append(
-                    Link("null holds 0", range_of(one), holds=not {Lack.NULL_INTERVAL, Lack.NULL_ZERO} & {*lacks})
-                )
+                found.append(_null(one))
         if self.backings:
             shown = sum(number in one.verdicts for one in self.backings for number in one.needed)
             says = f"{shown} of {sum(len(one.needed) for one in self.backings)}, lowest level {self.assurance}"
@@ -197,11 +195,10 @@ def found_of(measurement: Measurement) -> str:
 
 def range_of(one: Measured) -> str:
     """Return the interval of a part in words."""
-    result = one.analysis["result"]
-    ends = None if result is None else result["slowdown_95"]
+    ends = _ends(one)
     if ends is None:
-        return "(n=1, no interval)" if result is not None else "no session counts"
-    return f"(95 % interval {percent(ends['low'])} to {percent(ends['high'])})"
+        return "(n=1, no interval)" if one.analysis["result"] is not None else "no session counts"
+    return f"(95 % interval {percent(ends[0])} to {percent(ends[1])})"
 
 
 def percent(value: str | float, digits: int = 2) -> str:
@@ -223,13 +220,32 @@ def _lacks_of_null(main: Measured, null: Measured) -> set[Lack]:
     found = set()
     if _form(main.part.design) != _form(null.part.design):
         found.add(Lack.NULL_DESIGN)
-    result = null.analysis["result"]
-    ends = None if result is None else result["slowdown_95"]
-    if ends is None:
+    if _ends(null) is None:
         found.add(Lack.NULL_INTERVAL)
-    elif not float(ends["low"]) <= 0 <= float(ends["high"]):
+    elif not _holds(null, 0.0):
         found.add(Lack.NULL_ZERO)
     return found
+
+
+def _null(one: Measured) -> Link:
+    """Return whether raw against raw finds what is there: nothing, or the cost that was planted."""
+    planted = one.part.design.planted
+    if planted is None:
+        return Link("null holds 0", range_of(one), holds=_holds(one, 0.0))
+    cost = planted.step_ppm / 1e6 + planted.bunched_ns / 1e9
+    return Link("null holds what was planted", f"{percent(cost)} {range_of(one)}", holds=_holds(one, cost))
+
+
+def _ends(one: Measured) -> tuple[float, float] | None:
+    """Return the ends of a part's interval; None where there is none."""
+    result = one.analysis["result"]
+    ends = None if result is None else result["slowdown_95"]
+    return None if ends is None else (float(ends["low"]), float(ends["high"]))
+
+
+def _holds(one: Measured, slowdown: float) -> bool:
+    ends = _ends(one)
+    return ends is not None and ends[0] <= slowdown <= ends[1]
 
 
 def _form(design: Design) -> tuple[object, ...]:

@@ -63,7 +63,9 @@ class Mount:
         self.kind = name if name.replace("_", "").isalnum() and name.isascii() and len(name) <= 32 else UNKNOWN
         # A direct automount is asked for no name, but for all that is known its daemon mounts a server's files.
         idle = whole == "autofs" and b"direct" in self.options and self.place == _OF_THE_KERNEL
-        self.remote = whole not in _LOCAL and not idle
+        # An image that is mounted on demand has its pieces fetched by a daemon, as they are read.
+        fetched = whole == "erofs" and any(option.startswith(b"fsid=") for option in self.options)
+        self.remote = fetched or (whole not in _LOCAL and not idle)
 
 
 class Table:

@@ -50,6 +50,8 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
     found |= {"sync" for name in ("fdatasync", "fsync", "syncfs") if not _answers(kernel, name, -1)}
     if _answers(kernel, "madvise", 0, 0, _MADV_COLLAPSE):
         found.add("collapse")
+    if _makes_unnamed():
+        found.add("unnamed")
     if package is not None:
         found |= {f"package-{how}" for how in (*_left_on(kernel, package), *_written(package))}
         if _answers(kernel, "fcntl", package, _F_SETFL, os.O_DIRECT):
@@ -161,6 +163,15 @@ def _left_at(kernel: Kernel, path: str) -> list[str]:
         return found + _version(kernel, descriptor) + (_direct(path) if stat.S_ISREG(mode) else [])
     finally:
         os.close(descriptor)
+
+
+def _makes_unnamed() -> bool:
+    """Return whether a file without a name is made in this folder, the workspace; elsewhere it was before a refusal."""
+    try:
+        os.close(os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return error.errno != errno.EOPNOTSUPP
+    return True
 
 
 def _direct(path: str) -> list[str]:

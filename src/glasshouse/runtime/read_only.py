@@ -77,6 +77,7 @@ def kind(kernel: Kernel, descriptor: int) -> str | None:
             return None
         if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
             return MOUNT
-        return MEMORY if kernel.call("fcntl", descriptor, _F_GET_SEALS, 0) == _ALL_SEALS else None
+        # Where the machine makes such files not executable it adds a seal of its own.
+        return MEMORY if kernel.call("fcntl", descriptor, _F_GET_SEALS, 0) & _ALL_SEALS == _ALL_SEALS else None
     except OSError:
         return None

@@ -54,6 +54,7 @@ _PRIO_PROCESS, _PRIO_USER = 0, 2
 _RLIMIT_DATA, _RLIMIT_CORE = 2, 4
 _ACCESS_MODE, _O_RDONLY, _NO_ACCESS, _O_TRUNC = 3, 0, 3, 0o1000
 _O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
+_O_TMPFILE = 0o20000000  # __O_TMPFILE: without O_DIRECTORY, which the C library adds
 _F_SETFL = 4
 _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
 
@@ -322,9 +323,11 @@ class _Filter:
         self._rule("personality", [*checks, _answer(errno.EPERM), _allow()])
 
     def opens(self) -> None:
-        """Refuse what changes or reaches a file opened for neither reading nor writing, and reads past the cache.
+        """Refuse what changes or reaches a file opened for neither reading nor writing, reads past the cache, no names.
 
-        Those first bring to a disk what others wrote, in the reader's order, which stays in where the pages lie.
+        Reads past the cache first bring to a disk what others wrote, in the reader's order, which stays in where the
+        pages lie. A file without a name is made before Landlock is asked: a disk notes its mode and its folder, and an
+        overlay copies the folder.
         """
         # Truncating takes no right of Landlock's before its version 3; the access mode 3 takes none to open a file at
         # all, and leaves its ioctls.
@@ -332,7 +335,8 @@ class _Filter:
         mode = [(_AND, 0, 0, _ACCESS_MODE), (_JEQ, 4, 0, _NO_ACCESS), (_JEQ, 0, 2, _O_RDONLY)]
         for name, argument in (("open", 1), ("openat", 2)):
             tail = [_low(argument), (_JSET, 1, 0, _O_TRUNC), _allow(), _answer(errno.EACCES)]
-            self._rule(name, [_low(argument), *direct, *mode, *tail])
+            unnamed = [(_JSET, 0, 1, _O_TMPFILE), _answer(errno.EOPNOTSUPP)]
+            self._rule(name, [_low(argument), *unnamed, *direct, *mode, *tail])
         # Goes on with the number of the call: what else is refused of it comes next.
         flags = [_low(1), (_JEQ, 0, len(direct) + 1, _F_SETFL), _low(2), *direct, (_LOAD, 0, 0, _NUMBER)]
         self._rule("fcntl", flags)

@@ -126,4 +126,6 @@ def _hub_cache() -> str:
 
 
 def _gpu_nodes() -> list[str]:
-    return sorted(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia"))
+    # Channels of IMEX are memory that is shared with other machines, over NVLink.
+    nodes = [name for name in os.listdir("/dev") if name.startswith("nvidia") and "imex" not in name]
+    return sorted(f"/dev/{name}" for name in nodes)

@@ -16,7 +16,7 @@ from glasshouse.wire.kdf import sha256
 from glasshouse_bench import statement
 from glasshouse_bench.analysis import analyse
 from glasshouse_bench.artifact import Part, Sample
-from glasshouse_bench.design import Mode
+from glasshouse_bench.design import Mode, Planted
 from glasshouse_bench.statement import write_statement
 from glasshouse_bench.verdict import Lack, MeasurementVerdict
 from glasshouse_bench.verify import refuse_first_format, verify_measurement
@@ -100,6 +100,26 @@ def test_a_good_measurement_says_its_level_and_whose_word_it_is(good: Path) -> N
 def test_what_was_altered_is_refused_for_what_it_is(folder: Path, story: str) -> None:
     STORIES[story][1](folder)
     assert WHY[story] in refusal(folder).message
+
+
+@pytest.mark.parametrize(
+    ("null", "planted", "said", "holds"),
+    [
+        (1.0, None, "null holds 0", True),
+        (1.05, None, "null holds 0", False),
+        (1.05, Planted(step_ppm=50_000, bunched_ns=0), "null holds what was planted", True),
+        (1.05, Planted(step_ppm=0, bunched_ns=50_000_000), "null holds what was planted", True),
+        (1.0, Planted(step_ppm=50_000, bunched_ns=0), "null holds what was planted", False),
+    ],
+    ids=["nothing", "of-itself", "each-step", "each-second", "lost"],
+)
+def test_a_null_of_its_own_is_held_to_what_is_there(
+    tmp_path: Path, null: float, planted: Planted | None, said: str, holds: bool
+) -> None:
+    measured(tmp_path, modes=[Mode.NULL], null=null, planted=planted, sessions=4, length_ns=800_000_000)
+    link = next(one for one in verified(tmp_path).links if one.name.startswith("null holds"))
+    assert (link.name, link.holds) == (said, holds)
+    assert ("+5.00 %" in link.says.split("(")[0]) == (planted is not None)
 
 
 def test_slots_that_follow_from_no_calibration_are_the_owners_choice(folder: Path) -> None:

@@ -101,6 +101,12 @@ def test_an_automount_is_what_its_daemon_may_mount_there_but_for_the_kernels_own
     assert mounts.close(machine, ["/usr"], cover=machine.cover) == (["covered-remote"] * remote, covered)
 
 
+@pytest.mark.parametrize(("options", "remote"), [("ro", False), ("ro,domain_id=x,fsid=image", True)])
+def test_an_image_whose_pieces_are_fetched_as_they_are_read_is_remote(options: str, remote: bool) -> None:
+    found, _ = mounts.close(Mounted(text((20, 1, "/", "erofs"), options=options)), ["/usr"], cover=None)
+    assert found == ["shown-remote-erofs"] * remote
+
+
 def test_of_an_overlay_it_is_said_that_its_layers_are_not_seen_and_it_is_no_remote_one() -> None:
     found, _ = mounts.close(Mounted(text((20, 1, "/", "overlay"))), ["/usr"], cover=None)
     assert found == ["shown-overlay"]

@@ -286,6 +286,37 @@ def test_a_script_brings_nothing_that_others_wrote_to_a_disk_and_is_told_that_it
     assert ran.output == f"[0, 0, 0, 0, 0] -1 {errno.ENOSYS}\n{past_the_cache}", ran.errors
 
 
+UNNAMED = """
+import errno, os, tempfile
+made, refused = set(), []
+for folder in (FOLDER, '.'):
+    before = os.stat(os.open('count-a', os.O_CREAT | os.O_RDWR)).st_ino if folder == '.' else 0
+    for mode in range(20):
+        try:
+            os.open(folder, os.O_TMPFILE | os.O_RDWR, mode)
+        except OSError as error:
+            refused.append(error.errno)
+    if folder == '.':
+        made.add(os.stat(os.open('count-b', os.O_CREAT | os.O_RDWR)).st_ino - before)
+with tempfile.TemporaryFile() as file:
+    file.write(b'ordinary')
+print(set(refused) == {errno.EOPNOTSUPP}, len(refused), made)
+"""
+
+
+@needs_namespaces
+@needs_landlock
+@pytest.mark.parametrize("kernel", [REAL, WithoutMounts()], ids=["isolated", "no-mounts"])
+def test_no_file_without_a_name_is_made_anywhere(kernel: Kernel, tmp_path: Path) -> None:
+    """Landlock refuses it when it is made already: a disk keeps its mode, and an overlay copies its folder."""
+    tmp_path.chmod(0o777)
+    before = tmp_path.stat()
+    elsewhere = repr(str(tmp_path)) if isinstance(kernel, WithoutMounts) else "tempfile.gettempdir()"
+    ran = run(UNNAMED.replace("FOLDER", elsewhere), kernel=kernel)
+    assert ran.output == "True 40 {1}\n", ran.errors
+    assert tmp_path.stat() == before
+
+
 CONTROLS = """
 import ctypes, errno, fcntl, multiprocessing, os, shutil, socket, struct, subprocess, termios
 def size(descriptor):
@@ -330,7 +361,7 @@ def test_without_filters_what_still_takes_is_noticed(package: Path, shown: Path)
     with package.open("rb", buffering=0) as opened:
         ran = run("", kernel=WithoutSeccomp(), package=opened.fileno())
     assert ran.report.observed["metadata-closed"] is CheckResult.FAILED
-    assert {"open-package-lease", "open-package-hint", "open-sync"} <= set(ran.report.notes)
+    assert {"open-package-lease", "open-package-hint", "open-sync", "open-unnamed"} <= set(ran.report.notes)
 
 
 @needs_root
@@ -338,7 +369,7 @@ def test_the_trials_find_each_of_these_where_nothing_stands_against_them(package
     with package.open("rb", buffering=0) as opened:
         found = outside.metadata(REAL, package=opened.fileno(), paths=[str(shown), str(shown.parent / "missing")])
     everything = {"package-descriptor", "package-lease", "package-times", "package-write", "shown-times", "sync"}
-    everything |= {"package-direct", "shown-direct"}
+    everything |= {"package-direct", "shown-direct", "unnamed"}
     assert everything <= set(found)
     assert package.read_bytes() == SEALED
     assert stat.S_IMODE(shown.stat().st_mode) == 0o644 - (0o044 & _umask())

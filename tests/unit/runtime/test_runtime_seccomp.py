@@ -209,6 +209,10 @@ def test_no_file_is_emptied_or_reached_by_opening_it_for_neither_reading_nor_wri
                 for mode in (os.O_WRONLY, os.O_RDWR):
                     assert call(program, machine, name, *before, mode | truncate | rest) == ALLOW
                 assert call(program, machine, name, *before, os.O_RDONLY | rest) == ALLOW
+                for unnamed in (0o20000000, 0o20000000 | os.O_DIRECTORY):
+                    for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_ACCMODE):
+                        answer = call(program, machine, name, *before, mode | unnamed | rest)
+                        assert answer == ERRNO | errno.EOPNOTSUPP
         assert call(program, machine, "openat2") == ERRNO | errno.ENOSYS
 
 

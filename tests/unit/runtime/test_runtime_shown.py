@@ -17,7 +17,7 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime import sandbox, shown
+from glasshouse.runtime import sandbox, shown, surroundings
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.surroundings import default_read_paths
 from tools.forked import in_child
@@ -463,3 +463,10 @@ def test_what_is_shown_by_a_link_is_looked_at_by_the_name_that_the_worker_sees(t
     ran = run("pass", read_paths=(*specification("").read_paths, str(place)))
     assert ran.report.observed["egress-closed"] is CheckResult.FAILED
     assert {"open-shown-pipe", "open-shown-state"} <= set(ran.report.notes)
+
+
+def test_a_worker_gets_its_gpus_and_no_memory_that_other_machines_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = ["nvidia-caps", "nvidia-caps-imex-channels", "nvidia-uvm", "nvidia0", "nvidiactl", "sda"]
+    monkeypatch.setattr(os, "listdir", lambda _folder: nodes)
+    given = [path for path in surroundings.default_devices() if "nvidia" in path]
+    assert given == ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]
