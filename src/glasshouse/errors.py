@@ -154,6 +154,11 @@ class Code(StrEnum):
     IDENTITY = "identity"
     RUN_UNKNOWN = "run-unknown"
     PLATFORM = "platform-unsupported"
+    PLACE_UNREACHABLE = "place-unreachable"
+    PLACE_OUTDATED = "place-outdated"
+    UPLOAD_BUSY = "upload-busy"
+    UPLOAD_DAMAGED = "upload-damaged"
+    RUN_EXISTS = "run-exists"
     INTERNAL = "internal"
 
 

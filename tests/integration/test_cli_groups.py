@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,11 @@ from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.run import Ranks, prepare
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Interrupts, supervise
-from glasshouse.providers.base import Request
-from glasshouse.providers.local import LocalPlacement, LocalProvider
+from glasshouse.providers.base import Order
+from glasshouse.providers.local import LocalPlace, LocalPlaced
+from glasshouse.providers.runs import Run
 from glasshouse.wire.states import Outcome
-from simulators.command_line import CANARY, Answer, Shell
+from simulators.command_line import CANARY, SUM, Answer, Shell
 from simulators.command_line import SCRIPT as COMMAND
 
 pytestmark = pytest.mark.slow
@@ -30,16 +30,6 @@ SCRIPT = COMMAND.replace("job.save_bytes", "os.environ['RANK'] == '0' and job.sa
 )
 SCRIPT = SCRIPT.replace("step == 3 and len(sys.argv) > 2", "os.environ['RANK'] in sys.argv[2:]")
 SCRIPT = SCRIPT.replace("SystemExit(sys.argv[2])", "SystemExit('not this rank')")
-SUM = """
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("sealed")
-value = torch.tensor([float(2 ** dist.get_rank())])
-dist.all_reduce(value)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {value.item():.0f}")
-dist.destroy_process_group()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +122,9 @@ import sys; sys.path.insert(0, {folder!r})
 from glasshouse.runtime.agent import main
 sys.exit(main(sys.argv[1:], sys.stdin.buffer))
 """
-STAND_IN = """#!{python}
-import os, sys
-words = sys.argv[1:]
-at = words.index("-m")
-words[at : at + 2] = ["-c", {program!r}]
-os.execv({python!r}, [{python!r}, *words])
-"""
 
 
-class OnePatched(LocalProvider):
+class OnePatched(LocalPlace):
     """Places all machines but the first with another runtime than the owner's."""
 
     def __init__(self, folder: Path) -> None:
@@ -149,21 +132,32 @@ class OnePatched(LocalProvider):
         shutil.copytree(source, folder / "glasshouse", ignore=shutil.ignore_patterns("__pycache__"))
         with (folder / "glasshouse" / "runtime" / "probes.py").open("a") as probes:
             probes.write("# and so much for looking into memory\n")
-        self._stand_in = folder / "python"
-        program = PATCHED.format(folder=str(folder))
-        self._stand_in.write_text(STAND_IN.format(python=sys.executable, program=program))
-        self._stand_in.chmod(0o700)
+        self._program = PATCHED.format(folder=str(folder))
         self._placed = 0
 
-    def place(self, request: Request) -> LocalPlacement:
+    def run(self, folder: Path, *, max_bytes: int | None = None) -> LocalPlaced:
+        placed = super().run(folder)
         self._placed += 1
-        with pytest.MonkeyPatch.context() as patch:
-            if self._placed > 1:
-                patch.setattr(sys, "executable", str(self._stand_in))
-            return super().place(request)
+        if self._placed > 1:
+            placed._run = _Patched(folder, self._program)
+        return placed
+
+
+class _Patched(Run):
+    def __init__(self, folder: Path, program: str) -> None:
+        super().__init__(folder)
+        self._program = program
+
+    def _command(self, order: Order, package: Path) -> list[str]:
+        words = super()._command(order, package)
+        at = words.index("-m")
+        return [*words[:at], "-c", self._program, *words[at + 2 :]]
 
 
 class Quiet:
+    def away(self, *_machine: object) -> None:
+        pass
+
     def event(self, *_event: object) -> None:
         pass
 
@@ -187,11 +181,12 @@ def test_a_refused_machine_ends_the_run_on_all_of_them_with_its_reason(shell: Sh
     )
     package, shape = shell.folder / "wide.sealed", Ranks(each=1, machines=2)
     prepared = prepare(package, home=home, identity=identity, folder=folder, broker=broker, ranks=shape)
+    patched = OnePatched(tmp_path)
     ended = supervise(
         folder,
         prepared.launch,
         home=home,
-        provider=OnePatched(tmp_path),
+        place=lambda _name: patched,
         broker=broker,
         watcher=Quiet(),
         interrupts=Interrupts(),

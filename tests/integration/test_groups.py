@@ -11,7 +11,7 @@ import pytest
 import glasshouse
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.machines import check_group
-from glasshouse.providers.local import LocalProvider
+from glasshouse.providers.local import LocalPlace
 from tools.runtime_world import AgentProcess, Broken, World, ended, verified
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def world(script_worlds: Callable[..., World]) -> Callable[[], World]:
 
 def among(machines: int) -> tuple[str, ...]:
     """The options of an agent on one of so many machines."""
-    return ("--ranks", "1", "--peers", ",".join(LocalProvider().addresses(machines)))
+    return ("--ranks", "1", "--peers", ",".join(LocalPlace().addresses(machines)))
 
 
 def place(here: World, machines: int, *, program: dict[int, tuple[str, ...]] | None = None) -> list[AgentProcess]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CANARY", "Answer", "Shell"]
+__all__ = ["CANARY", "SUM", "Answer", "Shell"]
 
 CANARY = "patient-4711-canary"
 
@@ -29,6 +29,18 @@ for step in range(1, steps + 1):
     if step == 3 and len(sys.argv) > 2:
         raise SystemExit(sys.argv[2])
 job.save_bytes("result.txt", f"{len(rows)} rows, {rows[-1]}".encode())
+"""
+
+# Ranks that add up what each has, over sealed connections.
+SUM = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("sealed")
+value = torch.tensor([float(2 ** dist.get_rank())])
+dist.all_reduce(value)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {value.item():.0f}")
+dist.destroy_process_group()
 """
 
 JOB = """\
@@ -126,7 +138,7 @@ class Shell:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             record = self.newest()
-            if record and record["run_id"] not in (before or set()) and record["agent"]:
+            if record and record["run_id"] not in (before or set()) and record["phase"] == "running":
                 events = self.home / "runs" / record["run_id"] / "out" / "events.log"
                 if events.exists() and b'"type":"progress"' in events.read_bytes():
                     return record

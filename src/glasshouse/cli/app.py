@@ -46,6 +46,7 @@ _HELP_PRINTED = "NoArgsIsHelpError"
 _HELP_NAMES = ["-h", "--help"]
 _GROUPS = (
     ("identity", "the owner's identity: show, pem, export, restore, move"),
+    ("machine", "machines that you have, reached by ssh: add, list, remove"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from glasshouse.cli.options import Json
-from glasshouse.cli.output import Output
+import typer
+
+from glasshouse.cli.options import HomeOption, Json
+from glasshouse.cli.output import Output, printable
 from glasshouse.errors import Code, PlatformError
 
 if TYPE_CHECKING:
@@ -18,16 +21,15 @@ _MARKS = {"good": ("✓", "green"), "weaker": ("!", "yellow"), "missing": ("✗"
 _HOST_SEES = "host-sees-"
 
 
-def command(as_json: Json = False) -> None:
-    if not sys.platform.startswith("linux"):
-        raise PlatformError(
-            Code.PLATFORM,
-            "runtimes need Linux; this machine can seal, serve as broker, verify and fetch",
-            hint="run doctor on the machine that shall train",
-        )
-    from glasshouse.runtime.doctor import examine
-
-    output, found = Output(as_json), examine()
+def command(
+    on: Annotated[
+        str, typer.Option("--on", metavar="MACHINE", help="Look at a machine: a name, or ssh://user@host.")
+    ] = "local",
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    found = _here() if on == "local" else _there(on, home)
+    output = Output(as_json)
     by_name = {finding.feature: finding.value for finding in found}
     output.result(
         {
@@ -37,17 +39,36 @@ def command(as_json: Json = False) -> None:
         }
     )
     if not output.as_json:
-        _say(output, found)
+        _say(output, found, "This machine" if on == "local" else on)
 
 
-def _say(output: Output, found: list[Finding]) -> None:
-    output.say("This machine", style="bold")
+def _there(on: str, home: Path | None) -> list[Finding]:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.places import examine
+
+    return examine(Home.locate(home), on)
+
+
+def _here() -> list[Finding]:
+    if not sys.platform.startswith("linux"):
+        raise PlatformError(
+            Code.PLATFORM,
+            "runtimes need Linux; this machine can seal, serve as broker, verify and fetch",
+            hint="look at the machine that shall train: glasshouse doctor --on MACHINE",
+        )
+    from glasshouse.runtime.doctor import examine
+
+    return examine()
+
+
+def _say(output: Output, found: list[Finding], machine: str) -> None:
+    output.say(machine, style="bold")
     _table(output, [finding for finding in found if not finding.feature.startswith(_HOST_SEES)])
     output.say("")
     output.say("What its host could see or do all the same, at the assurance it can reach", style="bold")
     for finding in found:
         if finding.feature.startswith(_HOST_SEES):
-            output.say(f"  {finding.feature.removeprefix(_HOST_SEES)}: {finding.consequence}")
+            output.say(f"  {printable(finding.feature.removeprefix(_HOST_SEES))}: {printable(finding.consequence)}")
 
 
 def _table(output: Output, found: list[Finding]) -> None:
@@ -61,5 +82,8 @@ def _table(output: Output, found: list[Finding]) -> None:
     table.add_column(overflow="fold")
     for finding in found:
         mark, style = _MARKS[finding.standing.value]
-        table.add_row(Text(mark, style=style), finding.feature, finding.value, Text(finding.consequence, style="dim"))
+        # Another machine's words are shown and not obeyed.
+        words = [Text(printable(text, keep="")) for text in (finding.feature, finding.value, finding.consequence)]
+        words[2].stylize("dim")
+        table.add_row(Text(mark, style=style), *words)
     output.console.print(table)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from glasshouse.jobs.jobfile import Job
     from glasshouse.jobs.run import Prepared, Ranks
     from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.providers.base import Place
 
 __all__ = ["command"]
 
@@ -39,6 +40,14 @@ def command(
         int | None,
         typer.Option("--machines", metavar="M", help="On M machines, all released to or none; 1 by default."),
     ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="MACHINE",
+            help="Where: a name of `glasshouse machine`, or ssh://user@host; several, with commas, for a group.",
+        ),
+    ] = "local",
     raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -48,9 +57,12 @@ def command(
     output, place = Output(as_json), locate(home)
     if raw and detach:
         raise UsageError(Code.USAGE, "--raw and --detach do not go together")
-    shape = _shape(ranks, machines)
+    where = on.split(",")
+    shape = _shape(ranks, len(where) if machines is None and len(where) > 1 else machines)
     if raw and machines is not None:
         raise UsageError(Code.USAGE, "--raw runs on this machine: leave --machines out")
+    if raw and on != "local":
+        raise UsageError(Code.USAGE, "--raw runs on this machine: leave --on out")
     # The job file is checked before anybody is asked for a passphrase and before anything is started.
     job = _job(what)
     if job is not None and shape is not None:
@@ -60,7 +72,7 @@ def command(
         from glasshouse.cli.raw import run_raw_leg
 
         return run_raw_leg(what, job, output, place, identity, ranks=shape)
-    return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home)
+    return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home, on=where)
 
 
 def _shape(ranks: int | None, machines: int | None) -> Ranks | None:
@@ -82,6 +94,7 @@ def _protected(
     ranks: Ranks | None,
     detach: bool,
     given: Path | None,
+    on: list[str],
 ) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.seal import warn_of_losses
@@ -89,9 +102,13 @@ def _protected(
     from glasshouse.cli.view import View
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
+    from glasshouse.jobs.places import place_of
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Silent
 
+    where = [place_of(place, name) for name in on]
+    for one in where:
+        one.check()  # before anything is sealed
     if job is not None:
         warn_of_losses(output, job)
     folder, broker = RunFolder.create(place), Embedded(place)
@@ -99,7 +116,7 @@ def _protected(
     with _removed_if_unused(folder), runner.settled(folder, broker):
         try:
             with runner.stoppable():
-                prepared, left_out = _prepare(what, job, output, view, place, identity, folder, broker, ranks)
+                prepared, left_out = _prepare(what, job, output, view, place, identity, folder, broker, where, ranks)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not is_reader_gone(error):
                 raise
@@ -152,6 +169,7 @@ def _prepare(
     identity: Identity,
     folder: RunFolder,
     broker: Embedded,
+    where: list[Place],
     ranks: Ranks | None,
 ) -> tuple[Prepared, tuple[str, ...]]:
     """Seal a job file and prepare its run; return it, and what of the inputs' folders was left out."""
@@ -171,7 +189,17 @@ def _prepare(
             if (words := left_out_words(left_out)) is not None:
                 view.done("left out", words, None)
     started = time.monotonic()
-    prepared = prepare(package, home=place, identity=identity, folder=folder, broker=broker, ranks=ranks)
+    with contextlib.nullcontext() if view is None else view:
+        prepared = prepare(
+            package,
+            home=place,
+            identity=identity,
+            folder=folder,
+            broker=broker,
+            places=where,
+            ranks=ranks,
+            sending=_unseen if view is None else view.sending,
+        )
     if view is not None:
         record = prepared.record
         machines = 1 if ranks is None else ranks.machines
@@ -179,6 +207,10 @@ def _prepare(
         told = f"run {record.run_id[:8]}; broker told of package and policy" + _in_ranks(ranks)
         view.done("prepared", told, time.monotonic() - started)
     return prepared, left_out
+
+
+def _unseen(_sent: int, _size: int) -> None:
+    pass
 
 
 def _in_ranks(ranks: Ranks | None) -> str:

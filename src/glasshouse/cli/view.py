@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glasshouse.cli.output import printable
-from glasshouse.cli.words import clock
+from glasshouse.cli.words import bytes_text, clock
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.durations import format_s
@@ -75,6 +75,7 @@ class View:
         self._shown_clock = ""
         self._loaded = False
         self._stopping = 0
+        self._sending: tuple[float, int] | None = None
         self._group_broke = False
 
     def __enter__(self) -> View:
@@ -113,6 +114,22 @@ class View:
         else:
             took = "" if seconds is None else f"  ({format_s(seconds)})"
             self._console.print(Text(f"{mark} {name:<{_NAME_CHARS}}{detail}{took}"), soft_wrap=True)
+
+    def sending(self, sent: int, size: int) -> None:
+        """Show how much of the package is at the machine where the run will be."""
+        now = time.monotonic()
+        if self._sending is None:
+            self._sending = now, sent  # what was there before this command is no speed of its own
+        since_s, before = self._sending
+        if sent == size:
+            self._sending = None
+            self.done("sent", f"{bytes_text(size)} to the machine, sealed", now - since_s)
+        elif self._live is not None and now - self._drawn_s >= _REDRAW_S:
+            self._drawn_s = now
+            rate = (sent - before) / max(now - since_s, _REDRAW_S)
+            left = f" · ETA {clock((size - sent) / rate)}" if rate else ""
+            done = f"{bytes_text(sent)} of {bytes_text(size)} · {bytes_text(round(rate))}/s{left}"
+            self._live.update(Text(f"  · sending {done}", style="dim"), refresh=True)
 
     def event(self, event: Event, seen: Seen) -> None:
         """Show what happened."""
@@ -171,6 +188,14 @@ class View:
                 "machine", f"{machine} ended: " + ("without a word" if code is None else self._why(code)), None, _BAD
             )
         self._group_broke |= not completed
+
+    def away(self, machine: int, problem: str) -> None:
+        """Say that a machine cannot be followed at this moment, and once more when it can."""
+        which = "" if self._machines == 1 else f"machine {machine}: "
+        if problem:
+            self.done("away", f"{which}{problem}; it goes on there, and is looked for until it is found", None, _SOFT)
+        else:
+            self.done("back", f"{which}followed again; nothing is lost", None)
 
     def _why(self, code: Code) -> str:
         """Return why something ended; whom we stop for another machine's sake was not interrupted by its owner."""

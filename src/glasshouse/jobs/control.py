@@ -15,12 +15,15 @@ from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
 from glasshouse.jobs.machines import conclude_run
+from glasshouse.jobs.places import LOCAL, place_of
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.runner import detach
 from glasshouse.jobs.supervise import Ended, Watcher
 
 __all__ = ["Look", "look", "looks", "stop", "wait"]
 
 _POLL_S = 0.25
+_TAKE_OVER_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +89,16 @@ def stop(folder: RunFolder, home: Home) -> bool:
 
     Raises:
         UsageError: a damaged record.
+        PeerError: it goes on elsewhere, and cannot be reached.
     """
     record = look(folder, home).record
     if record.phase is Phase.ENDED:
         return False
     # The supervisor passes it on and records the end; a run without one is asked itself, on all its machines.
     if record.supervisor is not None and record.supervisor.send(signal.SIGTERM):
+        return True
+    if record.place != LOCAL:
+        _stop_there(folder, record, home)
         return True
     agents = [one.load().agent for one in folder.machines()]
     return sum(agent is not None and agent.send(signal.SIGTERM) for agent in agents) > 0  # none is left out
@@ -104,11 +111,14 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
         UsageError: a damaged record.
         VerificationError: `log-invalid`.
     """
-    seen, tail = Seen(), Tail(folder.events)
+    seen, tail, taken_s = Seen(), Tail(folder.events), -_TAKE_OVER_S
     with contextlib.closing(tail):
         while True:
             # Asked before the log is read: what comes before the end is then read to the last line.
             ended = look(folder, home).record if not _going(folder) else None
+            if ended is None and time.monotonic() - taken_s > _TAKE_OVER_S and _is_left_alone(folder, home):
+                detach(folder, None, home=home)
+                taken_s = time.monotonic()
             for event in tail.read():
                 seen.take(event)
                 if watcher is not None:
@@ -126,13 +136,33 @@ def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
     return conclude_run(folder, record, owner_signing=owner.signing)
 
 
+def _stop_there(folder: RunFolder, record: RunRecord, home: Home) -> None:
+    """Stop a run that goes on elsewhere without a supervisor, and have another one bring back what it leaves."""
+    for one in folder.machines():
+        with contextlib.closing(place_of(home, one.load().place).run(one.path)) as placed:
+            placed.connect()
+            placed.stop()
+    detach(folder, None, home=home)
+
+
+def _is_left_alone(folder: RunFolder, home: Home) -> bool:
+    """Return whether it goes on elsewhere, and its supervisor is gone."""
+    record = folder.load()
+    if record.place == LOCAL or record.phase is not Phase.RUNNING:
+        return False
+    place_of(home, record.place)  # one that has no name here any more cannot be followed
+    return record.supervisor is None or not record.supervisor.alive
+
+
 def _going(folder: RunFolder) -> bool:
     record = folder.load()
     return record.phase is not Phase.ENDED and _alive(folder, record)
 
 
 def _alive(folder: RunFolder, record: RunRecord) -> bool:
-    """Return whether a process of the run still exists, on whichever of its machines."""
+    """Return whether a process of the run still exists, on whichever of its machines; elsewhere it does until seen."""
+    if record.place != LOCAL and record.phase is Phase.RUNNING:
+        return True
     return record.alive or any(one.load().alive for one in folder.machines()[1:])
 
 

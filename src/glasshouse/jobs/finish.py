@@ -11,6 +11,7 @@ from glasshouse.jobs.leftover import leftovers, removed, survivors
 from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, of_run, verify_file
+from glasshouse.providers.local import LocalPlace
 from glasshouse.wire.states import Outcome
 
 __all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
@@ -115,7 +116,7 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
     if found.verdict != NO_RECEIPT or record.outcome is None:
         return found
     known = replace(found, outcome=Outcome(record.outcome), code=None if record.code is None else Code(record.code))
-    if record.agent is None:
+    if record.agent is None and record.place == LocalPlace.name:
         # It is recorded once it was started; a supervisor that was killed in between has recorded nothing.
         never = not is_there(folder.events) and survivors(folder.scratch, folder.out, patience_s=0) == []
         return replace(known, problem=_NEVER_PLACED if never else found.problem)
@@ -126,6 +127,9 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
 
 def _not_wiped(folder: RunFolder, what: str) -> str:
     """Say what is known of a runtime without a receipt: what went with its processes, and what may not have."""
+    place = folder.load().place
+    if place != LocalPlace.name:
+        return f"{what}; whether its processes on {place} are gone cannot be seen here; what stayed behind is unknown"
     alive = survivors(folder.scratch, folder.out)
     if alive:
         pids = " ".join(map(str, alive))

@@ -8,6 +8,7 @@ the user's data folder  0700, shared by all of the owner's projects
   keys/ID.json          package keys, sealed to the owner
   owners/NAME.pub       owners of others that are known here
   packages/ID.json      labels and deployment settings of packages
+  machines.json         machines that have a name: how to reach them
   broker/               the embedded broker's data, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them
 .glasshouse/            0700, in the working folder: no key ever lies beside the data that a job packs
@@ -34,7 +35,10 @@ __all__ = ["PROJECT", "Home", "state_folder"]
 
 PROJECT = ".glasshouse"
 _OWN_NAMES = frozenset(
-    {"broker", "keys", "model-signing.json", "owner.key", "owner.pub", "owners", "packages", "projects", "raw", "runs"}
+    {
+        *("broker", "keys", "machines.json", "model-signing.json", "owner.key", "owner.pub", "owners", "packages"),
+        *("projects", "raw", "runs"),
+    }
 )
 
 
@@ -133,6 +137,10 @@ class Home:
     @property
     def owners(self) -> Path:
         return self.path / "owners"
+
+    @property
+    def machines(self) -> Path:
+        return self.path / "machines.json"
 
     @property
     def packages(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,8 +27,11 @@ from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.package.limits import OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
+from glasshouse.providers.base import Place
+from glasshouse.providers.local import LocalPlace
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
 from glasshouse.wire.policy import GROUP_EGRESS, Floor
@@ -123,8 +126,10 @@ def prepare(
     identity: Identity,
     folder: RunFolder,
     broker: Embedded,
+    places: Sequence[Place] = (),
     ranks: Ranks | None = None,
     say: Callable[[str], None] = lambda _step: None,
+    sending: Callable[[int, int], None] = lambda _sent, _size: None,
 ) -> Prepared:
     """Delegate, deploy and mint a launch for a sealed package; of a group, one for each machine.
 
@@ -134,15 +139,19 @@ def prepare(
         identity: the package's owner.
         folder: the new run's folder.
         broker: started if need be; belongs to the caller, who gives it back.
+        places: where it shall run: one for each machine of a group, in their order, or one for all; none for this
+            machine.
         ranks: in how many ranks, on how many machines, the script runs; None for one process without a group.
         say: called with each step for people.
+        sending: called with how many bytes of the package are at a machine, and how many it has; may raise.
 
     Raises:
-        UsageError: `policy-impossible`, `file-missing`, `identity`, `requirement-missing`, or `job-invalid` for ranks
-            of another workload.
+        UsageError: `policy-impossible`, `file-missing`, `identity`, `requirement-missing`, `job-invalid` for ranks
+            of another workload, or `usage` for places that are not as many as the machines.
         PackageError, FormatError: a package that is not this owner's, or not whole.
-        PeerError: the broker cannot be reached.
+        PeerError: the broker or the place cannot be reached.
     """
+    places = _one_each(places or (LocalPlace(),), machines=1 if ranks is None else ranks.machines)
     kept = folder.keep(package)
     manifest, envelope = public_part(kept, owner_signing=identity.signing.public)
     check_reachable(manifest.floor)
@@ -154,12 +163,18 @@ def prepare(
     package_key = KeyStore(home.keys).get(
         manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing
     )
-    check_machine(kept, package_key, identity)
-    record = folder.save(_record(folder, manifest, known, kept))
+    if LocalPlace.name in {place.name for place in places}:
+        check_machine(kept, package_key, identity)
+    record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name))
+    sent: dict[str, str] = {}
+    if places[0].name != LocalPlace.name:
+        record = replace(record, max_output_bytes=_most_output(kept, package_key, identity))
+        # Before anything that expires is made: this may take hours.
+        sent = {place.name: _send(place, kept, folder, sending) for place in {one.name: one for one in places}.values()}
     say("broker")
     serving = broker.ensure()
     say("reference")
-    policy = _policy(manifest, known.deployment, machines=1 if ranks is None else ranks.machines)
+    policy = _policy(manifest, known.deployment, machines=len(places))
     say("delegate")
     delegation = Delegation(
         broker_public=serving.public,
@@ -175,15 +190,51 @@ def prepare(
     say("deploy")
     deployment = client.add_deployment(envelope, package_key, policy)
     record = replace(record, deployment=deployment, broker=serving.owner_socket)
-    places: tuple[Group | None, ...] = (None,)
+    groups: tuple[Group | None, ...] = (None,)
     if ranks is not None:
-        places = client.add_group(deployment, machines=ranks.machines, ranks=ranks.each)
+        groups = client.add_group(deployment, machines=ranks.machines, ranks=ranks.each)
     placed: list[tuple[RunFolder, bytes]] = []
-    for place in places:
+    for group, place in zip(groups, places, strict=True):
         its = folder if not placed else folder.add_machine()
-        placed.append((its, _mint(serving, manifest, deployment, its.run_id, delegation, place)))
-        its.save(replace(record, run_id=its.run_id, group=place))
+        gate = _gate_at(place, its) or serving.runtime_url
+        launch = _mint(serving, manifest, deployment, its.run_id, delegation, group, broker_url=gate, place=place.name)
+        placed.append((its, launch))
+        its.save(replace(record, run_id=its.run_id, group=group, place=place.name, sent=sent.get(place.name)))
     return Prepared(folder=folder, record=folder.load(), launch=placed[0][1], others=tuple(placed[1:]))
+
+
+def _one_each(places: Sequence[Place], *, machines: int) -> tuple[Place, ...]:
+    """Return a place for each machine of a run; raises `UsageError`."""
+    if len(places) == 1:
+        places = [places[0]] * machines
+    if len(places) != machines:
+        raise UsageError(Code.USAGE, f"--on names {len(places)} machines, and the run is on {machines}")
+    names = {place.name for place in places}
+    if len(names) > 1 and LocalPlace.name in names:
+        raise UsageError(
+            Code.USAGE,
+            "this machine cannot be one of several: nobody told at which address the others reach it",
+            hint="name it too: glasshouse machine add NAME ssh://user@localhost --address ADDRESS",
+        )
+    return tuple(places)
+
+
+def _send(place: Place, package: Path, folder: RunFolder, sending: Callable[[int, int], None]) -> str:
+    """Have the package at a place, and return what it is called there."""
+    place.check(package.stat().st_size)
+    with contextlib.closing(place.run(folder.path)) as placed:
+        return placed.upload(package, sending)
+
+
+def _most_output(package: Path, key: bytes, identity: Identity) -> int:
+    with package.open("rb") as stream:
+        return OutputLimits.of(Package.open(stream, owner_signing=identity.signing.public).unlock(key).job).bytes
+
+
+def _gate_at(place: Place, folder: RunFolder) -> str | None:
+    """Return where the runtime of a run finds its gate at a place; raises `PeerError`."""
+    with contextlib.closing(place.run(folder.path)) as placed:
+        return placed.connect()
 
 
 def _needed_by_others_us(home: Home) -> int:
@@ -239,10 +290,19 @@ def _policy(manifest: Manifest, deployment: Deployment, *, machines: int) -> Dep
 
 
 def _mint(
-    serving: Serving, manifest: Manifest, deployment: str, run_id: str, delegation: Envelope, group: Group | None
+    serving: Serving,
+    manifest: Manifest,
+    deployment: str,
+    run_id: str,
+    delegation: Envelope,
+    group: Group | None,
+    *,
+    broker_url: str,
+    place: str,
 ) -> bytes:
     """Mint container and launch key, get the token for them, and return the launch file."""
-    launch_key, container = SigningKey.generate(), f"local-{secrets.token_hex(8)}"
+    kind = place if place == LocalPlace.name else "ssh"
+    launch_key, container = SigningKey.generate(), f"{kind}-{secrets.token_hex(8)}"
     token = serving.client().add_launch(
         deployment=deployment,
         run_id=run_id,
@@ -256,7 +316,7 @@ def _mint(
         token=token,
         launch_seed=launch_key.seed(),
         broker_public=serving.public,
-        broker_url=serving.runtime_url,
+        broker_url=broker_url,
         delegation=delegation,
         run_id=run_id,
         container_id=container,

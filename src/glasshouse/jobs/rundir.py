@@ -7,6 +7,7 @@ runs/ID/            0700
   out/              what came from the machine: events.log, outputs/, log/, receipt.json
   runtime.log       the agent's own words; nothing of the job's
   supervisor.log    a detached run's
+  order.json        what the runtime was started with; keeper.json: the process that stays with it; ended: its exit code
   machines/ID/      the same again, for each other machine of a group: this folder is machine 0's
 ```
 """
@@ -42,7 +43,8 @@ __all__ = ["Phase", "RunFolder", "RunRecord"]
 
 _ID_CHARS = 32
 _PIECE_BYTES = 1 << 20
-_LATER = ("blamed", "group")  # fields that records from before there were groups do not have
+# What records of earlier versions do not have.
+_LATER = {"blamed": None, "group": None, "max_output_bytes": None, "place": "local", "sent": None}
 
 
 class Phase(StrEnum):
@@ -69,7 +71,7 @@ class RunRecord:
         phase: where it is.
         deployment: the broker's id for it, once there is one.
         broker: the owner socket of its broker, once there is one.
-        supervisor, agent: the processes that run it.
+        supervisor, agent: the processes that run it; of a place elsewhere the second is None.
         ended_us: when it ended.
         outcome, code: how it ended; `lost` when nobody can say.
         verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
@@ -78,6 +80,9 @@ class RunRecord:
         group: its place in a group of ranks; None for a run in one process. The record of machine 0 tells how the
             whole group ended.
         blamed: of a group that did not complete: the machine because of which.
+        place: where it runs, `local` or a machine's name or address.
+        sent: what its package is called there; None where it is not sent.
+        max_output_bytes: the most that its outputs may have together; None for a run on this machine.
     """
 
     run_id: str
@@ -103,6 +108,9 @@ class RunRecord:
     progress: dict[str, Any] | None = None
     group: Group | None = None
     blamed: int | None = None
+    place: str = "local"
+    sent: str | None = None
+    max_output_bytes: int | None = None
 
     @property
     def alive(self) -> bool:
@@ -126,7 +134,7 @@ class RunRecord:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunRecord:
         """Inverse of `to_json`; raises KeyError, TypeError or ValueError."""
-        value = dict.fromkeys(_LATER) | value
+        value = _LATER | value
         known = {field.name: value[field.name] for field in fields(cls)}
         known["package"] = Path(known["package"])
         known["broker"] = None if known["broker"] is None else Path(known["broker"])

@@ -11,15 +11,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.home import Home
+from glasshouse.jobs.places import place_of
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
-from glasshouse.providers.local import LocalProvider
 from glasshouse.wire.states import Outcome
 
 __all__ = ["detach", "run_here", "settled", "stoppable"]
@@ -48,17 +49,17 @@ def settled(folder: RunFolder, broker: Embedded) -> Iterator[None]:
 
 def run_here(
     folder: RunFolder,
-    launch: bytes,
+    launch: bytes | None,
     *,
     home: Home,
     broker: Embedded,
     watcher: Watcher,
-    others: Sequence[tuple[RunFolder, bytes]] = (),
+    others: Sequence[tuple[RunFolder, bytes | None]] = (),
 ) -> Ended:
     """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
 
     Args:
-        folder, launch: the run's folder and launch file, of machine 0.
+        folder, launch: the run's folder and launch file, of machine 0; as of `supervise`.
         others: those of the other machines of its group.
 
     Raises:
@@ -66,12 +67,14 @@ def run_here(
         GlasshouseError: as `supervise`.
     """
     interrupts = Interrupts()
-    with settled(folder, broker), _handled(interrupts):
+    # A run that goes on elsewhere is not ended by a failure to follow it.
+    whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
+    with whole, _handled(interrupts):
         ended = supervise(
             folder,
             launch,
             home=home,
-            provider=LocalProvider(),
+            place=partial(place_of, home),
             broker=broker,
             watcher=watcher,
             interrupts=interrupts,
@@ -82,11 +85,12 @@ def run_here(
 
 
 def detach(
-    folder: RunFolder, launch: bytes, *, home: Home, others: Sequence[tuple[RunFolder, bytes]] = ()
+    folder: RunFolder, launch: bytes | None, *, home: Home, others: Sequence[tuple[RunFolder, bytes]] = ()
 ) -> ProcessName:
     """Start a supervisor that outlives this process and its terminal, and return its name.
 
-    It is a fresh process: what this one decrypted is not in its memory.
+    It is a fresh process: what this one decrypted is not in its memory. Without a launch file it takes over a run that
+    goes on elsewhere, and whose supervisor is gone.
 
     Raises:
         PlatformError: it cannot be started.
@@ -114,7 +118,7 @@ def detach(
     assert child.stdin is not None  # noqa: S101 - asked for above
     with contextlib.suppress(BrokenPipeError), child.stdin:
         # One line each, in the order of the machines; a launch file, being canonical JSON, has no line's end in it.
-        child.stdin.write(b"\n".join([launch, *(its for _, its in others)]))
+        child.stdin.write(b"\n".join([launch or b"", *(its for _, its in others)]))
     # It is meant to outlive us: nobody here waits for it.
     child.returncode = 0
     return supervisor

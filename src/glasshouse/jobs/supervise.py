@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol
 
-from glasshouse.errors import Code, GlasshouseError, VerificationError
+from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.finish import Conclusion, conclude
@@ -21,24 +21,27 @@ from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
 from glasshouse.jobs.machines import together
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
-from glasshouse.providers.base import Placement, Provider, Request
+from glasshouse.jobs.placing import STOP_PATIENCE_S, Placing
+from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.providers.base import Place, Placed
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import State
 
 __all__ = ["Ended", "Interrupts", "Silent", "Watcher", "supervise"]
 
-# A runtime that was asked to stop has a worker that may take seconds to end and memory to search.
-STOP_PATIENCE_S = 120.0
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _BROKER_CHECK_S = 2.0
+# Between the record of a run and its start lies the sending of its package.
+_SENDING_S = 24 * 3600
 # For the other machines of a group to hear, by the gate or by their ranks, of one that has ended, and to say so.
 _GROUP_PATIENCE_S = 5.0
 
 
 class Watcher(Protocol):
     """Whoever shows a run to a person."""
+
+    def away(self, machine: int, problem: str) -> None:
+        """A machine cannot be followed at this moment, and why; or, where that is empty, can again."""
 
     def event(self, event: Event, seen: Seen) -> None:
         """Something happened."""
@@ -55,6 +58,9 @@ class Watcher(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    def away(self, machine: int, problem: str) -> None:
+        pass
 
     def event(self, event: Event, seen: Seen) -> None:
         pass
@@ -97,68 +103,77 @@ class Ended:
 
 def supervise(
     folder: RunFolder,
-    launch: bytes,
+    launch: bytes | None,
     *,
     home: Home,
-    provider: Provider,
+    place: Callable[[str], Place],
     broker: Embedded,
     watcher: Watcher,
     interrupts: Interrupts,
-    others: Sequence[tuple[RunFolder, bytes]] = (),
+    others: Sequence[tuple[RunFolder, bytes | None]] = (),
 ) -> Ended:
     """Place a prepared run, on all its machines, and stay with it until it has ended everywhere.
 
     Args:
         folder: the run's; its record is prepared.
-        launch: the launch file.
+        launch: the launch file; None for a run that was started before, whose supervisor is gone.
         home: the state home.
-        provider: where to place it.
+        place: returns the place of the name that a record has.
         broker: looked after while the run lasts; belongs to the caller, who gives it back.
         watcher: told of every event of machine 0, and of the end of others.
         interrupts: asked now and then whether to stop.
-        others: folders and launch files of the other machines of its group.
+        others: folders and launch files of the other machines of its group; these are None where `launch` is.
 
     Raises:
         PlatformError: it could not be placed.
     """
     owner = read_public(home.owner_public)
-    placed: list[_Placed] = []
-    peers = provider.addresses(1 + len(others)) if others else ()
-    try:
-        for one, its_launch in ((folder, launch), *others):
+    folders = (folder, *(other for other, _ in others))
+    machines: list[_Machine] = []
+    with Placing([place(one.load().place) for one in folders], folders) as placing:
+        if launch is None:
+            placing.take_over()
+        else:
+            placing.start([launch, *(its or b"" for _, its in others)], partial(_not_stopped, interrupts))
+        for one, placed in zip(folders, placing.placed, strict=True):
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
-            placed.append(_place(one, its_launch, provider, watcher if one is folder else None, peers))
-        _Supervision(placed, broker, watcher, interrupts).follow()
-    except BaseException:
-        # Whatever went wrong here, no runtime is left behind that nobody watches.
-        for one_placed in placed:
-            one_placed.placement.interrupt()
-        for one_placed in placed:
-            if one_placed.exit_code is None:
-                _wait(one_placed.placement)
-        raise
-    ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in placed]
-    first = sorted(range(len(placed)), key=lambda machine: placed[machine].ended_s)
-    conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
-    for one_placed, end in zip(placed[1:], ends[1:], strict=True):
-        _record(one_placed, end)
-    return Ended(folder=folder, record=_record(placed[0], conclusion), seen=placed[0].seen, conclusion=conclusion)
+            shown = _Shown(Tail(one.events), watcher if one is folder else None)
+            machines.append(_Machine(folder=one, placed=placed, shown=shown))
+        _Supervision(machines, broker, watcher, interrupts).follow()
+        ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
+        first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
+        conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
+        # Before anything is removed there: whoever is killed here is followed by one who finds it.
+        for machine, end in zip(machines[1:], ends[1:], strict=True):
+            _record(machine, end)
+        record = _record(machines[0], conclusion)
+    return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion)
+
+
+def _not_stopped(interrupts: Interrupts) -> None:
+    if interrupts.count:
+        raise UsageError(Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody")
 
 
 @dataclass(kw_only=True, slots=True)
-class _Placed:
+class _Machine:
     """A machine of the run, from its placement to its end."""
 
     folder: RunFolder
-    placement: Placement
-    seen: Seen
+    placed: Placed
     shown: _Shown
+    seen: Seen = field(default_factory=Seen)
     exit_code: int | None = None
     ended_s: float = float("inf")
+    problem: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_s < float("inf")
 
     def look(self, wait_s: float) -> bool:
         """Take what is new, and return whether the runtime has ended just now."""
-        exit_code = self.placement.wait(wait_s)
+        exit_code = self.placed.wait(wait_s)
         self.shown.look(self.seen)
         if exit_code is None:
             return False
@@ -167,42 +182,7 @@ class _Placed:
         return True
 
 
-def _place(
-    folder: RunFolder,
-    launch: bytes,
-    provider: Provider,
-    watcher: Watcher | None,
-    peers: tuple[str, ...],
-) -> _Placed:
-    record = folder.load()
-    placement = provider.place(
-        Request(
-            launch=launch,
-            package=record.package,
-            out=folder.out,
-            scratch=folder.scratch,
-            log=folder.runtime_log,
-            max_seconds=record.max_duration_s,
-            ranks=None if record.group is None else record.group.ranks,
-            peers=peers,
-        )
-    )
-    try:
-        folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=ProcessName.of(placement.pid))
-    except BaseException:
-        placement.interrupt()
-        _wait(placement)
-        raise
-    return _Placed(folder=folder, placement=placement, seen=Seen(), shown=_Shown(Tail(folder.events), watcher))
-
-
-def _wait(placement: Placement) -> None:
-    """Give a runtime that was asked to stop the time to wipe itself."""
-    if placement.wait(STOP_PATIENCE_S) is None:
-        placement.kill()
-
-
-def _record(placed: _Placed, conclusion: Conclusion) -> RunRecord:
+def _record(placed: _Machine, conclusion: Conclusion) -> RunRecord:
     work = placed.seen.work
     return placed.folder.end(
         outcome=conclusion.outcome.value,
@@ -214,6 +194,11 @@ def _record(placed: _Placed, conclusion: Conclusion) -> RunRecord:
     )
 
 
+def _over_by_s(record: RunRecord) -> float:
+    """Return when a run is over wherever it is: its runtime ends it by its own clock."""
+    return record.created_us / 1e6 + record.max_duration_s + _SENDING_S
+
+
 class _Supervision:
     """Follows the machines of one run until all their runtimes have ended.
 
@@ -222,7 +207,7 @@ class _Supervision:
         broker, watcher, interrupts: as of `supervise`.
     """
 
-    def __init__(self, placed: Sequence[_Placed], broker: Embedded, watcher: Watcher, interrupts: Interrupts) -> None:
+    def __init__(self, placed: Sequence[_Machine], broker: Embedded, watcher: Watcher, interrupts: Interrupts) -> None:
         self._placed = placed
         self._broker = broker
         self._watcher = watcher
@@ -232,8 +217,8 @@ class _Supervision:
         self._next_check_s = time.monotonic() + _BROKER_CHECK_S
 
     @property
-    def _going(self) -> list[_Placed]:
-        return [one for one in self._placed if one.exit_code is None]
+    def _going(self) -> list[_Machine]:
+        return [one for one in self._placed if not one.ended]
 
     def follow(self) -> None:
         """Return when every runtime's process has ended."""
@@ -243,7 +228,16 @@ class _Supervision:
                 # One is waited for, the others are looked at: an end is seen at once or at the next look.
                 if one.look((_SLOW_S if slow else _QUICK_S) if number == 0 else 0.0):
                     self._ended(one)
+                self._see_whether_away(one)
             self._see_to(time.monotonic())
+
+    def _see_whether_away(self, one: _Machine) -> None:
+        if one.placed.problem != one.problem:
+            one.problem = one.placed.problem
+            self._placed[0].shown.away(self._placed.index(one), one.problem)
+        if one.problem and not one.ended and time.time() > _over_by_s(one.folder.load()):
+            one.ended_s = time.monotonic()  # whatever became of it, it does not run any more; what is here is all
+            one.shown.close()
 
     def _see_to(self, now_s: float) -> None:
         if self._interrupts.count > self._passed_on:
@@ -256,7 +250,7 @@ class _Supervision:
         if now_s > self._kill_s:
             # They did not end by themselves: the kernel wipes what a killed process held, and nobody vouches for it.
             for one in self._going:
-                one.placement.kill()
+                one.placed.kill()
         if now_s > self._next_check_s:
             self._next_check_s = now_s + _BROKER_CHECK_S
             _keep(self._broker)
@@ -264,9 +258,9 @@ class _Supervision:
     def _ask_to_stop(self, now_s: float) -> None:
         self._kill_s = min(self._kill_s, now_s + STOP_PATIENCE_S)
         for one in self._going:
-            one.placement.interrupt()
+            one.placed.interrupt()
 
-    def _ended(self, one: _Placed) -> None:
+    def _ended(self, one: _Machine) -> None:
         """A machine that ends without having completed ends its group: at the gate, and everywhere."""
         machine = self._placed.index(one)
         if len(self._placed) > 1:
@@ -309,6 +303,9 @@ class _Shown:
 
     def stopping(self, times: int) -> None:
         self._show(lambda watcher: watcher.stopping(times))
+
+    def away(self, machine: int, problem: str) -> None:
+        self._show(lambda watcher: watcher.away(machine, problem))
 
     def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
         self._show(lambda watcher: watcher.machine(machine, code, completed=completed))

@@ -6,6 +6,8 @@ but what its log, mode 0600, may hold: no job's data.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,7 +18,8 @@ from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.home import Home
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.runner import run_here
 from glasshouse.wire.group import MAX_MACHINES
 
@@ -25,6 +28,9 @@ __all__ = ["main"]
 
 class _Log:
     """Writes a line for each step."""
+
+    def away(self, machine: int, problem: str) -> None:
+        self.line(f"machine {machine}: " + (problem or "followed again"))
 
     def event(self, event: Event, _seen: Seen) -> None:
         if event.type is EventType.TRANSITION:
@@ -49,11 +55,17 @@ def main(arguments: list[str]) -> int:
     """Supervise one run; return the exit code."""
     folder, log = RunFolder(Path(arguments[1])), _Log()
     home = Home(path=Path(arguments[0]), project=folder.path.parent.parent)
-    launches = sys.stdin.buffer.read(MAX_MACHINES * (MAX_LAUNCH_BYTES + 1)).split(b"\n")
-    if not all(0 < len(launch) <= MAX_LAUNCH_BYTES for launch in launches):
-        log.line("no launch file came by standard input")
-        return ExitCode.USAGE
+    lines = sys.stdin.buffer.read(MAX_MACHINES * (MAX_LAUNCH_BYTES + 1)).split(b"\n")
+    launches: list[bytes | None] = [*lines]
     try:
+        if lines == [b""] and folder.load().phase is Phase.RUNNING:
+            if not _is_alone(folder):
+                log.line("another supervisor has taken it over")
+                return ExitCode.DONE
+            launches = [None for _ in folder.machines()]
+        elif not all(0 < len(line) <= MAX_LAUNCH_BYTES for line in lines):
+            log.line("no launch file came by standard input")
+            return ExitCode.USAGE
         # The order of the folders is that of the machines, and so is that of the lines.
         others = list(zip(folder.machines()[1:], launches[1:], strict=True))
         ended = run_here(folder, launches[0], home=home, broker=Embedded(home), watcher=log, others=others)
@@ -66,6 +78,18 @@ def main(arguments: list[str]) -> int:
         return ExitCode.INTERNAL
     log.line(f"{ended.conclusion.outcome.value}, receipt {ended.conclusion.verdict}")
     return ended.conclusion.exit_code
+
+
+def _is_alone(folder: RunFolder) -> bool:
+    """Take a run over that has no supervisor, unless another process does so at this moment; held until we end."""
+    lock = os.open(folder.path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False
+    record = folder.load()  # whoever started this process may have recorded it already
+    return record.supervisor in (None, ProcessName.of()) or not record.supervisor.alive
 
 
 if __name__ == "__main__":

@@ -1,63 +1,105 @@
-"""What every provider offers: a placement is one runtime on one machine, until it has ended."""
+"""What every place offers: runs are put there, followed and stopped, by whichever way it is reached."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Placement", "Provider", "Request"]
+__all__ = ["Order", "Place", "Placed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What a provider is asked to run.
+class Order:
+    """What a runtime is started with, beside its launch file.
 
     Attributes:
-        launch: the launch file; goes to the runtime by standard input and nowhere else.
-        package: path of the sealed package.
-        out: folder for events, sealed outputs and receipt.
-        scratch: an empty folder that stays empty: nothing is ever imported from it.
-        log: where the runtime's own words go.
+        package: what `Placed.upload` returned.
         max_seconds: the runtime ends itself after so long.
         ranks: how many ranks the job has on this machine, as the launch file says too; None for a run without a group.
         peers: where the runtimes of its group's machines reach each other, ``host:port`` in the order of the machines,
             this one's own too; empty for a run on one machine.
     """
 
-    launch: bytes
-    package: Path
-    out: Path
-    scratch: Path
-    log: Path
+    package: str
     max_seconds: int
     ranks: int | None = None
     peers: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        # The launch file holds a private key.
-        return f"Request(package={self.package}, out={self.out})"
 
+class Placed(Protocol):
+    """One run at a place, from before its start until it has ended there and all of it is here.
 
-class Placement(Protocol):
-    """A runtime that was placed."""
+    Attributes:
+        problem: why it cannot be followed at this moment; empty while it can.
+    """
 
-    @property
-    def pid(self) -> int:
-        """Process id, for a person and for `status`."""
+    problem: str
+
+    def connect(self) -> str | None:
+        """Get ready; return the `broker_url` that the launch file has to name, None for the broker's own.
+
+        Raises:
+            PeerError, PlatformError: the place cannot be reached, or does not serve.
+        """
+
+    def upload(self, package: Path, on_progress: Callable[[int, int], None]) -> str:
+        """Have a sealed package there, over a line that may break, and return what to name in the order.
+
+        Args:
+            package: the file.
+            on_progress: called with how many bytes are there, and how many it has; may raise.
+
+        Raises:
+            PeerError: the place is gone, for longer than is waited.
+            UsageError, RunError: the place refused it.
+        """
+
+    def start(self, order: Order, launch: bytes, *, check: Callable[[], None]) -> int:
+        """Start the runtime, once, over a line that may break; return its process id there.
+
+        Args:
+            order: with what.
+            launch: the launch file; goes to the runtime by standard input and nowhere else.
+            check: called between tries; may raise.
+
+        Raises:
+            UsageError, PlatformError: it cannot be started.
+            PeerError: whether it was started is not known.
+        """
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return the runtime's exit code once it has ended, or None after the timeout."""
+        """Take what is new for at most a time; return the exit code once the run has ended and all of it is here.
+
+        A connection that is lost is opened again.
+        """
 
     def interrupt(self) -> None:
-        """Ask the runtime to stop, zeroize and end."""
+        """Ask the runtime to stop, zeroize and end; where it cannot be reached now, later."""
+
+    def stop(self) -> None:
+        """Ask it now; raises `PeerError` where it cannot be reached."""
 
     def kill(self) -> None:
         """End it at once; for a runtime that does not answer `interrupt`."""
 
+    def remove(self, package: str | None = None) -> None:
+        """Remove what is left at the place of a run that has ended, also of one that was never started.
 
-class Provider(Protocol):
-    """A way to get a machine.
+        Args:
+            package: what `upload` returned, if it was sent.
+
+        Raises:
+            PeerError, UsageError: it cannot be, or has not ended.
+        """
+
+    def close(self) -> None:
+        """Leave it to itself: it goes on."""
+
+
+class Place(Protocol):
+    """Where runtimes run.
 
     Attributes:
         name: as people write it.
@@ -67,16 +109,28 @@ class Provider(Protocol):
     name: str
     container_source: str
 
+    def check(self, package_bytes: int = 0) -> None:
+        """See that a run could be placed, before anything is sealed or sent.
+
+        Args:
+            package_bytes: what would be sent; 0 where that is not known yet.
+
+        Raises:
+            PeerError, PlatformError, UsageError: it could not, and why.
+        """
+
     def addresses(self, machines: int) -> tuple[str, ...]:
         """Return where the runtimes of one group's machines will reach each other, ``host:port`` in their order.
 
         Raises:
-            PlatformError: machines of this provider cannot reach each other.
+            PlatformError: machines of this kind cannot reach each other.
         """
 
-    def place(self, request: Request) -> Placement:
-        """Start a runtime.
+    def run(self, folder: Path, *, max_bytes: int | None = None) -> Placed:
+        """Return the handle on a run.
 
-        Raises:
-            PlatformError: it cannot be started there.
+        Args:
+            folder: the run's folder here; its name is the run's id. What the run leaves comes into ``out`` and
+                ``runtime.log`` there.
+            max_bytes: the most that its outputs may have together; None for the most that any job's may.
         """

@@ -1,114 +1,128 @@
-"""Places a runtime on this machine: a process of its own, in a session of its own."""
+"""This machine as a place: the run's folder here is its folder there, and nothing has to be carried."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.providers.base import Request
+from glasshouse.providers.base import Order
+from glasshouse.providers.runs import Run
 
-__all__ = ["LocalPlacement", "LocalProvider"]
+__all__ = ["LocalPlace", "LocalPlaced", "free_addresses"]
 
-# The runtime sees these of the owner's environment and no others.
-_PASSED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LOOK_S = 0.1
 
 
-class LocalPlacement:
-    """A runtime on this machine."""
+class LocalPlaced:
+    """A run on this machine.
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        # Readable when the process has ended: waiting costs nothing while it trains.
-        self._pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+    Args:
+        folder: the run's.
+    """
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    problem = ""
+
+    def __init__(self, folder: Path) -> None:
+        self._run = Run(folder)
+        # Readable when its keeper has ended: waiting costs nothing while it trains.
+        self._keeper: int | None = None
+
+    def connect(self) -> str | None:
+        """Return None: the broker is reached as it is."""
+        return None
+
+    def upload(self, package: Path, on_progress: Callable[[int, int], None]) -> str:
+        return str(package)
+
+    def start(self, order: Order, launch: bytes, *, check: Callable[[], None] = lambda: None) -> int:
+        return self._run.start(order, Path(order.package), launch, link=False)
 
     def wait(self, timeout_s: float) -> int | None:
-        if self._pidfd is None:
-            try:
-                return self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return None
-        select.select([self._pidfd], [], [], timeout_s)
-        code = self._process.poll()
-        if code is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
-        return code
+        if self._keeper is None and (pid := self._run.keeper) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper = os.pidfd_open(pid)
+        gone = self._keeper is None or bool(select.select([self._keeper], [], [], timeout_s)[0])
+        ended = self._run.ended()
+        if ended is None and gone:
+            time.sleep(min(timeout_s, _LOOK_S))  # somebody killed the keeper, and the runtime goes on
+        if ended is not None:
+            self.close()
+        return ended
 
     def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self._run.stop(signal.SIGTERM)
+
+    def stop(self) -> None:
+        self._run.stop(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._process.kill()
+        self._run.stop(signal.SIGKILL)
+
+    def remove(self, package: str | None = None) -> None:
+        """Leave it: what is there is what its owner has."""
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            with contextlib.suppress(OSError):
+                os.waitid(os.P_PIDFD, self._keeper, os.WEXITED | os.WNOHANG)  # where it was this process's child
+            os.close(self._keeper)
+            self._keeper = None
 
 
-class LocalProvider:
+def free_addresses(host: str, number: int) -> tuple[str, ...]:
+    """Return ports of this machine that are free now, as ``host:port``.
+
+    Nobody holds them until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing:
+    who listens there instead knows none of the group's secrets.
+
+    Args:
+        host: its name or address, which it need not have itself: others may know it by a translated one.
+        number: how many.
+
+    Raises:
+        PlatformError: there is none, or no such name.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            sockets = [held.enter_context(socket.socket(family)) for _ in range(number)]
+            for one in sockets:
+                try:
+                    one.bind(where)
+                except OSError as error:
+                    if error.errno != errno.EADDRNOTAVAIL:
+                        raise
+                    one.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))  # noqa: S104 - closed unheard
+        except OSError as error:
+            raise PlatformError(Code.PLATFORM, f"no free port at {host}: {error.strerror}") from None
+        named = f"[{host}]" if ":" in host else host
+        return tuple(f"{named}:{one.getsockname()[1]}" for one in sockets)
+
+
+class LocalPlace:
     """This machine, as it is."""
 
     name = "local"
     # Nothing here names containers for us: the id is ours, and the evidence says so.
     container_source = "minted"
 
-    def addresses(self, machines: int) -> tuple[str, ...]:
-        """Return free ports of the loopback; raises `PlatformError`.
-
-        Nobody holds them until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing:
-        who listens there instead knows none of the group's secrets.
-        """
-        with contextlib.ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(machines)]
-            try:
-                for one in sockets:
-                    one.bind(("127.0.0.1", 0))
-            except OSError as error:
-                raise PlatformError(Code.PLATFORM, f"no free port on the loopback: {error.strerror}") from None
-            return tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-
-    def place(self, request: Request) -> LocalPlacement:
-        """Start a runtime here; raises `PlatformError`."""
+    def check(self, package_bytes: int = 0) -> None:
+        """See that this is Linux; raises `PlatformError`."""
         if not sys.platform.startswith("linux"):
             raise PlatformError(Code.PLATFORM, "a runtime needs Linux; seal here and run on a Linux machine")
-        command = [
-            sys.executable,
-            *("-I", "-B", "-X", f"pycache_prefix={request.scratch}", "-m", "glasshouse.runtime"),
-            *("--package", str(request.package), "--out", str(request.out), "--max-seconds", str(request.max_seconds)),
-            *(() if request.ranks is None else ("--ranks", str(request.ranks))),
-            *(("--peers", ",".join(request.peers)) if request.peers else ()),
-        ]
-        try:
-            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    cwd="/",
-                    env=_environment(),
-                    start_new_session=True,  # a Ctrl-C in the terminal reaches us, and we pass it on
-                    umask=0o077,
-                )
-            finally:
-                os.close(log)
-        except OSError as error:
-            raise PlatformError(Code.PLATFORM, f"the runtime cannot be started: {error.strerror}") from None
-        assert process.stdin is not None  # noqa: S101 - asked for above
-        # A runtime that ended at once says why in its log and by its exit code.
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(request.launch)
-        return LocalPlacement(process)
 
+    def addresses(self, machines: int) -> tuple[str, ...]:
+        """Return free ports of the loopback; raises `PlatformError`."""
+        return free_addresses("127.0.0.1", machines)
 
-def _environment() -> dict[str, str]:
-    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    return {"LANG": "C.UTF-8", "PATH": _PATH} | passed
+    def run(self, folder: Path, *, max_bytes: int | None = None) -> LocalPlaced:
+        return LocalPlaced(folder)

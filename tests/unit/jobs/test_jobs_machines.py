@@ -29,7 +29,7 @@ from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.verdict import Status, Verdict
 from glasshouse.jobs.verify import verify_file
 from glasshouse.jobs.verify_group import GroupVerdict, verify_group
-from glasshouse.providers.base import Request
+from glasshouse.providers.base import Order
 from glasshouse.wire.states import Outcome
 from simulators.group_world import MachineWorld, settle_group
 
@@ -47,6 +47,7 @@ class Played:
     interrupts: int = 0
     killed: bool = False
     pid: int = NOBODY.pid
+    problem: str = ""
 
     def wait(self, timeout_s: float) -> int | None:
         return self.story.pop(0)() if self.story else None
@@ -60,20 +61,36 @@ class Played:
         self.killed = True
         self.story = [lambda: -9]
 
+    def connect(self) -> None:
+        pass
+
+    def remove(self, package: str | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def upload(self, package: Path, _on_progress: object) -> str:
+        return str(package)
+
+    def start(self, order: Order, launch: bytes, *, check: Callable[[], None]) -> int:
+        self.started = order, launch
+        return self.pid
+
 
 @dataclass
-class Provider:
+class Place:
     machines: list[Played]
-    requests: list[Request] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
     name: str = "played"
     container_source: str = "minted"
 
     def addresses(self, machines: int) -> tuple[str, ...]:
         return tuple(f"10.0.0.{machine}:4000" for machine in range(machines))
 
-    def place(self, request: Request) -> Played:
-        self.requests.append(request)
-        return self.machines[len(self.requests) - 1]
+    def run(self, folder: Path, *, max_bytes: int | None = None) -> Played:
+        self.folders.append(folder)
+        return self.machines[len(self.folders) - 1]
 
 
 @dataclass
@@ -81,6 +98,9 @@ class Watching:
     events: list[Event] = field(default_factory=list)
     ended: list[tuple[int, Code | None, bool]] = field(default_factory=list)
     stops: int = 0
+
+    def away(self, machine: int, problem: str) -> None:
+        pass
 
     def event(self, event: Event, seen: Seen) -> None:
         self.events.append(event)
@@ -152,12 +172,12 @@ class Run:
         self.worlds[machine].tell(self.folders[machine], run)
 
     def supervise(self, *machines: Played, interrupts: supervise.Interrupts | None = None) -> supervise.Ended:
-        self.provider, self.broker = Provider(list(machines)), Gate(self.worlds[0].home)
+        self.place, self.broker = Place(list(machines)), Gate(self.worlds[0].home)
         return supervise.supervise(
             self.folder,
             b"launch 0",
             home=self.worlds[0].home,
-            provider=self.provider,
+            place=lambda _name: self.place,
             broker=self.broker,
             watcher=self.watcher,
             interrupts=interrupts or supervise.Interrupts(),
@@ -188,10 +208,11 @@ def test_all_machines_complete_and_the_run_has(run: Run) -> None:
     ended = run.supervise(Played([*nothing(3), run.tells(0)]), Played([*nothing(1), run.tells(1)]))
     assert (ended.conclusion.outcome, ended.conclusion.exit_code) == (Outcome.COMPLETED, ExitCode.DONE)
     assert ended.conclusion.blamed is None
-    assert [request.launch for request in run.provider.requests] == [b"launch 0", b"launch 1"]
-    assert [request.out for request in run.provider.requests] == [folder.out for folder in run.folders]
-    assert [request.ranks for request in run.provider.requests] == [2, 2]
-    assert {request.peers for request in run.provider.requests} == {("10.0.0.0:4000", "10.0.0.1:4000")}
+    orders, launches = zip(*(machine.started for machine in run.place.machines), strict=True)
+    assert launches == (b"launch 0", b"launch 1")
+    assert run.place.folders == [folder.path for folder in run.folders]
+    assert [order.ranks for order in orders] == [2, 2]
+    assert {order.peers for order in orders} == {("10.0.0.0:4000", "10.0.0.1:4000")}
     assert run.watcher.ended == [(1, None, True), (0, None, True)]
     assert {event.run_id for event in run.watcher.events if hasattr(event, "run_id")} <= {run.folder.run_id}
     assert run.verify().status is Status.GOOD
@@ -264,19 +285,18 @@ def test_an_interrupt_reaches_every_machine(run: Run) -> None:
 
 
 def test_a_machine_that_cannot_be_placed_leaves_none_of_the_others_behind(run: Run) -> None:
-    class OneOnly(Provider):
-        def place(self, request: Request) -> Played:
-            if self.requests:
-                raise PlatformError(Code.PLATFORM, "no second machine today")
-            return super().place(request)
+    class Refusing(Played):
+        def start(self, order: Order, launch: bytes, *, check: Callable[[], None]) -> int:
+            raise PlatformError(Code.PLATFORM, "no second machine today")
 
-    placed = Played([], on_interrupt=lambda: 130)
+    placed, second = Played([], on_interrupt=lambda: 130), Refusing([], on_interrupt=lambda: -9)
+    place = Place([placed, second])
     with pytest.raises(PlatformError):
         supervise.supervise(
             run.folder,
             b"",
             home=run.worlds[0].home,
-            provider=OneOnly([placed]),
+            place=lambda _name: place,
             broker=Gate(run.worlds[0].home),
             watcher=run.watcher,
             interrupts=supervise.Interrupts(),

@@ -19,7 +19,7 @@ from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.base import Request
+from glasshouse.providers.base import Order
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
 
@@ -28,23 +28,35 @@ NOBODY = ProcessName(pid=2**22 - 1, started=1)
 
 @dataclass
 class Machine:
-    """A provider whose runtime plays back a story: each step is done at one `wait`."""
+    """A place whose runtime plays back a story: each step is done at one `wait`."""
 
     story: Iterable[Callable[[], int | None]]
     name: str = "played"
     container_source: str = "minted"
-    requests: list[Request] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
     interrupts: int = 0
     killed: bool = False
+    launch: bytes = b""
     pid: int = NOBODY.pid
+    problem: str = ""
 
-    def place(self, request: Request) -> Machine:
-        self.requests.append(request)
-        self._steps = iter(self.story)
+    def run(self, _folder: Path, *, max_bytes: int | None = None) -> Machine:
         return self
 
+    def connect(self) -> None:
+        pass
+
+    def upload(self, package: Path, _on_progress: object) -> str:
+        return str(package)
+
+    def start(self, order: Order, launch: bytes, *, check: Callable[[], None]) -> int:
+        self.orders.append(order)
+        self.launch = launch
+        self._steps = iter(self.story)
+        return self.pid
+
     def wait(self, timeout_s: float) -> int | None:
-        return next(self._steps)()
+        return next(self._steps, lambda: -signal.SIGKILL)()
 
     def interrupt(self) -> None:
         self.interrupts += 1
@@ -52,12 +64,21 @@ class Machine:
     def kill(self) -> None:
         self.killed = True
 
+    def remove(self, package: str | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class Watching:
     events: list[Event] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     ticks: int = 0
+
+    def away(self, machine: int, problem: str) -> None:
+        pass
 
     def event(self, event: Event, seen: Seen) -> None:
         assert seen.last_us == event.time_us
@@ -113,7 +134,7 @@ def stay(
         folder,
         b"launch",
         home=world.home,
-        provider=machine,
+        place=lambda _name: machine,
         broker=NoBroker(world.home),
         watcher=watcher,
         interrupts=interrupts,
@@ -127,10 +148,9 @@ def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder:
     assert (ended.conclusion.outcome, ended.conclusion.exit_code) == (Outcome.COMPLETED, ExitCode.DONE)
     record = folder.load()
     assert (record.phase, record.outcome, record.verdict, record.exit_code) == (Phase.ENDED, "completed", "good", 0)
-    (request,) = machine.requests
-    assert request.launch == b"launch"
-    assert "launch" not in repr(request)
-    assert (request.out, request.max_seconds) == (folder.out, 3600)
+    (order,) = machine.orders
+    assert machine.launch == b"launch"
+    assert (order.package, order.max_seconds) == (str(record.package), 3600)
 
 
 def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: OwnersWorld, folder: RunFolder) -> None:
@@ -191,7 +211,7 @@ def test_a_broker_that_died_is_started_again(
         folder,
         b"",
         home=world.home,
-        provider=Machine([lambda: None, told(world, folder), lambda: 0]),
+        place=lambda _name: Machine([lambda: None, told(world, folder), lambda: 0]),
         broker=broker,
         watcher=Watching(),
         interrupts=supervise.Interrupts(),
@@ -250,10 +270,10 @@ def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoMachine:
-        def place(self, _request: Request) -> Machine:
+        def run(self, _folder: Path, *, max_bytes: int | None = None) -> Machine:
             raise PlatformError(Code.PLATFORM, "no machine today")
 
-    monkeypatch.setattr(runner, "LocalProvider", NoMachine)
+    monkeypatch.setattr(runner, "place_of", lambda _home, _name: NoMachine())
     broker = NoBroker(world.home)
     with pytest.raises(PlatformError):
         runner.run_here(folder, b"", home=world.home, broker=broker, watcher=Watching())
@@ -270,7 +290,7 @@ def test_a_signal_to_the_command_reaches_the_runtime(
 
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     machine = Machine([signal_us, lambda: None, told(world, folder, **story), lambda: 130])
-    monkeypatch.setattr(runner, "LocalProvider", lambda: machine)
+    monkeypatch.setattr(runner, "place_of", lambda _home, _name: machine)
     before = signal.getsignal(signal.SIGTERM)
     ended = runner.run_here(folder, b"", home=world.home, broker=NoBroker(world.home), watcher=Watching())
     assert machine.interrupts == 1

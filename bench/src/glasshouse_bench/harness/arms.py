@@ -31,8 +31,8 @@ from glasshouse.jobs.run import prepare
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Ended as RunEnded
 from glasshouse.jobs.supervise import Interrupts, Silent, supervise
-from glasshouse.providers.base import Request
-from glasshouse.providers.local import LocalPlacement, LocalProvider
+from glasshouse.providers.base import Order
+from glasshouse.providers.local import LocalPlace, LocalPlaced
 from glasshouse.task.handle import RECORD
 from glasshouse.wire.states import State
 from glasshouse_bench.artifact import Arm, Ended
@@ -216,12 +216,13 @@ class ProtectedArm:
 
     def _supervise(self, launch: bytes) -> None:
         assert self._folder is not None  # noqa: S101 - `start` comes first
+        telling = _Telling(self._placed)
         try:
             self._ended = supervise(
                 self._folder,
                 launch,
                 home=self._home,
-                provider=_Telling(self._placed),
+                place=lambda _name: telling,
                 broker=self._broker,
                 watcher=self._watcher,
                 interrupts=self._interrupts,
@@ -298,16 +299,25 @@ class ProtectedArm:
             shutil.rmtree(self._folder.path, ignore_errors=True)
 
 
-class _Telling(LocalProvider):
-    """Passes on the process of the runtime that it places."""
+class _Telling(LocalPlace):
+    """Passes on the process of the runtime that is started there."""
 
-    def __init__(self, placed: Callable[[int], None]) -> None:
-        self._placed = placed
+    def __init__(self, started: Callable[[int], None]) -> None:
+        self._started = started
 
-    def place(self, request: Request) -> LocalPlacement:
-        placement = super().place(request)
-        self._placed(placement.pid)
-        return placement
+    def run(self, folder: Path, *, max_bytes: int | None = None) -> LocalPlaced:
+        return _Told(folder, self._started)
+
+
+class _Told(LocalPlaced):
+    def __init__(self, folder: Path, started: Callable[[int], None]) -> None:
+        super().__init__(folder)
+        self._started = started
+
+    def start(self, order: Order, launch: bytes, *, check: Callable[[], None] = lambda: None) -> int:
+        pid = super().start(order, launch)
+        self._started(pid)
+        return pid
 
 
 class _State(Silent):

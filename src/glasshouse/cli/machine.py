@@ -1,0 +1,95 @@
+"""`glasshouse machine add|list|remove`: machines that you have, and how they are reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, HomeOption, Json
+from glasshouse.cli.output import Output
+
+__all__ = ["group"]
+
+group = typer.Typer(no_args_is_help=True)
+
+
+@group.command("add", help="Give a machine a name, for: glasshouse run JOB --on NAME.")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
+    url: Annotated[str, typer.Argument(metavar="ssh://USER@HOST[:PORT]", help="How ssh reaches it.")],
+    python: Annotated[
+        str, typer.Option("--python", metavar="PATH", help="The interpreter there that has Glasshouse installed.")
+    ] = "python3",
+    folder: Annotated[
+        str | None, typer.Option("--folder", metavar="PATH", help="Where runs are kept there while they last.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A configuration file of ssh; your own by default.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST", help="Where other machines of a group reach it; where ssh does."),
+    ] = None,
+    force: Force = False,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.places import Machine, add_machine
+
+    output = Output(as_json)
+    given = {
+        "folder": folder,
+        "config": None if config is None else str(config.absolute()),
+        "address": address,
+    }
+    machine = Machine(url=url, python=python, **{name: value for name, value in given.items() if value is not None})
+    add_machine(Home.locate(home).require(), name, machine, replace=force)
+    output.result({"name": name, "url": url, "python": python})
+    output.say(f"{name} is {url} now.")
+
+
+@group.command("list", help="The machines that have a name here.")
+def show(home: HomeOption = None, as_json: Json = False) -> None:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.places import known_machines
+
+    output, known = Output(as_json), known_machines(Home.locate(home))
+    output.result({"machines": [{"name": name, "url": one.url, "python": one.python} for name, one in known.items()]})
+    output.facts({name: one.url for name, one in known.items()})
+    if not known:
+        output.say("No machine has a name here: glasshouse machine add NAME ssh://user@host")
+
+
+@group.command("remove", help="Forget a machine; nothing happens to it.")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")],
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.places import remove_machine
+
+    output = Output(as_json)
+    machine = remove_machine(Home.locate(home), name)
+    output.result({"name": name, "url": machine.url})
+    output.say(f"{name} ({machine.url}) has no name here any more.")
+
+
+@group.command("sweep", help="Remove from a machine what is left there of your runs that have ended.")
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="MACHINE", help="A name, or ssh://user@host.")],
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs import places
+    from glasshouse.jobs.home import Home
+
+    output = Output(as_json)
+    removed, left = places.sweep(Home.locate(home), name)
+    output.result({"removed": removed, "left": left})
+    output.say(f"What {name} had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
+    if left:
+        output.say(f"{len(left)} others go on there, or are not yours: " + ", ".join(run[:8] for run in left))

@@ -1,0 +1,197 @@
+"""The machines that an owner has, by name, and the way to the place on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+from glasshouse.errors import Code, FormatError, PeerError, UsageError
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.files import is_there, read_state, write_state
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.providers.base import Place
+from glasshouse.providers.channel import digest_of
+from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.serve import OWN_FOLDER
+from glasshouse.providers.ssh import SshHost, SshPlace
+from glasshouse.runtime.doctor import Finding, Standing
+from glasshouse.wire.fields import Fields
+
+__all__ = ["LOCAL", "Machine", "add_machine", "examine", "known_machines", "place_of", "remove_machine", "sweep"]
+
+LOCAL = LocalPlace.name
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
+_GATE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A machine that is reached by SSH.
+
+    Attributes:
+        url: ``ssh://[user@]host[:port]``.
+        python: the interpreter there in which Glasshouse is installed.
+        folder: where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder.
+        config: a configuration file of ssh; None for the user's own.
+        address: where the other machines of a group reach it; None for where ssh does.
+    """
+
+    url: str
+    python: str = "python3"
+    folder: str = OWN_FOLDER
+    config: str | None = None
+    address: str | None = None
+
+    def host(self) -> SshHost:
+        """Return how ssh reaches it; raises `UsageError`."""
+        options = () if self.config is None else ("-F", self.config)
+        return replace(SshHost.parse(self.url), options=options)
+
+
+def known_machines(home: Home) -> dict[str, Machine]:
+    """Return the machines that have a name here; raises `UsageError` for a damaged list."""
+    if not is_there(home.machines):
+        return {}
+    listed = read_state(home.machines, what="list of machines")
+    try:
+        return {name: Machine(**one) for name, one in sorted(listed.items())}
+    except TypeError:
+        raise UsageError(Code.USAGE, f"the list of machines {home.machines} is damaged") from None
+
+
+def add_machine(home: Home, name: str, machine: Machine, *, replace: bool = False) -> None:
+    """Give a machine a name; raises `UsageError` for a name or address that is none, or taken."""
+    if not _NAME.fullmatch(name) or name == LOCAL:
+        raise UsageError(Code.USAGE, f"not a name for a machine: {name!r}")
+    machine.host()
+    if machine.address is not None and not _HOST.fullmatch(machine.address):
+        raise UsageError(Code.USAGE, f"not an address of a machine: {machine.address!r}")
+    known = known_machines(home)
+    if name in known and not replace:
+        raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new address")
+    _write(home, known | {name: machine})
+
+
+def remove_machine(home: Home, name: str) -> Machine:
+    """Forget a machine and return what it was; raises `UsageError`."""
+    known = known_machines(home)
+    if name not in known:
+        raise _unknown(name, known)
+    for folder in RunFolder.everywhere(home):
+        for one in folder.machines():
+            record = one.load()
+            if record.place == name and record.phase is not Phase.ENDED:
+                raise UsageError(
+                    Code.USAGE,
+                    f"run {record.run_id[:8]} goes on there",
+                    hint=f"stop it first: glasshouse stop {record.run_id[:8]}",
+                )
+    machine = known.pop(name)
+    _write(home, known)
+    return machine
+
+
+def place_of(home: Home, name: str) -> Place:
+    """Return the place on a machine.
+
+    Args:
+        home: whose machines.
+        name: `LOCAL`, a name, or an address.
+
+    Raises:
+        UsageError: no such machine.
+    """
+    if name == LOCAL:
+        return LocalPlace()
+    known = known_machines(home)
+    machine = known.get(name) or (Machine(url=name) if "://" in name else None)
+    if machine is None:
+        raise _unknown(name, known)
+    serve = (machine.python, "-I", "-B", "-m", "glasshouse.providers.serve", machine.folder)
+    return SshPlace(name, machine.host(), serve, connect=partial(_gate, home), address=machine.address)
+
+
+def examine(home: Home, name: str) -> list[Finding]:
+    """Look at a machine that has a name or an address.
+
+    Raises:
+        UsageError: no such machine.
+        PeerError, PlatformError: it cannot be reached, or looked at.
+    """
+    place = place_of(home, name)
+    if not isinstance(place, SshPlace):
+        raise UsageError(Code.USAGE, f"{name} is this machine")
+    try:
+        return [_finding(Fields(item, "finding")) for item in place.examine()]
+    except FormatError as error:
+        raise PeerError(Code.SCHEMA, f"{name} answered with what is no finding: {error.message}") from None
+
+
+def sweep(home: Home, name: str) -> tuple[int, list[str]]:
+    """Remove from a machine what is left there of this home's runs that have ended.
+
+    Args:
+        home: whose runs.
+        name: a machine's name or address.
+
+    Returns:
+        How many runs' leavings were removed, and the ids of runs that go on there, or are not this home's.
+
+    Raises:
+        UsageError: no such machine.
+        PeerError, PlatformError: it cannot be reached.
+    """
+    place = place_of(home, name)
+    if not isinstance(place, SshPlace):
+        raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
+    there, removed = place.runs(), 0
+    for folder in RunFolder.everywhere(home):
+        for one in folder.machines():
+            record = one.load()
+            if record.place != name or record.phase is not Phase.ENDED:
+                continue
+            package = record.sent or (digest_of(record.package) if record.package.exists() else None)
+            with contextlib.closing(place.run(one.path)) as placed:
+                placed.remove(package)
+            removed += record.run_id in there
+            there.discard(record.run_id)
+    return removed, sorted(there)
+
+
+def _finding(fields: Fields) -> Finding:
+    return Finding(
+        feature=fields.text("feature", max_chars=64),
+        standing=Standing(fields.choice("standing", list(Standing))),
+        value=fields.text("value", max_chars=1000),
+        consequence=fields.text("consequence", max_chars=4000),
+    )
+
+
+def _unknown(name: str, known: dict[str, Machine]) -> UsageError:
+    names = ", ".join(known) or "none"
+    return UsageError(
+        Code.USAGE, f"no machine is called {name!r}; known: {names}", hint="glasshouse machine add NAME ssh://user@host"
+    )
+
+
+def _write(home: Home, machines: dict[str, Machine]) -> None:
+    write_state(home.machines, {name: asdict(one) for name, one in machines.items()})
+
+
+def _gate(home: Home) -> socket.socket:
+    """Connect to the broker of a home, for a call of a runtime elsewhere; raises `OSError`."""
+    serving = Embedded(home).serving
+    if serving is None:
+        raise ConnectionRefusedError("no broker serves")
+    if serving.runtime_url.startswith("unix:"):
+        gate = socket.socket(socket.AF_UNIX)
+        gate.settimeout(_GATE_S)
+        gate.connect(serving.runtime_url.removeprefix("unix:"))
+        return gate
+    host, _, port = serving.runtime_url.removeprefix("http://").rstrip("/").rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=_GATE_S)

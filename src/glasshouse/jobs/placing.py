@@ -1,0 +1,113 @@
+"""Has the runtimes of one run started, each at its place, and leaves none behind that nobody watches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from glasshouse.errors import GlasshouseError
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.providers.base import Order, Place, Placed
+from glasshouse.providers.local import LocalPlace
+
+__all__ = ["STOP_PATIENCE_S", "Placing"]
+
+# A runtime that was asked to stop has a worker that may take seconds to end and memory to search.
+STOP_PATIENCE_S = 120.0
+# For the word to get there.
+_KILL_S = 5.0
+
+
+class Placing:
+    """The runtimes of a run's machines, for as long as the block lasts.
+
+    A block that raises stops those that were started and waits for their ends; either way nothing is left at a place
+    that can be reached.
+
+    Args:
+        places: of the machines, in order.
+        folders: of the machines.
+
+    Attributes:
+        placed: their handles.
+    """
+
+    def __init__(self, places: Sequence[Place], folders: Sequence[RunFolder]) -> None:
+        self._places, self._folders = places, folders
+        self.placed: list[Placed] = [
+            place.run(folder.path, max_bytes=folder.load().max_output_bytes)
+            for place, folder in zip(places, folders, strict=True)
+        ]
+        self._started: list[Placed] = []
+
+    def __enter__(self) -> Placing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for placed in self._started:
+                placed.interrupt()
+            for placed in self._started:
+                _wait(placed)
+        for placed, folder in zip(self.placed, self._folders, strict=True):
+            # All of it is here. What cannot be reached at this moment is left to a sweep.
+            with contextlib.suppress(GlasshouseError):
+                placed.remove(folder.load().sent)
+            placed.close()
+
+    def start(self, launches: Sequence[bytes], check: Callable[[], None]) -> None:
+        """Start the runtimes of all machines, which have their package.
+
+        Args:
+            launches: the launch files, in the order of the machines.
+            check: called between tries; may raise.
+
+        Raises:
+            PlatformError, UsageError, PeerError: as `Placed`.
+        """
+        peers = self._addresses() if len(self.placed) > 1 else ()
+        for placed, folder, launch in zip(self.placed, self._folders, launches, strict=True):
+            check()
+            self._start(placed, folder, launch, peers, check)
+
+    def take_over(self) -> None:
+        """Stay with runtimes that were started before, and whose supervisor is gone."""
+        self._started = list(self.placed)
+        for folder in self._folders:
+            folder.update(supervisor=ProcessName.of())
+
+    def _addresses(self) -> tuple[str, ...]:
+        """Return where each machine will be reached; those of one place are drawn at once, and differ."""
+        number = Counter(place.name for place in self._places)
+        drawn = {place.name: place for place in self._places}
+        addresses = {name: iter(place.addresses(number[name])) for name, place in drawn.items()}
+        return tuple(next(addresses[place.name]) for place in self._places)
+
+    def _start(
+        self, placed: Placed, folder: RunFolder, launch: bytes, peers: tuple[str, ...], check: Callable[[], None]
+    ) -> None:
+        record = folder.load()
+        package = record.sent or str(record.package)
+        ranks = None if record.group is None else record.group.ranks
+        order = Order(package=package, max_seconds=record.max_duration_s, ranks=ranks, peers=peers)
+        here = record.place == LocalPlace.name
+        if not here:
+            # Before it is asked for: if this process is killed now, somebody has to look there.
+            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of())
+        self._started.append(placed)  # perhaps: the answer may be what is lost
+        pid = placed.start(order, launch, check=check)
+        # The process of another machine has a number there, and none here.
+        agent = ProcessName.of(pid) if here else None
+        folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=agent)
+
+
+def _wait(placed: Placed) -> None:
+    """Give a runtime that was asked to stop the time to wipe itself."""
+    if placed.wait(STOP_PATIENCE_S) is None:
+        placed.kill()
+        placed.wait(_KILL_S)

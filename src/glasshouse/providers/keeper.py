@@ -1,0 +1,82 @@
+"""Stays with one runtime on the machine it runs on, whoever is connected: ``python -m glasshouse.providers.keeper``.
+
+Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
+it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.
+
+Laws: it leaves `keeper.json` before the runtime can have its launch file, and `ended` after its end; it ends with the
+runtime and no sooner; where it cannot do so, no runtime is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["ENDED", "KEEPER", "LOG", "SCRATCH", "main", "started_ticks"]
+
+KEEPER, ENDED, LOG, SCRATCH = "keeper.json", "ended", "runtime.log", "empty"
+
+# The runtime sees these of the environment and no others.
+_PASSED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def started_ticks(pid: int) -> int | None:
+    """Return when a process began, in ticks since boot; None for one that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def main(arguments: list[str]) -> int:
+    """Start a runtime, wait for its end and say how it ended; return 0 unless it could not be started."""
+    folder, command = Path(arguments[0]), arguments[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # ignored here, and as it was in what this executes
+    runtime: subprocess.Popen[bytes] | None = None
+    try:
+        log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        runtime = subprocess.Popen(
+            command, stdin=0, stdout=log, stderr=log, cwd="/", env=_environment(), start_new_session=True, umask=0o077
+        )
+        ours = {"pid": os.getpid(), "runtime": runtime.pid, "started": started_ticks(os.getpid())}
+        _leave(folder / KEEPER, json.dumps(ours | {"runtime_started": started_ticks(runtime.pid)}))
+    except OSError as error:
+        if runtime is not None:
+            runtime.kill()
+            runtime.wait()
+        _say({"error": error.strerror})
+        return 1
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    _say({"pid": runtime.pid})
+    os.dup2(null, 1)
+    _leave(folder / ENDED, str(runtime.wait()))
+    return 0
+
+
+def _environment() -> dict[str, str]:
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    return {"LANG": "C.UTF-8", "PATH": _PATH} | passed
+
+
+def _leave(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def _say(line: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # who asked is gone: then no launch file comes, and the runtime ends by itself
+        os.write(1, json.dumps(line).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,320 @@
+"""The runs of a place: their folders, what is in them, and who works there (spec/place.md, sections 5 and 6).
+
+Laws: a run is started once; what is told of one is read from its folder and from the system at that moment, so it is
+true for whoever connects; nothing is removed beneath a runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from glasshouse.errors import Code, PlatformError, UsageError
+from glasshouse.providers.base import Order
+from glasshouse.providers.keeper import ENDED, KEEPER, LOG, SCRATCH, started_ticks
+
+__all__ = ["MOST_FILES", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
+
+RUN = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
+_ORDER, _PACKAGE, _OUT = "order.json", "package.sealed", "out"
+MOST_FILES = 500
+_START_S, _POLL_S = 30.0, 0.05
+_SETTLED_S = 60.0
+
+
+def is_name(name: str) -> bool:
+    """Return whether a run's file may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def numbered(folder: str, number: int) -> str:
+    """Return the name of a sealed file: the n-th of a folder."""
+    return f"{folder}/{number:04d}.sealed"
+
+
+def own_folder(path: Path) -> None:
+    """Make a folder of this user's alone, or see that it is one.
+
+    Raises:
+        PlatformError: it is another user's, or others may change what is in it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PlatformError(
+            Code.PLATFORM, f"{path} is not this user's own folder, which no other may write to: name another one"
+        )
+
+
+class Runs:
+    """All runs of a place.
+
+    Args:
+        folder: made if need be, mode 0700.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        own_folder(folder)
+
+    def __getitem__(self, run: str) -> Run:
+        return Run(self._folder / run)
+
+    def __iter__(self) -> Iterator[tuple[str, Run]]:
+        for path in sorted(self._folder.iterdir()):
+            if RUN.fullmatch(path.name):
+                yield path.name, Run(path)
+
+
+class Run:
+    """One run.
+
+    Args:
+        folder: its folder, which need not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def start(self, order: Order, package: Path, launch: bytes, *, link: bool = True) -> int:
+        """Start a runtime beneath a keeper of its own, and return its process id.
+
+        Args:
+            order: with what.
+            package: the file that was put here.
+            launch: the launch file; goes to the runtime's standard input and nowhere else.
+            link: whether the run keeps the package by a name of its own, so that its own may go.
+
+        Raises:
+            UsageError: `run-exists`: it was started with another package or options; `file-missing`.
+            PlatformError: it cannot be started.
+        """
+        text = json.dumps(asdict(order))
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            if not self._claim(text):
+                return self._started_before(text)
+            try:
+                for name in (SCRATCH, _OUT):
+                    (self._folder / name).mkdir(mode=0o700, exist_ok=True)
+                if link:
+                    package = self._linked(package)
+                return _keep(self._folder, self._command(order, package), launch)
+            except BaseException:
+                (self._folder / _ORDER).unlink()  # nothing goes on: it may be tried again
+                raise
+        except FileNotFoundError:
+            raise UsageError(Code.FILE_MISSING, "the package was not sent to this machine") from None
+        except OSError as error:
+            raise PlatformError(Code.PLATFORM, f"the runtime cannot be started there: {error.strerror}") from None
+
+    def _claim(self, text: str) -> bool:
+        """Leave the order, whole or not at all; return whether this process did, and no other."""
+        draft = self._folder / f"{_ORDER}.{os.getpid()}"
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+                file.write(text)
+            os.link(draft, self._folder / _ORDER)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def _linked(self, package: Path) -> Path:
+        with contextlib.suppress(FileExistsError):
+            os.link(package, self._folder / _PACKAGE)
+        return self._folder / _PACKAGE
+
+    def _started_before(self, text: str) -> int:
+        deadline_s = time.monotonic() + _START_S
+        while (keeper := self._keeper()) is None and self.started and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)  # another process starts it at this moment
+        if keeper is None or (self._folder / _ORDER).read_text() != text:
+            raise UsageError(
+                Code.RUN_EXISTS, "this machine was asked to start the run before, with something else or in vain"
+            )
+        return keeper["runtime"]
+
+    def _command(self, order: Order, package: Path) -> list[str]:
+        return [
+            sys.executable,
+            *("-I", "-B", "-X", f"pycache_prefix={self._folder / SCRATCH}", "-m", "glasshouse.runtime"),
+            *("--package", str(package), "--out", str(self._folder / _OUT)),
+            *("--max-seconds", str(order.max_seconds)),
+            *(() if order.ranks is None else ("--ranks", str(order.ranks))),
+            *(("--peers", ",".join(order.peers)) if order.peers else ()),
+        ]
+
+    @property
+    def keeper(self) -> int | None:
+        """The process that stays with the runtime; None before there is one."""
+        keeper = self._keeper()
+        return None if keeper is None else keeper["pid"]
+
+    @property
+    def package(self) -> str | None:
+        """The digest of the file that it was started with, if it was."""
+        try:
+            return str(json.loads((self._folder / _ORDER).read_text())["package"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def started(self) -> bool:
+        return (self._folder / _ORDER).exists()
+
+    @property
+    def started_us(self) -> int:
+        return (self._folder / _ORDER).stat().st_mtime_ns // 1000
+
+    def ended(self) -> int | None:
+        """Return the runtime's exit code, negative for a signal; None while it goes on.
+
+        Where neither runtime nor keeper is left and none was written down, -9 is told: somebody killed both, or the
+        machine was started anew. So it is of a run that is not here: it was never started, or is removed.
+        """
+        if not self.started:
+            return -signal.SIGKILL
+        for _ in range(2):
+            with contextlib.suppress(FileNotFoundError):
+                return int((self._folder / ENDED).read_text())
+            keeper = self._keeper()
+            if keeper is None:
+                return None
+            if self._lives(keeper, "pid", "started") or self._lives(keeper, "runtime", "runtime_started"):
+                return None
+            # Both are gone: it was written between the two looks, or by nobody.
+        return -signal.SIGKILL
+
+    def files(self, *, outputs: int = 0, log: int = 0) -> dict[str, int]:
+        """Return what can be read: name → bytes; of each folder's sealed files `MOST_FILES`.
+
+        Args:
+            outputs, log: sealed files with a lower number are left out.
+        """
+        found = {}
+        for name, path in self._paths({"outputs": outputs, "log": log}):
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = path.stat().st_size
+        return found
+
+    def read(self, name: str, start: int, most: int) -> bytes:
+        """Return bytes of a file; fewer than `most` at its end.
+
+        Raises:
+            UsageError: `file-missing`.
+        """
+        try:
+            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            raise UsageError(Code.FILE_MISSING, f"the run has no {name}") from None
+        try:
+            return os.pread(descriptor, most, start)
+        finally:
+            os.close(descriptor)
+
+    def stop(self, number: signal.Signals) -> None:
+        """Send the runtime a signal; one that has ended is fine."""
+        keeper = self._keeper()
+        if keeper is None or not self._lives(keeper, "runtime", "runtime_started"):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(keeper["runtime"])
+            try:
+                # The number may have become another process's before it was opened, and not after.
+                if self._lives(keeper, "runtime", "runtime_started"):
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+    def remove(self) -> None:
+        """Remove all that is here of a run that has ended; one that is not here is fine.
+
+        Raises:
+            UsageError: `usage`: it has not.
+        """
+        if self.started and self.ended() is None and (self._keeper() is not None or self._is_new()):
+            raise UsageError(Code.USAGE, "the run has not ended: stop it first")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._folder)
+
+    def _is_new(self) -> bool:
+        return time.time() - self.started_us / 1e6 < _SETTLED_S
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name if name == LOG else self._folder / _OUT / name
+
+    def _paths(self, first: dict[str, int]) -> Iterator[tuple[str, Path]]:
+        for name in ("events.log", "heads.log", "receipt.json", LOG):
+            yield name, self._path(name)
+        for folder, number in first.items():
+            # They are written one after the other.
+            for name in (numbered(folder, one) for one in range(number, number + MOST_FILES)):
+                if not self._path(name).exists():
+                    break
+                yield name, self._path(name)
+
+    def _keeper(self) -> dict[str, int] | None:
+        try:
+            return {name: int(value) for name, value in json.loads((self._folder / KEEPER).read_text()).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+
+    @staticmethod
+    def _lives(keeper: dict[str, int], pid: str, started: str) -> bool:
+        return started_ticks(keeper[pid]) == keeper[started]
+
+
+def _keep(folder: Path, command: Sequence[str], launch: bytes) -> int:
+    """Start a keeper, which starts the runtime; returns the runtime's process id."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-B", "-m", "glasshouse.providers.keeper", str(folder), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",
+        start_new_session=True,  # it outlives the connection
+        umask=0o077,
+    )
+    assert keeper.stdin is not None and keeper.stdout is not None  # noqa: S101, PT018 - asked for above
+    try:
+        with keeper.stdin as stdin, keeper.stdout as stdout:
+            ready, _, _ = select.select([stdout], [], [], _START_S)
+            pid = _pid_in(stdout.readline() if ready else b"")
+            # A pipe holds a whole launch file, so this never waits for its reader.
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(launch)
+    except PlatformError:
+        keeper.kill()  # without a launch file a runtime that it may have started ends by itself
+        keeper.wait()
+        raise
+    # It is meant to outlive us: nobody here waits for it.
+    keeper.returncode = 0
+    return pid
+
+
+def _pid_in(line: bytes) -> int:
+    """Return the process id that a keeper named; raises `PlatformError`."""
+    try:
+        answer = json.loads(line)
+        why = answer.get("error", "its keeper did not answer")
+        if "pid" in answer:
+            return int(answer["pid"])
+    except (ValueError, TypeError, AttributeError):
+        why = "its keeper did not answer"
+    raise PlatformError(Code.PLATFORM, f"the runtime cannot be started there: {why}")

@@ -1,0 +1,489 @@
+"""The machine's end of a channel: ``glasshouse place serve`` over its standard streams (spec/place.md).
+
+Laws: it holds no secret but a launch file on its way through; what it is asked while a runtime calls its gate makes it
+wait for no longer than the start of a process; it ends with its standard input, and the runs go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
+from glasshouse.providers import facts
+from glasshouse.providers.base import Order
+from glasshouse.providers.gates import Gates
+from glasshouse.providers.link import MAX_DATA_BYTES, Link
+from glasshouse.providers.local import free_addresses
+from glasshouse.providers.runs import MOST_FILES, RUN, Runs, is_name, numbered, own_folder
+from glasshouse.providers.streams import FIRST_CALL, MAX_CALLS, Streams
+from glasshouse.providers.uploads import Upload, Uploads
+from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.fields import Fields
+
+__all__ = ["OWN_FOLDER", "main", "serve"]
+
+GREETING = "glasshouse-place"
+OWN_FOLDER = "-"
+VERSION = 1
+
+_NONCE = re.compile(r"[0-9a-f]{16,64}")
+_PEER = re.compile(r"[A-Za-z0-9.\[\]:-]{1,255}:[0-9]{1,5}")
+_MAX_REQUESTS = 16
+_MAX_LAUNCH_BYTES = 1 << 16
+_MAX_MACHINES = 64
+_MAX_LOOK_MS = 60_000
+_MAX_RUNS = 256
+_RAW_BYTES = 1 << 20
+_STUCK_S = 60.0
+_HELD_BYTES = 256 << 10
+_MAX_SAID_CHARS = 1000
+# How often a run's folder is looked at: at its lively beginning and end, and while it trains.
+_QUICK_S, _SLOW_S = 0.05, 0.5
+_QUICK_FOR_S = 2.0
+
+Answer = dict[str, Json]
+
+
+@dataclass(slots=True)
+class _Look:
+    """A question for news of a run."""
+
+    number: int
+    run: str
+    since: int
+    until_s: float
+    outputs: int
+    log: int
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start whose launch file has not come whole."""
+
+    number: int
+    run: str
+    order: Order
+    wanted: int
+    launch: bytearray
+
+
+@dataclass(slots=True)
+class _Read:
+    """A piece of a file that is asked for."""
+
+    number: int
+    run: str
+    name: str
+    start: int
+    most: int
+
+
+class Place:
+    """One connection's service.
+
+    Args:
+        folder: the place's, made if need be.
+        reader, writer: the channel.
+    """
+
+    def __init__(self, folder: Path, reader: int, writer: int) -> None:
+        own_folder(folder)
+        self._folder = folder
+        self._runs, self._uploads = Runs(folder / "runs"), Uploads(folder / "files")
+        self._link = Link(reader, writer)
+        self._selector = selectors.DefaultSelector()
+        self._streams = Streams(self._link, self._selector)
+        self._next_call = FIRST_CALL
+        self._looks: list[_Look] = []
+        self._starts: dict[int, _Start] = {}
+        self._upload: tuple[int, Upload] | None = None
+        self._reads: deque[_Read] = deque()
+        self._gates = Gates(folder)
+        self._moved_s = self._came_s = time.monotonic()
+        self._asks: dict[str, Callable[[int, Fields], Answer | None]] = {
+            "hello": self._hello,
+            "examine": self._examine,
+            "has": self._has,
+            "put": self._put,
+            "addresses": self._addresses,
+            "prepare": self._prepare,
+            "start": self._start,
+            "look": self._look,
+            "read": self._read,
+            "stop": self._stop,
+            "runs": self._list,
+            "remove": self._remove,
+        }
+
+    def serve(self) -> None:
+        """Answer until the channel ends."""
+        self._selector.register(self._link.reader, selectors.EVENT_READ, self._channel)
+        try:
+            while True:
+                self._listen_to_writer()
+                self._take_calls()
+                for key, events in self._selector.select(self._wait_s()):
+                    key.data(events)
+                self._tell_news()
+                self._read_on()
+                self._reap()
+        except PeerError as error:
+            if error.code is Code.SCHEMA:
+                with contextlib.suppress(PeerError):
+                    self._link.send({"code": error.code.value, "id": 0, "message": error.message})
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._streams.close()
+        for listener in self._gates.listeners:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(listener)
+        self._gates.close()
+        if self._upload is not None:
+            self._upload[1].close()
+        self._selector.close()
+
+    def _channel(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._link.flush()
+        if not events & selectors.EVENT_READ:
+            return
+        if self._upload is not None:
+            self._take_raw(*self._upload)
+            return
+        for message in self._link.receive():
+            if isinstance(message, dict):
+                self._message(message)
+            else:
+                self._data(*message)
+
+    def _listen_to_writer(self) -> None:
+        """Wait until more can be written only while there is something to write."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self._link.writer)
+        if self._link.pending_bytes:
+            self._selector.register(self._link.writer, selectors.EVENT_WRITE, self._channel)
+
+    # Requests
+
+    def _message(self, message: Answer) -> None:
+        fields = Fields(message, "request")
+        try:
+            if fields.has("ask"):
+                self._request(fields)
+            elif fields.has("end"):
+                self._streams.end(fields.integer("end"))
+            else:
+                self._streams.drop(fields.integer("drop"))
+        except FormatError as error:
+            raise PeerError(Code.SCHEMA, f"a message that this place does not understand: {error.message}") from None
+
+    def _request(self, fields: Fields) -> None:
+        number, ask = fields.integer("id", low=1, high=FIRST_CALL - 1), fields.choice("ask", list(self._asks))
+        if len(self._looks) + len(self._starts) + len(self._reads) >= _MAX_REQUESTS:
+            raise PeerError(Code.SCHEMA, "more requests at once than a place answers")
+        try:
+            answer = self._asks[ask](number, fields)
+        except OSError as error:
+            self._refuse(number, PlatformError(Code.PLATFORM, f"the machine refused: {error.strerror}"))
+        except FormatError:
+            raise
+        except GlasshouseError as error:
+            self._refuse(number, error)
+        else:
+            if answer is not None:
+                self._answer(number, answer)
+
+    def _answer(self, number: int, answer: Answer, *, can_wait: bool = False) -> None:
+        try:
+            self._link.send({"id": number, "ok": answer}, can_wait=can_wait)
+        except ValueError:
+            self._refuse(number, PlatformError(Code.PLATFORM, "the machine's answer is longer than a message may be"))
+
+    def _refuse(self, number: int, error: GlasshouseError) -> None:
+        self._link.send({"code": error.code.value, "id": number, "message": _whole(error)})
+
+    def _hello(self, _number: int, fields: Fields) -> Answer:
+        fields.end()
+        return facts.hello(self._folder)
+
+    def _examine(self, _number: int, fields: Fields) -> Answer:
+        fields.end()
+        return {"findings": facts.examine(self._folder)}
+
+    def _addresses(self, _number: int, fields: Fields) -> Answer:
+        count = fields.integer("count", low=1, high=_MAX_MACHINES)
+        host = None if fields.null("host") else fields.text("host", max_chars=255)
+        fields.end()
+        return {"addresses": list(free_addresses(host or facts.reached_at(), count))}
+
+    def _has(self, _number: int, fields: Fields) -> Answer:
+        sha256, size = fields.digest("sha256").hex(), fields.integer("bytes")
+        fields.end()
+        return {"bytes": min(size, self._uploads.present(sha256))}
+
+    def _put(self, number: int, fields: Fields) -> Answer | None:
+        sha256, size, start = fields.digest("sha256").hex(), fields.integer("bytes"), fields.integer("from")
+        fields.end()
+        if self._uploads.whole(sha256, size):
+            return {}
+        upload = self._uploads.begin(sha256, size, start)
+        self._link.send({"go": True, "id": number})
+        self._upload, self._came_s = (number, upload), time.monotonic()
+        self._finish_upload(number, upload)
+        return None
+
+    def _take_raw(self, number: int, upload: Upload) -> None:
+        try:
+            data = os.read(self._link.reader, min(_RAW_BYTES, upload.left))
+        except (BlockingIOError, InterruptedError):
+            return
+        if not data:
+            raise PeerError(Code.PLACE_UNREACHABLE, "the channel ended in the middle of an upload")
+        self._came_s = time.monotonic()
+        try:
+            upload.write(data)
+        except PlatformError as error:
+            self._refuse(number, error)
+            raise PeerError(Code.PLACE_UNREACHABLE, "an upload that cannot be kept") from None
+        self._finish_upload(number, upload)
+
+    def _finish_upload(self, number: int, upload: Upload) -> None:
+        if upload.left:
+            return
+        self._upload = None
+        try:
+            upload.finish()
+        except UsageError as error:
+            self._refuse(number, error)
+        else:
+            self._link.send({"id": number, "ok": {}})
+        finally:
+            upload.close()
+
+    def _prepare(self, _number: int, fields: Fields) -> Answer:
+        run = _run(fields)
+        fields.end()
+        self._drop_gate(run)
+        return {"gate": self._gates.open(run)}
+
+    def _take_calls(self) -> None:
+        """Wait for calls while there is room for another: the others wait in the kernel's queue."""
+        room = len(self._streams) < MAX_CALLS
+        for listener in self._gates.listeners:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(listener)
+            if room:
+                self._selector.register(listener, selectors.EVENT_READ, partial(self._call, listener))
+
+    def _call(self, listener: socket.socket, _events: int) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        number, self._next_call = self._next_call, FIRST_CALL | (self._next_call + 1) & (FIRST_CALL - 1)
+        self._link.send({"call": number})
+        self._streams.add(number, connection)
+
+    def _start(self, number: int, fields: Fields) -> None:
+        run = _run(fields)
+        order = Order(
+            package=fields.digest("package").hex(),
+            max_seconds=fields.integer("max_seconds", low=1),
+            ranks=fields.integer_or_null("ranks"),
+            peers=tuple(fields.texts("peers", max_items=_MAX_MACHINES)),
+        )
+        wanted = fields.integer("launch_bytes", low=1, high=_MAX_LAUNCH_BYTES)
+        fields.end()
+        if not all(_PEER.fullmatch(peer) for peer in order.peers):
+            raise FormatError(Code.SCHEMA, "request.peers is no list of host:port")
+        self._starts[number] = _Start(number, run, order, wanted, bytearray())
+
+    def _data(self, stream: int, data: bytes) -> None:
+        if stream >= FIRST_CALL:
+            self._streams.data(stream, data)
+            return
+        start = self._starts.get(stream)
+        if start is None or len(start.launch) + len(data) > start.wanted:
+            raise PeerError(Code.SCHEMA, "bytes that nothing was asked for")
+        start.launch += data
+        if len(start.launch) < start.wanted:
+            return
+        del self._starts[stream]
+        self._moved_s = time.monotonic()
+        try:
+            package = self._uploads.path(start.order.package)
+            pid = self._runs[start.run].start(start.order, package, bytes(start.launch))
+        except GlasshouseError as error:
+            self._refuse(stream, error)
+        except OSError as error:
+            self._refuse(stream, PlatformError(Code.PLATFORM, f"the runtime cannot be started: {error.strerror}"))
+        else:
+            self._link.send({"id": stream, "ok": {"pid": pid}})
+        finally:
+            start.launch[:] = bytes(len(start.launch))
+
+    def _look(self, number: int, fields: Fields) -> None:
+        run, since = _run(fields), fields.integer("since")
+        within_ms = fields.integer("within_ms", high=_MAX_LOOK_MS)
+        outputs, log = fields.integer("outputs"), fields.integer("log")
+        fields.end()
+        self._looks.append(_Look(number, run, since, time.monotonic() + within_ms / 1000, outputs, log))
+
+    def _tell_news(self) -> None:
+        now_s = time.monotonic()
+        for look in list(self._looks):
+            run = self._runs[look.run]
+            # In this order: what is there when a run has ended is all of it.
+            ended = run.ended()
+            files = run.files(outputs=look.outputs, log=look.log)
+            more = any(numbered(name, first + MOST_FILES - 1) in files for name, first in _firsts(look))
+            news: Answer = {"ended": ended, "files": {**files}, "more": more}
+            serial = zlib.crc32(encode(news))
+            if serial != look.since or now_s >= look.until_s:
+                if serial != look.since:
+                    self._moved_s = now_s
+                self._looks.remove(look)
+                self._link.send({"id": look.number, "ok": news | {"serial": serial}})
+
+    def _wait_s(self) -> float | None:
+        if self._upload is not None:
+            if time.monotonic() - self._came_s > _STUCK_S:
+                raise PeerError(Code.PLACE_UNREACHABLE, "an upload of which nothing comes")
+            return _STUCK_S / 4
+        if not self._looks:
+            return None
+        quick = time.monotonic() - self._moved_s < _QUICK_FOR_S
+        return _QUICK_S if quick else _SLOW_S
+
+    def _read(self, number: int, fields: Fields) -> None:
+        run, name = _run(fields), fields.text("name")
+        start, most = fields.integer("from"), fields.integer("most", low=1, high=MAX_DATA_BYTES)
+        fields.end()
+        if not is_name(name):
+            raise FormatError(Code.SCHEMA, "request.name is no file of a run")
+        self._reads.append(_Read(number, run, name, start, most))
+
+    def _read_on(self) -> None:
+        """Answer what is asked for of files as far as the line takes it: what calls need may not wait behind it."""
+        while self._reads and self._link.pending_bytes < _HELD_BYTES:
+            read = self._reads.popleft()
+            try:
+                data = self._runs[read.run].read(read.name, read.start, read.most)
+            except GlasshouseError as error:
+                self._refuse(read.number, error)
+            except OSError as error:
+                self._refuse(read.number, PlatformError(Code.PLATFORM, f"the machine refused: {error.strerror}"))
+            else:
+                self._link.send_data(read.number, data, can_wait=True)
+                self._answer(read.number, {"bytes": len(data)}, can_wait=True)
+
+    def _stop(self, _number: int, fields: Fields) -> Answer:
+        run, how = _run(fields), fields.choice("how", ("interrupt", "kill"))
+        fields.end()
+        self._runs[run].stop(signal.SIGTERM if how == "interrupt" else signal.SIGKILL)
+        return {}
+
+    def _list(self, _number: int, fields: Fields) -> Answer:
+        after = fields.text("after", max_chars=32)
+        fields.end()
+        later = ((name, run) for name, run in self._runs if name > after and run.started)
+        return {
+            "runs": [
+                {"ended": run.ended(), "run": name, "started_us": run.started_us}
+                for name, run in islice(later, _MAX_RUNS)
+            ]
+        }
+
+    def _remove(self, _number: int, fields: Fields) -> Answer:
+        run = _run(fields)
+        package = None if fields.null("package") else fields.digest("package").hex()
+        fields.end()
+        found = self._runs[run]
+        package = found.package or package
+        found.remove()
+        self._drop_gate(run)
+        if package is not None:
+            self._uploads.drop(package)
+        return {}
+
+    def _drop_gate(self, run: str) -> None:
+        listener = self._gates.listener(run)
+        if listener is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(listener)
+            self._gates.drop(run)
+
+    def _reap(self) -> None:
+        """Keepers that ended are nobody's children but ours."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _firsts(look: _Look) -> tuple[tuple[str, int], ...]:
+    return (("outputs", look.outputs), ("log", look.log))
+
+
+def _run(fields: Fields) -> str:
+    return fields.text("run", pattern=RUN)
+
+
+def _whole(error: GlasshouseError) -> str:
+    return (f"{error.message} ({error.hint})" if error.hint else error.message)[:_MAX_SAID_CHARS]
+
+
+def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None:
+    """Greet, and answer until the channel ends.
+
+    Args:
+        folder: the place's.
+        nonce: as the owner named it.
+        reader, writer: the channel.
+
+    Raises:
+        UsageError: `usage`: no nonce.
+    """
+    if not _NONCE.fullmatch(nonce):
+        raise UsageError(Code.USAGE, "a place is served for a program: glasshouse run JOB --on MACHINE")
+    place = Place(folder, reader, writer)
+    os.set_blocking(writer, True)
+    # On a line of its own, whatever a login has printed before.
+    os.write(writer, f"\n{GREETING} {VERSION} {nonce}\n".encode())
+    os.set_blocking(writer, False)
+    place.serve()
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m glasshouse.providers.serve FOLDER NONCE``; the folder ``-`` is in the user's own data folder."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m glasshouse.providers.serve FOLDER NONCE\n")
+        return ExitCode.USAGE
+    usual = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "glasshouse-place"
+    folder = usual if arguments[0] == OWN_FOLDER else Path(arguments[0]).expanduser().absolute()
+    try:
+        serve(folder, arguments[1])
+    except GlasshouseError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return error.exit_code
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

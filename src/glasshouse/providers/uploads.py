@@ -1,0 +1,166 @@
+"""Files at a place, kept by their digest (spec/place.md, section 4).
+
+Laws: a name is given only to what has the digest; a part is worth nothing but the time of sending it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from glasshouse.errors import Code, PlatformError, UsageError
+from glasshouse.providers.runs import own_folder
+
+__all__ = ["Upload", "Uploads"]
+
+_PIECE_BYTES = 1 << 20
+# Room that an upload leaves to what the runs write.
+_SPARE_BYTES = 64 << 20
+_UNUSED_S = 24 * 3600
+
+
+class Uploads:
+    """What is there.
+
+    Args:
+        folder: made if need be, mode 0700.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        own_folder(folder)
+
+    def path(self, sha256: str) -> Path:
+        """Return where the whole file of a digest is, or would be."""
+        return self._folder / sha256
+
+    def present(self, sha256: str) -> int:
+        """Return how many of its bytes are there, from the first."""
+        for path in (self.path(sha256), self._part(sha256)):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)  # it is used: none that makes room takes it away
+                return path.stat().st_size
+        return 0
+
+    def whole(self, sha256: str, size: int) -> bool:
+        """Return whether the file is there, and as long as it should be; one that is not is removed."""
+        try:
+            if self.path(sha256).stat().st_size == size:
+                os.utime(self.path(sha256))
+                return True
+            self.path(sha256).unlink()
+        except FileNotFoundError:
+            pass
+        return False
+
+    def begin(self, sha256: str, size: int, start: int) -> Upload:
+        """Go on with a file at `start`, which `present` returned.
+
+        Raises:
+            UsageError: `usage`: it is not there so far; `upload-busy`: another connection sends it at this moment.
+            PlatformError: `disk-full`.
+        """
+        part = self._part(sha256)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(Code.UPLOAD_BUSY, "the same file is being sent by another command") from None
+            if not 0 <= start <= size or os.fstat(descriptor).st_size != start:
+                raise UsageError(Code.USAGE, "a file that is not there so far")
+            os.utime(part)
+            self._make_room(size - start)
+            return Upload(descriptor, part, self.path(sha256), size=size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def drop(self, sha256: str) -> None:
+        """Remove a file, or what is there of it, unless a run uses it or a connection sends it; none is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.path(sha256).stat().st_nlink == 1:
+                self.path(sha256).unlink()
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), self._part(sha256).open("rb") as part:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._part(sha256).unlink()
+
+    def _make_room(self, wanted: int) -> None:
+        if self._free() >= wanted + _SPARE_BYTES:
+            return
+        for path in self._folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                # A run that uses it has a link of its own.
+                if found.st_nlink == 1 and found.st_mtime < time.time() - _UNUSED_S:
+                    path.unlink()
+        if self._free() >= wanted + _SPARE_BYTES:
+            return
+        raise PlatformError(
+            Code.DISK_FULL,
+            f"the machine's disk has {self._free() >> 20} MiB left; the upload needs {wanted >> 20} MiB and some room",
+            hint="remove what is not needed there, or name another folder of the machine",
+        )
+
+    def _free(self) -> int:
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize
+
+    def _part(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.part"
+
+
+class Upload:
+    """A file on its way.
+
+    Attributes:
+        left: how many bytes are still to come.
+    """
+
+    def __init__(self, descriptor: int, part: Path, whole: Path, *, size: int) -> None:
+        self._descriptor, self._part, self._whole = descriptor, part, whole
+        self._digest = hashlib.sha256()
+        self.left = size
+        while piece := os.read(descriptor, _PIECE_BYTES):
+            self._take(piece)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take what came; at most `left` bytes.
+
+        Raises:
+            PlatformError: `disk-full`.
+        """
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            raise PlatformError(Code.DISK_FULL, f"the machine cannot keep the upload: {error.strerror}") from None
+        self._take(data)
+
+    def finish(self) -> None:
+        """Give the whole file its name.
+
+        Raises:
+            UsageError: `upload-damaged`: it has another digest, and is gone.
+        """
+        if self._digest.hexdigest() != self._whole.name:
+            self._part.unlink()
+            raise UsageError(
+                Code.UPLOAD_DAMAGED,
+                "what arrived is not what was sent; it was removed",
+                hint="run the same command again",
+            )
+        os.fsync(self._descriptor)  # a name is given to what is there after a crash too
+        self._part.rename(self._whole)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _take(self, data: bytes | memoryview) -> None:
+        self._digest.update(data)
+        self.left -= len(data)

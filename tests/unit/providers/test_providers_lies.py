@@ -1,0 +1,136 @@
+"""A machine that lies to its owner: the owner's memory, disk, descriptors and files are not the machine's to fill."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, PeerError
+from glasshouse.providers.channel import Channel
+from glasshouse.providers.placed import RemotePlaced
+
+# Greets, then answers each question with the next of what it was told to; `ID` is the question's number.
+LIAR = """
+import json, os, sys
+from glasshouse.providers.link import Link
+link = Link(0, 1)
+os.set_blocking(1, True)
+os.write(1, ("\\nglasshouse-place 1 " + sys.argv[2] + "\\n").encode())
+story = json.loads(sys.argv[1])
+while story:
+    for message in link.receive():
+        if not isinstance(message, dict) or "ask" not in message or not story:
+            continue
+        for step in story.pop(0):
+            if "data" in step:
+                link.send_data(step.get("stream", message["id"]), b"x" * step["data"])
+            else:
+                link.send({name: message["id"] if value == "ID" else value for name, value in step.items()})
+    import time; time.sleep(0.01)
+time.sleep(30)
+"""
+Step = dict[str, Any]
+PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]
+
+
+class Lies:
+    def __init__(self) -> None:
+        self.channels: list[Channel] = []
+        self.calls: list[socket.socket] = []
+
+    def channel(self, *story: list[Step]) -> Channel:
+        command = [sys.executable, "-I", "-B", "-c", LIAR, json.dumps(story)]
+        self.channels.append(Channel(command, connect=self.connect))
+        return self.channels[-1]
+
+    def connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.calls.append(theirs)
+        return ours
+
+
+@pytest.fixture
+def lies() -> Iterator[Lies]:
+    made = Lies()
+    yield made
+    for channel in made.channels:
+        channel.close()
+    for call in made.calls:
+        call.close()
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        [{"stream": 77, "data": 10}],
+        [{"data": 10}],
+        [{"id": 77, "ok": {}}],
+        [{"id": 77, "go": True}],
+        [{"call": 1 << 31}, {"call": 1 << 31}],
+        [{"call": (1 << 31) + number} for number in range(17)],
+        [{"id": "ID", "ok": []}],
+        [{"neither": 1}],
+    ],
+    ids=["bytes of nothing", "bytes", "an answer", "a go", "a call twice", "too many calls", "no object", "no message"],
+)
+def test_what_was_not_asked_for_ends_the_channel(lies: Lies, story: list[Step]) -> None:
+    with pytest.raises(PeerError) as ended:
+        lies.channel(story).ask("hello", within_s=20)
+    assert ended.value.code is Code.PLACE_UNREACHABLE
+    assert "no answer within" not in ended.value.message
+
+
+def news(files: dict[str, Any], ended: Any = None) -> list[Step]:
+    return [{"id": "ID", "ok": {"ended": ended, "files": files, "more": False, "serial": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("looks", "why"),
+    [
+        ([news({"../../.ssh/authorized_keys": 10})], "files that no run has"),
+        ([news({"events.log": -1})], "without a size"),
+        ([news({"events.log": True})], "without a size"),
+        ([news({"receipt.json": 1 << 30})], "more bytes of receipt.json"),
+        ([news({"outputs/0000.sealed": 2000})], "more bytes of outputs"),
+        ([news({"outputs/0000.sealed": 600, "log/0000.sealed": 600})], "than the run may leave"),
+        ([news({}, ended=True)], "exit code that is none"),
+        ([news({}, ended=4096)], "exit code that is none"),
+        ([news({"events.log": 3}), news({"events.log": 2})], "shrunk"),
+        # The next question is for more news, and the one after it for the bytes.
+        ([news({"events.log": 3}), [], [{"data": 1}, {"id": "ID", "ok": {"bytes": 3}}]], "other bytes"),
+    ],
+)
+def test_a_run_is_not_followed_into_what_it_cannot_have_left(
+    lies: Lies, tmp_path: Path, looks: list[list[Step]], why: str
+) -> None:
+    told = iter([[PREPARED, *looks]])
+    placed = RemotePlaced(
+        lambda: lies.channel(*next(told, [PREPARED])), "ab" * 16, lambda name: tmp_path / "kept" / name, max_bytes=1000
+    )
+    problems = set()
+    for _ in range(200):
+        assert placed.wait(0.1) is None
+        problems.add(placed.problem)
+        if any(why in problem for problem in problems):
+            break
+    else:
+        raise AssertionError(problems)
+    placed.close()
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"events.log"}
+
+
+def test_a_runtime_whose_calls_would_come_elsewhere_is_not_taken_for_followed(lies: Lies, tmp_path: Path) -> None:
+    gates = iter(["unix:/there", "unix:/elsewhere"])
+    placed = RemotePlaced(
+        lambda: lies.channel([{"id": "ID", "ok": {"gate": next(gates)}}]), "ab" * 16, lambda name: tmp_path / name
+    )
+    assert placed.connect() == "unix:/there"
+    with pytest.raises(PeerError, match="elsewhere"):
+        placed.connect()
+    placed.close()

@@ -1,0 +1,120 @@
+"""Files at a place: whole or worth nothing, sent by one at a time, and gone with the run that they were for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, PlatformError, UsageError
+from glasshouse.providers import uploads
+from glasshouse.providers.uploads import Uploads
+
+CONTENT = bytes(range(256)) * 1000
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+DAYS_AGO_S = 3 * 24 * 3600
+
+
+def put(kept: Uploads, content: bytes = CONTENT, digest: str = DIGEST) -> Path:
+    upload = kept.begin(digest, len(content), 0)
+    upload.write(content)
+    upload.finish()
+    upload.close()
+    return kept.path(digest)
+
+
+def age(path: Path) -> None:
+    os.utime(path, (time.time() - DAYS_AGO_S,) * 2)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Uploads:
+    return Uploads(tmp_path / "files")
+
+
+def test_a_file_has_its_name_when_it_is_whole(kept: Uploads) -> None:
+    upload = kept.begin(DIGEST, len(CONTENT), 0)
+    upload.write(CONTENT[:1000])
+    assert not kept.whole(DIGEST, len(CONTENT))
+    assert kept.present(DIGEST) == 1000
+    upload.close()
+    again = kept.begin(DIGEST, len(CONTENT), 1000)
+    again.write(CONTENT[1000:])
+    again.finish()
+    again.close()
+    assert kept.whole(DIGEST, len(CONTENT))
+
+
+def test_a_file_that_a_crash_of_the_machine_cut_short_is_sent_again(kept: Uploads) -> None:
+    os.truncate(put(kept), 100)
+    assert not kept.whole(DIGEST, len(CONTENT))
+    assert kept.present(DIGEST) == 0
+
+
+def test_two_connections_do_not_send_one_file_at_once(kept: Uploads) -> None:
+    first = kept.begin(DIGEST, len(CONTENT), 0)
+    with pytest.raises(UsageError) as busy:
+        kept.begin(DIGEST, len(CONTENT), 0)
+    assert busy.value.code is Code.UPLOAD_BUSY
+    first.close()
+    kept.begin(DIGEST, len(CONTENT), 0).close()
+
+
+def test_room_is_made_of_what_nothing_uses_and_never_of_what_is_being_sent(
+    kept: Uploads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, used, new = (hashlib.sha256(name).hexdigest() for name in (b"old", b"used", b"new"))
+    for name, content in ((old, b"old"), (used, b"used"), (new, b"new")):
+        put(kept, content, name)
+    os.link(kept.path(used), tmp_path / "a run's")
+    for name in (old, used):
+        age(kept.path(name))
+    half = kept.begin(DIGEST, len(CONTENT), 0)
+    half.write(CONTENT[:1000])
+    half.close()
+    age(tmp_path / "files" / f"{DIGEST}.part")
+    monkeypatch.setattr(uploads.Uploads, "_free", lambda self: 0 if kept.path(old).exists() else 1 << 40)
+    rest = kept.begin(DIGEST, len(CONTENT), 1000)
+    rest.write(CONTENT[1000:])
+    rest.finish()
+    rest.close()
+    assert [kept.path(name).exists() for name in (old, used, new, DIGEST)] == [False, True, True, True]
+
+
+def test_a_machine_without_room_says_so_before_anything_is_sent(kept: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads.Uploads, "_free", lambda self: 1 << 20)
+    with pytest.raises(PlatformError) as full:
+        kept.begin(DIGEST, 1 << 30, 0)
+    assert full.value.code is Code.DISK_FULL
+
+
+def test_a_package_goes_with_the_last_run_that_uses_it(kept: Uploads, tmp_path: Path) -> None:
+    path = put(kept)
+    os.link(path, tmp_path / "another run's")
+    kept.drop(DIGEST)
+    assert path.exists()
+    (tmp_path / "another run's").unlink()
+    kept.drop(DIGEST)
+    assert not path.exists()
+    half = kept.begin(DIGEST, len(CONTENT), 0)
+    half.write(CONTENT[:10])
+    kept.drop(DIGEST)
+    assert kept.present(DIGEST) == 10, "a connection sends it"
+    half.close()
+    kept.drop(DIGEST)
+    kept.drop(DIGEST)
+    assert kept.present(DIGEST) == 0
+
+
+@pytest.mark.parametrize("wrong", ["others write", "a link"])
+def test_a_folder_that_others_can_change_is_none_to_keep_files_in(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there").chmod(0o777)
+    if wrong == "a link":
+        (tmp_path / "there").chmod(0o700)
+        (tmp_path / "link").symlink_to(tmp_path / "there")
+    with pytest.raises(PlatformError, match="own folder"):
+        Uploads(tmp_path / ("link" if wrong == "a link" else "there"))
