@@ -50,9 +50,10 @@ class LocalPlaced:
         if self._keeper is None and (pid := self._run.keeper) is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._keeper = os.pidfd_open(pid)
-        gone = self._keeper is None or bool(select.select([self._keeper], [], [], timeout_s)[0])
+        if self._keeper is not None and not select.select([self._keeper], [], [], timeout_s)[0]:
+            return None  # it writes down the end before its own, and looking costs more than waiting
         ended = self._run.ended()
-        if ended is None and gone:
+        if ended is None:
             time.sleep(min(timeout_s, _LOOK_S))  # somebody killed the keeper, and the runtime goes on
         if ended is not None:
             self.close()
