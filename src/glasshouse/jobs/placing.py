@@ -1,4 +1,4 @@
-"""Has the runtimes of one run started, each at its place, and leaves none behind that nobody watches."""
+"""Starts the runtimes of one run, each at its place, and leaves none running without a supervisor."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _one_each(places: Sequence[Place], *, machines: int) -> tuple[Place, ...]:
     if len(names) > 1 and LocalPlace.name in names:
         raise UsageError(
             Code.USAGE,
-            "this machine cannot be one of several: nobody told at which address the others reach it",
+            "this machine cannot be one of several: the address at which the others reach it is not known",
             hint="name it too: glasshouse machine add NAME ssh://user@localhost --address ADDRESS",
         )
     return tuple(places)

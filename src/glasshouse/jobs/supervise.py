@@ -143,7 +143,7 @@ def supervise(
         ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
         first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
         conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
-        # Before anything is removed there: whoever is killed here is followed by one who finds it.
+        # Before anything is removed there: a supervisor that is killed in between leaves the record of an end.
         for machine, end in zip(machines[1:], ends[1:], strict=True):
             _record(machine, end)
         record = _record(machines[0], conclusion)
@@ -152,7 +152,7 @@ def supervise(
 
 def _not_stopped(interrupts: Interrupts) -> None:
     if interrupts.count:
-        raise UsageError(Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody")
+        raise UsageError(Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released")
 
 
 @dataclass(kw_only=True, slots=True)

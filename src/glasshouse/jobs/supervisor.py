@@ -47,7 +47,8 @@ class _Log:
 
     def line(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        sys.stderr.write(f"{stamp} {text}\n")
+        # Some of it are another machine's words: a terminal that shows this log is not to obey them.
+        sys.stderr.write(f"{stamp} {text if text.isprintable() else ascii(text)[1:-1]}\n")
         sys.stderr.flush()
 
 
@@ -88,7 +89,7 @@ def _is_alone(folder: RunFolder) -> bool:
     except BlockingIOError:
         os.close(lock)
         return False
-    record = folder.load()  # whoever started this process may have recorded it already
+    record = folder.load()  # which may name this process already
     return record.supervisor in (None, ProcessName.of()) or not record.supervisor.alive
 
 

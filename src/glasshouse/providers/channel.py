@@ -1,7 +1,7 @@
 """The owner's end of a channel: a command whose standard streams lead to a place (spec/place.md).
 
 Laws: nothing waits for longer than it was told; a channel that breaks says so by one error, `place-unreachable`, with
-what the command printed last; whoever holds it opens another and goes on; the other side is given no more memory and no
+what the command printed last; its holder opens another and goes on; the other side is given no more memory and no
 more descriptors than it was asked for.
 """
 

@@ -1,4 +1,4 @@
-"""Stays with one runtime on the machine it runs on, whoever is connected: ``python -m glasshouse.providers.keeper``.
+"""Stays with one runtime on its machine, connected or not: ``python -m glasshouse.providers.keeper``.
 
 Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
 it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.

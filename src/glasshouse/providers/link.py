@@ -1,6 +1,6 @@
 """One end of a channel: frames over two descriptors that never block (spec/place.md, section 2).
 
-Laws: what is queued for writing is bounded by whoever asks `pending_bytes` before sending more; what cannot be written
+Laws: what is queued for writing is bounded by the caller, by `pending_bytes`; what cannot be written
 now is written by `flush`; what can wait goes when nothing else does; nothing here waits.
 """
 

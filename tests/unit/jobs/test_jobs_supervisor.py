@@ -39,3 +39,14 @@ def test_a_fault_that_is_known_is_said_with_its_code(
     error = PlatformError(Code.PLATFORM, "no runtime can be started")
     assert told(tmp_path, monkeypatch, error) == ExitCode.RUN_FAILED
     assert "no runtime can be started [platform-unsupported]" in capsys.readouterr().err
+
+
+def test_another_machines_words_are_logged_and_command_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = PlatformError(Code.PLATFORM, "the machine refused: \x1b]0;owned\x07 \u202etxt.exe\nforged line")
+    assert told(tmp_path, monkeypatch, error) == ExitCode.RUN_FAILED
+    log = capsys.readouterr().err
+    assert log.count("\n") == 1
+    assert log.rstrip("\n").isascii()
+    assert "the machine refused: \\x1b]0;owned" in log
