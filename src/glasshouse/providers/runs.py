@@ -122,16 +122,18 @@ class Run:
             raise PlatformError(Code.PLATFORM, f"the runtime cannot be started there: {error.strerror}") from None
 
     def _claim(self, text: str) -> bool:
-        """Leave the order, whole or not at all; return whether this process did, and no other."""
-        draft = self._folder / f"{_ORDER}.{os.getpid()}"
+        """Leave the order; return whether this process did, and no other before it."""
+        order = self._folder / _ORDER
         try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-                file.write(text)
-            os.link(draft, self._folder / _ORDER)
+            descriptor = os.open(order, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return False
-        finally:
-            draft.unlink(missing_ok=True)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+        except OSError:
+            order.unlink()
+            raise
         return True
 
     def _linked(self, package: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -187,6 +188,14 @@ def test_a_run_is_started_once_however_often_that_is_asked_at_once(
     assert other.value.code is Code.RUN_EXISTS
     placement.kill()
     assert placement.wait(10) == -signal.SIGKILL
+
+
+def test_a_run_here_needs_no_file_system_with_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_names: object, **_options: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert play(tmp_path, monkeypatch).wait(10) == 0
 
 
 def test_a_run_that_was_never_started_has_ended_for_whoever_asks(tmp_path: Path) -> None:
