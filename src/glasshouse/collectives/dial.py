@@ -12,12 +12,24 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from glasshouse.collectives.bounded import within
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Dialler", "Direct", "check_own_limits", "dial_near", "enlarge", "looked_up", "near_address", "of_this_user"]
+__all__ = [
+    "Dialler",
+    "Direct",
+    "HandedOver",
+    "check_own_limits",
+    "dial_near",
+    "enlarge",
+    "handed_over",
+    "looked_up",
+    "near_address",
+    "of_this_user",
+]
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 """A chunk; more would lie in memory that the caches have forgotten when it is read."""
@@ -69,6 +81,46 @@ class Direct:
             connection.close()
             raise
         return connection
+
+
+class HandedOver:
+    """Not at all: where a process may make no socket with a name, another one makes each connection and hands it over.
+
+    Args:
+        listen: returns a socket on which connections come, and the name by which other ranks call it; raises `OSError`.
+        call: returns a connection with the rank that is called by a name, or raises `OSError`, within so many seconds.
+    """
+
+    near = True
+
+    def __init__(
+        self, listen: Callable[[], tuple[socket.socket, str]], call: Callable[[str, float], socket.socket]
+    ) -> None:
+        self.listen, self.call = listen, call
+
+    def address(self, _host: str, _port: int) -> tuple[str, int]:
+        return "handed-over", 1
+
+    def dial(self, _host: str, _port: int, _timeout_s: float) -> socket.socket:
+        raise ConnectionRefusedError("there is no network")
+
+
+def handed_over(listener: socket.socket) -> socket.socket | None:
+    """Return the next connection that came on what `HandedOver.listen` returned; None when nothing comes any more.
+
+    Raises:
+        OSError: none came, or this process has no room for it.
+    """
+    said, descriptors, flags, _ = socket.recv_fds(listener, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if descriptors:
+        connection = socket.socket(fileno=descriptors[0])
+        connection.set_inheritable(False)  # before Python 3.13 `recv_fds` takes no notice of its flags
+        return connection
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if said:
+        raise ConnectionAbortedError("a byte beside which nothing came")
+    return None
 
 
 def looked_up(host: str, port: int, limit_s: float, *, kind: int = socket.SOCK_STREAM) -> tuple[Any, ...]:

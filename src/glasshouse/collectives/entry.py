@@ -18,6 +18,8 @@ PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
 
 _NAME = "sealed"
 _GUARD = "glasshouse.collectives.guard"
+_ROUTE = "glasshouse.collectives.route"
+_RENDEZVOUS = "torch.distributed.rendezvous"  # a name that its package gives to a function
 
 
 def register() -> None:
@@ -29,6 +31,7 @@ def register() -> None:
         if distributed.is_available():
             distributed.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
             _watch(distributed.distributed_c10d)
+            _lead(sys.modules[_RENDEZVOUS])
     except Exception:  # noqa: S110
         pass
 
@@ -51,10 +54,26 @@ def _watch(c10d: Any) -> None:
 
     @functools.wraps(make)
     def guarded(group_size: Any, group_rank: Any, ranks: Any, backend: Any, *rest: Any, **named: Any) -> Any:
-        if _NAME in str(backend).lower() or _GUARD in sys.modules or PARENT_VARIABLE in os.environ:
+        asked = _NAME in str(backend).lower() or PARENT_VARIABLE in os.environ
+        if asked or _GUARD in sys.modules or _ROUTE in sys.modules:
             from glasshouse.collectives import guard
 
             guard.admit(str(backend))
         return make(group_size, group_rank, ranks, backend, *rest, **named)
 
     c10d._new_process_group_helper = guarded
+
+
+def _lead(rendezvous: Any) -> None:
+    """Have torch's rendezvous end at the store of a rank that has no network, where this process is one."""
+    make = rendezvous._create_c10d_store
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def led(*given: Any, **named: Any) -> Any:
+        route = sys.modules.get(_ROUTE)
+        store = None if route is None else route.meeting()
+        return make(*given, **named) if store is None else store()
+
+    rendezvous._create_c10d_store = led

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from glasshouse.collectives import route
 from glasshouse.collectives.dispatch import Fence
 from glasshouse.collectives.entry import PARENT_VARIABLE
 from glasshouse.errors import Code, CollectiveError
@@ -48,6 +49,12 @@ def admit(backend: str) -> None:
         replaced = getattr(distributed_c10d, "_use_torchcomms_enabled", None)
         if replaced is not None and replaced():
             raise _refusal("torchcomms replaces every backend of torch.distributed; a sealed group cannot use it")
+    elif route.meeting() is not None:
+        raise CollectiveError(
+            Code.COLLECTIVE_UNSEALED,
+            f"a group of the backend {backend} needs a network, and ranks have none here: the backend is `{NAME}`",
+            hint='torch.distributed.init_process_group("sealed")',
+        )
     elif _groups:
         raise _refusal(f"a group of the backend {backend} would not be sealed, and this process's groups are")
     elif PARENT_VARIABLE in os.environ:

@@ -22,9 +22,11 @@ from glasshouse.collectives.addresses import HEAR_OUT_S, Addresses, late, own_ad
 from glasshouse.collectives.dial import (
     Dialler,
     Direct,
+    HandedOver,
     check_own_limits,
     dial_near,
     enlarge,
+    handed_over,
     looked_up,
     near_address,
     of_this_user,
@@ -189,7 +191,10 @@ class _Gathering:
                 no address.
         """
         try:
-            self._addresses.leave(self._listen(*split(address)))
+            if isinstance(self._dialler, HandedOver):
+                self._addresses.leave(self._await(self._dialler))
+            else:
+                self._addresses.leave(self._listen(*split(address)))
         except (OSError, ValueError) as error:
             check_own_limits(error)
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -215,9 +220,20 @@ class _Gathering:
         said = f"{host} {bound}{self._listen_near()}"
         for each in self._listeners:
             each.listen(1024)
-            each.setblocking(False)
-            self._selector.register(each, selectors.EVENT_READ, each)
+            self._attend_to(each)
         return said
+
+    def _await(self, dialler: HandedOver) -> str:
+        """Have connections handed over; return what others are told."""
+        listener, name = dialler.listen()
+        self._listeners.append(listener)
+        self._attend_to(listener)
+        host, port = dialler.address("", 0)
+        return f"{host} {port} {name}"
+
+    def _attend_to(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def _listen_near(self) -> str:
         """Open the listener for ranks of this machine; return what to add to the address."""
@@ -345,7 +361,7 @@ class _Gathering:
         """
         while True:
             host, port, name = address
-            if name and self._dialler.near and (connection := dial_near(name)) is not None:
+            if name and (connection := self._dial_near(name)) is not None:
                 return connection, True
             left = self._remaining()
             if left <= 0:
@@ -361,6 +377,14 @@ class _Gathering:
                 self._hear(min(_RETRY_S, left))
                 address = self._addresses.of(peer, self._hear)
 
+    def _dial_near(self, name: str) -> socket.socket | None:
+        """Return a connection with a rank of this machine, None where there is none by that name."""
+        if isinstance(self._dialler, HandedOver):
+            with contextlib.suppress(OSError):
+                return self._dialler.call(name, max(0.0, min(self._remaining(), _DIAL_S)))
+            return None
+        return dial_near(name) if self._dialler.near else None
+
     def _add(self, talk: _Talk) -> None:
         if not talk.near:
             talk.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -371,10 +395,14 @@ class _Gathering:
         self._selector.register(talk.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, talk)
 
     def _accept(self, listener: socket.socket) -> None:
+        handed = isinstance(self._dialler, HandedOver)
         try:
-            connection, _ = listener.accept()
+            connection = handed_over(listener) if handed else listener.accept()[0]
         except OSError as error:
             check_own_limits(error)
+            return
+        if connection is None:
+            self._selector.unregister(listener)  # the process that hands over is gone, and this one soon
             return
         near = listener.family == socket.AF_UNIX
         if near and not of_this_user(connection):

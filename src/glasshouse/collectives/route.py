@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from glasshouse.collectives.dial import Dialler
 
-__all__ = ["chosen", "dial_through"]
+__all__ = ["chosen", "dial_through", "meet_at", "meeting"]
 
 _chosen: Dialler | None = None
+_store: Callable[[], object] | None = None
 
 
 def dial_through(dialler: Dialler | None) -> None:
@@ -24,3 +27,17 @@ def dial_through(dialler: Dialler | None) -> None:
 def chosen() -> Dialler | None:
     """Return what `dial_through` was told last."""
     return _chosen
+
+
+def meet_at(store: Callable[[], object] | None) -> None:
+    """Have torch's rendezvous by environment or address end at this store; None for the network.
+
+    Where there is one, this process has no network, and no backend but `sealed` does without.
+    """
+    global _store
+    _store = store
+
+
+def meeting() -> Callable[[], object] | None:
+    """Return what `meet_at` was told last."""
+    return _store

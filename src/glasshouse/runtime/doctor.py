@@ -47,7 +47,7 @@ _ALL_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | 
 # A workspace that cannot be mounted.
 _NAMED = "directory"
 _HALF_ISOLATED = (
-    "scripts have no /dev/shm (DataLoader workers, pools), no Unix socket with a name, no session and no --ranks"
+    "scripts have no /dev/shm (DataLoader workers, pools), no Unix socket with a name, no session and no --machines"
 )
 
 _ROOTS = (
@@ -150,13 +150,14 @@ def _system(kernel: Kernel) -> Finding:
 
 
 def _seccomp(kernel: Kernel) -> Finding:
-    def filtered() -> None:
-        kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False))
-
-    if seccomp.supports(kernel.machine) and _works(filtered):
+    if seccomp.supports(kernel.machine) and _works(lambda: _install_filter(kernel)):
         return _finding("seccomp", Standing.GOOD, "filters", "the worker's network and debugging calls can be refused")
     return _finding("seccomp", Standing.MISSING, "none", "neither profile can be reached: no run is possible here")
+
+
+def _install_filter(kernel: Kernel) -> None:
+    kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False))
 
 
 def _landlock(kernel: Kernel) -> Finding:
@@ -219,6 +220,9 @@ def _ranks(kernel: Kernel) -> Finding:
 
     if _works(connected):
         return _finding("ranks", Standing.GOOD, "loopback", "ranks (--ranks) can have a network that leads nowhere")
+    if seccomp.supports(kernel.machine) and _works(lambda: _install_filter(kernel)):
+        consequence = "ranks (--ranks) inherit their connections; a job on several machines (--machines) is refused here"
+        return _finding("ranks", Standing.WEAKER, "inherited", consequence)
     return _finding("ranks", Standing.WEAKER, "none", "a job in several ranks (--ranks) is refused here; others run")
 
 

@@ -127,7 +127,7 @@ def run(kernel: Kernel, spec: dict[str, object], link: int, answer: int) -> None
     init.fork_worker(kernel, agent_pid, agent, answer, own_namespace="no-pid-namespace" not in notes)
     _be_killed(_KILLED_FIRST, notes)
     os.setsid()
-    if spec["loopback"] is True:
+    if spec["loopback"] is True and "no-network-namespace" not in notes:
         _keep_quiet(network, notes)  # while /proc can be written
     package, taken = _give_package(kernel, spec, answer, notes)
     notes += [] if taken else stored  # a copy in memory was read before the worker begins

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.hardening import HardeningReport, anti_debug, missing
+from glasshouse.attestation.hardening import CheckResult, HardeningReport, anti_debug, missing
 from glasshouse.attestation.measurement import measure_environment, measure_runtime
 from glasshouse.errors import Code, InternalError, PackageError, PlatformError, RefusedError, RunError, UsageError
 from glasshouse.evidence.events import EventType
@@ -111,8 +111,8 @@ def _harden(run: Run, parts: _Parts) -> None:
     run.gpus = gpus.in_sight()
     session.reach(Stage.CONFIRMED, within_s=SANDBOX_PATIENCE_S)
     worker = session.worker
-    if run.options.ranks is not None:
-        _demand_loopback(worker)
+    if parts.identity.token.group is not None:
+        _demand_ranks(worker, parts.identity.token.group.machines)
     group = not worker.own_process_namespace
     if worker.pid is None or not parts.sentinel.watch(worker.pid, init=worker.init_pid, group=group):
         raise RunError(Code.DEBUGGER, "the worker cannot be watched")
@@ -225,16 +225,27 @@ def _session(pid: int) -> SessionRecord:
         raise RunError(Code.WORKER_FAILED, "the worker ended before it was confirmed") from None
 
 
-def _demand_loopback(worker: Worker) -> None:
-    """Several ranks talk over a network that leads nowhere, or not at all: never over the machine's."""
-    notes = worker.report.notes if worker.report is not None else ()
-    if "loopback" not in notes:
-        lacking = [note.removeprefix("no-") for note in notes if note.startswith("no-")]
-        raise PlatformError(
-            Code.PLATFORM,
-            "this machine gives the worker no network of its own for its ranks",
-            hint=f"missing for ranks: {', '.join(lacking) or 'loopback'}; run the job in one process, or elsewhere",
-        )
+def _demand_ranks(worker: Worker, machines: int) -> None:
+    """Several ranks talk over a network that leads nowhere, or over pairs that they are handed: never the machine's."""
+    report = worker.report
+    notes = report.notes if report is not None else ()
+    if "loopback" in notes:
+        return
+    # Without the filter they would be on the machine's network, at a profile that does not ask for it too.
+    observed = {} if report is None else report.observed
+    kept_in = all(observed.get(name) is CheckResult.PASSED for name in ("egress-closed", "seccomp-filter"))
+    if machines == 1 and kept_in:
+        return
+    lacking = ", ".join(note.removeprefix("no-") for note in notes if note.startswith("no-")) or "loopback"
+    if kept_in:
+        why, instead = "over which they reach those of other machines", "on one machine"
+    else:
+        why, instead = "and nothing keeps them off the machine's", "in one process"
+    raise PlatformError(
+        Code.PLATFORM,
+        f"this machine gives the worker no network of its own for its ranks, {why}",
+        hint=f"missing for a network of ranks, {why}: {lacking}; run the job {instead}, or elsewhere",
+    )
 
 
 def _attest(run: Run, parts: _Parts) -> None:

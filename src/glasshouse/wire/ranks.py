@@ -7,6 +7,9 @@ rank → worker   {"token", "type": "group-secret"}    on a connection of its ow
 worker → rank   {"secret", "type": "group-secret"}
 worker → rank   {"code", "type": "refused"}          in the place of either answer
 ```
+Where a socket may have no name, a rank inherits its connection with the worker: its first message there is
+``{"type": "join"}``, without a token, and it asks for the secret on the same connection (`workloads.rank_pairs`).
+
 Each is a control frame of `wire.frames`. A token is one rank's, comes in that rank's environment, is good for
 one request of its type, and is taken out of the environment when it is used. Laws: closed schemas; nothing here
 does I/O; no error quotes a token or a secret.
@@ -24,6 +27,7 @@ from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.group import SECRET_BYTES
 
 __all__ = [
+    "CHANNEL",
     "JOIN_TOKEN",
     "MAX_FRAME_BYTES",
     "SECRET_TOKEN",
@@ -39,6 +43,8 @@ __all__ = [
 
 SOCKET = "GLASSHOUSE_GROUP_SOCKET"
 """Names the variable that holds the path of the socket."""
+CHANNEL = "GLASSHOUSE_RANK_CHANNEL"
+"""Names the variable that holds the number of an inherited descriptor, in the place of the socket's path."""
 SECRET_TOKEN = "GLASSHOUSE_GROUP_TOKEN"  # noqa: S105 - the name of a variable
 """Names the variable that holds a rank's token for `group-secret`, in hexadecimal."""
 JOIN_TOKEN = "GLASSHOUSE_RANK_TOKEN"  # noqa: S105 - the name of a variable

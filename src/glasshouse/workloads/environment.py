@@ -7,7 +7,16 @@ import socket
 import sys
 from pathlib import Path
 
-__all__ = ["egress_open", "fix_threads", "prepare"]
+__all__ = ["egress_open", "fix_threads", "prepare", "sockets_open"]
+
+
+def sockets_open() -> bool:
+    """Return whether a socket of the internet's may be made at all, if only for a loopback."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+    except OSError:
+        return False
+    return True
 
 
 def egress_open() -> bool:

@@ -1,12 +1,13 @@
-"""One rank: a process that torchelastic started inside the sandbox, and that runs the owner's script.
+"""One rank: a process that torchelastic or `rank_processes` started in the sandbox, and that runs the owner's script.
 
 ``python -I -B -c 'from glasshouse.workloads.rank import main; main()'``, with the variables of torchrun and the two
-tokens of `wire.ranks` in its environment. It closes itself to others before it asks for anything; what it is
-handed is what a worker of one process is handed, from the same secret memory.
+tokens of `wire.ranks`, or the number of an inherited descriptor, in its environment. It closes itself to others before
+it asks for anything; what it is handed is what a worker of one process is handed, from the same secret memory.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -108,6 +109,8 @@ def _run(channel: RankChannel) -> Result:
         from glasshouse.workloads.rank_channel import OtherMachines
 
         route.dial_through(OtherMachines(channel, channel.machine))
+    if channel.inherited:
+        _without_names(channel)
 
     def conclude(_task: Task, outcome: Result | RunError) -> int:
         return _failed(channel, outcome) if isinstance(outcome, RunError) else _ended(channel, outcome)
@@ -115,6 +118,22 @@ def _run(channel: RankChannel) -> Result:
     result = script.train(task, params, stop.register, conclude)
     task.close()
     return result
+
+
+def _without_names(channel: RankChannel) -> None:
+    """Have torch find its store, and sealed groups their secret and their ranks, over the channel."""
+    from glasshouse.collectives import route, secret
+    from glasshouse.collectives.dial import HandedOver
+
+    @functools.cache  # torch's C++ holds its own half of the object alone, and calls this one
+    def store() -> object:
+        from glasshouse.workloads.torch_store import ChannelStore
+
+        return ChannelStore(channel)
+
+    route.dial_through(HandedOver(channel.open_door, channel.call))
+    route.meet_at(store)
+    secret.provide(channel.group_secret)
 
 
 def _handed(channel: RankChannel) -> tuple[Inputs, Mapping[str, Json], str]:

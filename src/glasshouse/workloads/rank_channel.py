@@ -19,13 +19,14 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.task.channel import AgentLink, Message
-from glasshouse.wire import ranks
+from glasshouse.wire import frames, ranks
 
 __all__ = ["OtherMachines", "RankChannel"]
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _COPY_BYTES = 1 << 20
 _MACHINE_DIGITS = 4
+_WITH_DESCRIPTOR = ("called", "dialled", "door")
 _END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
 
 
@@ -37,6 +38,7 @@ class RankChannel:
         machine: which machine of several this is; None for a job on one.
         joined: what the worker said about what it handed over.
         stopping: whether the owner ended the job.
+        inherited: whether this process has no sockets but those that it inherited or was handed.
 
     Raises:
         RunError: `rank-refused`: the worker does not know this process.
@@ -47,11 +49,17 @@ class RankChannel:
         self._lock = threading.Lock()
         self._asked = 0
         self._waiting: dict[int, queue.SimpleQueue[tuple[Message, int | None]]] = {}
-        token = os.environ.pop(ranks.JOIN_TOKEN, "")
+        token, inherited = os.environ.pop(ranks.JOIN_TOKEN, ""), os.environ.pop(ranks.CHANNEL, None)
+        self.inherited = inherited is not None
         try:
-            self._socket = _connected(os.environ.get(ranks.SOCKET, ""))
+            if inherited is None:
+                self._socket = _connected(os.environ.get(ranks.SOCKET, ""))
+                request = ranks.Request(kind="join", token=bytes.fromhex(token)).frame()
+            else:
+                self._socket = _inherited(inherited)
+                request = frames.control({"type": "join"})
             self._link = AgentLink(self._socket)
-            self._socket.sendall(ranks.Request(kind="join", token=bytes.fromhex(token)).frame())
+            self._socket.sendall(request)
             self.joined = self._link.receive()
         except (EOFError, OSError, ValueError, FormatError):
             raise _unknown() from None
@@ -104,18 +112,61 @@ class RankChannel:
             raise ConnectionRefusedError(f"machine {machine} cannot be reached at port {port}")
         return socket.socket(fileno=descriptor)
 
+    def group_secret(self) -> bytes:
+        """Return the group's secret, where it is inherited: once; raises `CollectiveError`."""
+        answer, _ = self._ask({"type": "group-secret"})
+        return ranks.read_secret({name: value for name, value in answer.items() if name != "id"})
+
+    def ask_store(self, question: Message, limit_s: float) -> Message:
+        """Return the worker's answer to a question for the ranks' store (`rank_store`).
+
+        Raises:
+            queue.Empty: there was none in time; the question is taken back.
+            OSError: the worker is gone.
+        """
+        with self._numbered() as (number, answers):
+            self._link.send({"id": number, "type": "store", **question})
+            try:
+                return answers.get(timeout=limit_s)[0]
+            except queue.Empty:
+                self._link.send({"id": number, "keys": [], "type": "store", "what": "forget"})
+                raise
+
+    def open_door(self) -> tuple[socket.socket, str]:
+        """Return a socket on which connections come as descriptors, and the name by which other ranks call it."""
+        answer, descriptor = self._ask({"type": "door"})
+        if descriptor is None:
+            raise ConnectionRefusedError("the worker gave no door")
+        return _kept_from_children(descriptor), str(answer["name"])
+
+    def call(self, name: str, timeout_s: float) -> socket.socket:
+        """Return a connection that went through another rank's door; raises `OSError`."""
+        try:
+            _, descriptor = self._ask({"name": name, "type": "call"}, timeout_s=timeout_s)
+        except queue.Empty:
+            raise TimeoutError("the worker does not answer") from None
+        if descriptor is None:
+            raise ConnectionRefusedError("no rank has that door now")
+        return _kept_from_children(descriptor)
+
     def _ask(
         self, request: Message, descriptors: Sequence[int] = (), *, timeout_s: float | None = None
     ) -> tuple[Message, int | None]:
         """Return the worker's answer, and the descriptor that came with it, if one did; raises `queue.Empty`."""
+        with self._numbered() as (number, answers):
+            self._link.send({"id": number, **request}, descriptors)
+            return answers.get(timeout=timeout_s)
+
+    @contextmanager
+    def _numbered(self) -> Iterator[tuple[int, queue.SimpleQueue[tuple[Message, int | None]]]]:
+        """Yield the number of a question, and where its answer comes."""
         answers: queue.SimpleQueue[tuple[Message, int | None]] = queue.SimpleQueue()
         with self._lock:
             self._asked += 1
             number = self._asked
             self._waiting[number] = answers
         try:
-            self._link.send({"id": number, **request}, descriptors)
-            return answers.get(timeout=timeout_s)
+            yield number, answers
         finally:
             with self._lock:
                 del self._waiting[number]
@@ -133,7 +184,7 @@ class RankChannel:
             _END_PROCESS(1)
 
     def _answered(self, message: Message) -> None:
-        descriptor = self._link.take_descriptors(1)[0] if message.get("type") == "dialled" else None
+        descriptor = self._link.take_descriptors(1)[0] if message.get("type") in _WITH_DESCRIPTOR else None
         number = message.get("id")
         with self._lock:
             waiting = self._waiting.get(number) if isinstance(number, int) else None
@@ -171,6 +222,22 @@ class OtherMachines:
             connection = self._channel.dial(int(machine), port, timeout_s)
         connection.settimeout(None)
         return connection
+
+
+def _inherited(number: str) -> socket.socket:
+    """Return the inherited end; raises `OSError` or `ValueError` where there is none."""
+    connection = _kept_from_children(int(number))
+    if connection.family != socket.AF_UNIX:
+        connection.detach()
+        raise ValueError("another descriptor than the worker's")
+    return connection
+
+
+def _kept_from_children(descriptor: int) -> socket.socket:
+    """Return a socket that no program which this process starts inherits."""
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    return connection
 
 
 def _connected(path: str) -> socket.socket:

@@ -1,7 +1,8 @@
 """Where the ranks of a job meet the worker that started them: a named socket inside their sandbox.
 
 Each rank brings its one-time token, is looked at (`Server._is_own`), and is then handed the descriptors of the grant;
-the connection stays as its way out. Laws:
+the connection stays as its way out. Where a socket may have no name, a rank inherits its connection
+(`rank_pairs.PairServer`), and the rest is the same (`RankLinks`). Laws:
 - a token is good for one request, whatever comes of it;
 - nothing is handed to a process that this one did not start itself, or, under the protected leg, that lets another
   process of its user read its memory;
@@ -36,7 +37,7 @@ from glasshouse.wire.fields import Fields
 from glasshouse.workloads import failures
 from glasshouse.workloads.machines import Machines
 
-__all__ = ["Failure", "Given", "Report", "Server", "child_place"]
+__all__ = ["Failure", "Given", "RankLinks", "Report", "Server", "child_place", "closed_to_others", "first_message"]
 
 # A rank asks as soon as it is connected; whoever does not keeps the others waiting no longer.
 _ASKING_S = 5.0
@@ -112,8 +113,8 @@ class Failure(NamedTuple):
         return found
 
 
-class Server:
-    """One job's meeting place; leaving the block ends it.
+class RankLinks:
+    """The connections with a job's ranks, from the moment at which each has joined.
 
     Args:
         given: what each rank is handed.
@@ -121,7 +122,6 @@ class Server:
         channel: takes rank 0's progress.
 
     Attributes:
-        path: of the socket.
         report: what rank 0 said at its end.
         failures: what ranks said at their end, in the order in which it came.
         stopped: whether the owner ended the job.
@@ -132,35 +132,25 @@ class Server:
         self.failures: list[Failure] = []
         self.stopped = False
         self._given, self._task, self._channel = given, task, channel
-        self._tokens: dict[tuple[str, bytes], int] = {}
         self._ranks: list[AgentLink] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._joining = threading.Lock()
-        # A short name under both legs: the address of a Unix socket has 108 bytes.
-        self._folder = tempfile.mkdtemp(prefix="glasshouse-ranks-", dir="/tmp")
-        self.path = self._folder + "/socket"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.path)
-        self._listener.listen(_BACKLOG)
 
-    def __enter__(self) -> Server:
-        threading.Thread(target=self._serve, name="glasshouse-ranks", daemon=True).start()
-        return self
+    def join(self, rank: int, connection: socket.socket) -> None:
+        """Hand a rank what the job has, and listen to it from now on; raises `OSError` where it is gone."""
+        place: Message = {"rank": rank, "type": "joined", "workspace": str(self._task.workspace)}
+        if self._given.machines is not None:
+            place["machine"] = self._given.machines.machine
+        joined = frames.control({**place, **self._given.message})
+        with self._joining:
+            socket.send_fds(connection, [joined], self._given.descriptors)
+            connection.settimeout(None)
+            self._adopt(rank, AgentLink(connection))
 
-    def __exit__(self, *_error: object) -> None:
-        self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def invite(self, rank: int) -> dict[str, str]:
-        """Return fresh tokens for a rank that is about to be started, as its environment."""
-        join, secret = secrets.token_bytes(ranks.TOKEN_BYTES), secrets.token_bytes(ranks.TOKEN_BYTES)
-        with self._lock:
-            # A rank that starts again has no use for what its earlier life did not spend.
-            self._tokens = {key: owner for key, owner in self._tokens.items() if owner != rank}
-            self._tokens |= {("join", join): rank, ("group-secret", secret): rank}
-            self.failures = [failure for failure in self.failures if failure.rank != rank]
-        return {ranks.JOIN_TOKEN: join.hex(), ranks.SECRET_TOKEN: secret.hex()}
+    def forget_failures(self, rank: int) -> None:
+        """Forget what an earlier life of a rank said."""
+        self.failures = [failure for failure in self.failures if failure.rank != rank]
 
     def stop(self) -> None:
         """Tell every rank, also those that come later, that the owner ended the job."""
@@ -176,61 +166,6 @@ class Server:
             threads = list(self._threads)
         for thread in threads:
             thread.join(_SETTLING_S)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # the job is over
-            try:
-                self._welcome(connection)
-            except (EOFError, OSError, FormatError):
-                connection.close()
-
-    def _welcome(self, connection: socket.socket) -> None:
-        request = ranks.read_request(_first(connection, time.monotonic() + _ASKING_S))
-        rank = self._redeem(request)
-        if rank is None or not self._is_own(connection):
-            connection.sendall(ranks.refuse(Code.RANK_REFUSED))
-            connection.close()
-        elif request.kind == "group-secret":
-            connection.sendall(ranks.give_secret(self._given.secret))
-            connection.close()
-        else:
-            place: Message = {"rank": rank, "type": "joined", "workspace": str(self._task.workspace)}
-            if self._given.machines is not None:
-                place["machine"] = self._given.machines.machine
-            joined = frames.control({**place, **self._given.message})
-            with self._joining:
-                socket.send_fds(connection, [joined], self._given.descriptors)
-                connection.settimeout(None)
-                self._adopt(rank, AgentLink(connection))
-
-    def _redeem(self, request: ranks.Request) -> int | None:
-        """Take a token back, whatever becomes of it; return whose it was. Every comparison takes the same time."""
-        with self._lock:
-            found = [
-                key for key in self._tokens if key[0] == request.kind and hmac.compare_digest(key[1], request.token)
-            ]
-            return self._tokens.pop(found[0]) if found else None
-
-    def _is_own(self, connection: socket.socket) -> bool:
-        """Return whether the peer is this process's own child, and closed to others where that is demanded."""
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        place = child_place(pid)
-        if uid != os.geteuid() or place is None:
-            return False
-        if not self._given.closed_to_others:
-            return True
-        try:
-            os.close(os.open(place + "/environ", os.O_RDONLY | os.O_CLOEXEC))
-        except PermissionError:
-            return True  # tried without a capability, as any other process here would have to
-        except OSError:
-            return False
-        return False
 
     def _adopt(self, rank: int, link: AgentLink) -> None:
         thread = threading.Thread(target=self._hear, args=(rank, link), name=f"glasshouse-rank-{rank}", daemon=True)
@@ -296,11 +231,99 @@ class Server:
         return {"id": number, "sha256": digest, "type": "delivered"}
 
 
-def _first(connection: socket.socket, until: float) -> Json:
-    """Return the first message of a peer that is not known yet, however it trickles in."""
+class Server(RankLinks):
+    """One job's meeting place, with a name; leaving the block ends it.
+
+    Args:
+        given, task, channel: as `RankLinks`.
+
+    Attributes:
+        path: of the socket.
+    """
+
+    def __init__(self, given: Given, task: Task, channel: Channel) -> None:
+        super().__init__(given, task, channel)
+        self._tokens: dict[tuple[str, bytes], int] = {}
+        # A short name under both legs: the address of a Unix socket has 108 bytes.
+        self._folder = tempfile.mkdtemp(prefix="glasshouse-ranks-", dir="/tmp")
+        self.path = self._folder + "/socket"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(_BACKLOG)
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self._serve, name="glasshouse-ranks", daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def invite(self, rank: int) -> dict[str, str]:
+        """Return fresh tokens for a rank that is about to be started, as its environment."""
+        join, secret = secrets.token_bytes(ranks.TOKEN_BYTES), secrets.token_bytes(ranks.TOKEN_BYTES)
+        with self._lock:
+            # A rank that starts again has no use for what its earlier life did not spend.
+            self._tokens = {key: owner for key, owner in self._tokens.items() if owner != rank}
+            self._tokens |= {("join", join): rank, ("group-secret", secret): rank}
+            self.forget_failures(rank)
+        return {ranks.JOIN_TOKEN: join.hex(), ranks.SECRET_TOKEN: secret.hex()}
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # the job is over
+            try:
+                self._welcome(connection)
+            except (EOFError, OSError, FormatError):
+                connection.close()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        request = ranks.read_request(first_message(connection, time.monotonic() + _ASKING_S))
+        rank = self._redeem(request)
+        if rank is None or not self._is_own(connection):
+            connection.sendall(ranks.refuse(Code.RANK_REFUSED))
+            connection.close()
+        elif request.kind == "group-secret":
+            connection.sendall(ranks.give_secret(self._given.secret))
+            connection.close()
+        else:
+            self.join(rank, connection)
+
+    def _redeem(self, request: ranks.Request) -> int | None:
+        """Take a token back, whatever becomes of it; return whose it was. Every comparison takes the same time."""
+        with self._lock:
+            found = [
+                key for key in self._tokens if key[0] == request.kind and hmac.compare_digest(key[1], request.token)
+            ]
+            return self._tokens.pop(found[0]) if found else None
+
+    def _is_own(self, connection: socket.socket) -> bool:
+        """Return whether the peer is this process's own child, and closed to others where that is demanded."""
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        place = child_place(pid)
+        if uid != os.geteuid() or place is None:
+            return False
+        return not self._given.closed_to_others or closed_to_others(place)
+
+
+def first_message(connection: socket.socket, until: float | None) -> Json:
+    """Return the first message of a peer that is not known yet, however it trickles in.
+
+    Args:
+        connection: with the peer.
+        until: when to give up (monotonic, s); None for as long as it lives.
+
+    Raises:
+        EOFError: it said nothing that counts.
+        OSError, FormatError: nothing in time; no message.
+    """
     decoder, received = frames.Decoder(), 0
     while received <= ranks.MAX_FRAME_BYTES:
-        connection.settimeout(max(until - time.monotonic(), 0.001))
+        connection.settimeout(None if until is None else max(until - time.monotonic(), 0.001))
         data = connection.recv(ranks.MAX_FRAME_BYTES)
         if not data:
             break
@@ -316,16 +339,32 @@ def child_place(pid: int) -> str | None:
 
     Where the machine's own /proc is shown, the numbers there are the machine's: the child's own says which it is.
     """
-    try:
-        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - as everywhere that /proc is read
-            for number in Path(f"/proc/self/task/{thread}/children").read_text().split():
-                lines = Path(f"/proc/{number}/status").read_text().splitlines()
-                spaces = [line.split() for line in lines if line.startswith("NSpid:")]
-                if spaces and int(spaces[0][-1]) == pid:
-                    return f"/proc/{number}"
-    except OSError:
-        return None
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - as everywhere that /proc is read
+        for number in _words(f"/proc/self/task/{thread}/children"):
+            words = _words(f"/proc/{number}/status", of="NSpid:")
+            if words and int(words[-1]) == pid:
+                return f"/proc/{number}"
     return None
+
+
+def _words(path: str, *, of: str = "") -> list[str]:
+    """Return the words of a file of /proc, or of the line that begins so; none where that is gone."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return []
+    return [word for line in lines if line.startswith(of) for word in line.removeprefix(of).split()]
+
+
+def closed_to_others(place: str) -> bool:
+    """Return whether the process at a place in /proc refuses to be read."""
+    try:
+        os.close(os.open(place + "/environ", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return True  # tried without a capability, as any other process here would have to
+    except OSError:
+        return False
+    return False
 
 
 def _tell_to_stop(link: AgentLink) -> None:

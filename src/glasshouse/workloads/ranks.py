@@ -1,9 +1,11 @@
 """A script in several ranks: torchelastic starts them, as torchrun would, inside this worker's sandbox.
 
-An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as it knows them;
-inputs lie once, for all ranks, in the working directory. Laws: a rank that fails, is killed or is refused ends the job
-on all ranks, with the reason that came first and is no consequence of another; what any rank wrote into the output
-folder comes back, and each machine's first rank alone reports progress and saves outputs by name.
+Where the sandbox has no network of its own, for want of a namespace, `rank_processes` starts them in its place, and
+they inherit their connections (`rank_pairs`). An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR and MASTER_PORT as it knows them; inputs lie once, for all ranks, in the working directory. Laws: a rank
+that fails, is killed or is refused ends the job on all ranks, with the reason that came first and is no consequence
+of another; what any rank wrote into the output folder comes back, and each machine's first rank alone reports
+progress and saves outputs by name.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from glasshouse.errors import Code, RunError
 from glasshouse.task.channel import Channel
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 from glasshouse.wire import ranks
-from glasshouse.workloads import failures, script
+from glasshouse.workloads import environment, failures, script
 from glasshouse.workloads.machines import STORE_PORT, Machines
 from glasshouse.workloads.params import ScriptParams
-from glasshouse.workloads.rank_server import Failure, Given, Server
+from glasshouse.workloads.rank_server import Failure, Given, RankLinks, Server
 
 __all__ = ["Ranked", "judge"]
 
@@ -37,6 +39,8 @@ _JOINING_S, _JOINING_MACHINES_S = 60, 600
 _NOTICING_S = 5.0
 # What other ranks say when one is gone or has spoken: a consequence, unless nobody else has a reason.
 _CONSEQUENCES = frozenset({Code.COLLECTIVE_ABORTED, Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT})
+
+_Exits: TypeAlias = Mapping[int, int]
 
 
 class Ranked:
@@ -50,10 +54,14 @@ class Ranked:
 
     def __init__(self, count: int, given: Callable[[], Given], channel: Channel) -> None:
         self._count, self._given, self._channel = count, given, channel
+        self._inherit = not environment.sockets_open()
 
     def warm(self) -> None:
         """Import the launcher, which is all of torch; the ranks import it again, each for itself."""
-        import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
+        if self._inherit:
+            from glasshouse.workloads import rank_pairs, rank_processes  # noqa: F401
+        else:
+            import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
 
     def run(self, task: Task, params: Any, on_stop: Callable[[Callable[[], None]], None]) -> Result:
         """Lay the inputs out, start the ranks, and wait for the last.
@@ -66,10 +74,12 @@ class Ranked:
         given = self._given()
         if given.machines is not None:
             given.machines.start(partial(_without, task, self._channel))
-        with Server(given, task, self._channel) as server:
+        with self._connected(given, task) as (server, launch):
             on_stop(server.stop)
             os.chdir(task.input_dir)
-            failed = self._launch(server, params, given.machines)
+            if self._count > 1:
+                os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+            failed = launch(params)
             server.settle()
             if given.machines is not None and not failed:
                 given.machines.finish()
@@ -88,11 +98,27 @@ class Ranked:
             loss_final=report.loss_final,
         )
 
-    def _launch(self, server: Server, params: ScriptParams, machines: Machines | None) -> Mapping[int, int]:
-        """Start the ranks and wait; return the exit codes of those that failed, negative for a signal.
+    @contextlib.contextmanager
+    def _connected(self, given: Given, task: Task) -> Iterator[tuple[RankLinks, Callable[[ScriptParams], _Exits]]]:
+        """Yield what ranks are connected with, and what starts them and waits.
 
-        They are counted on this machine, as `Server` counts them.
+        That returns the exit codes of those that failed, negative for a signal, counted on this machine.
         """
+        if self._inherit:
+            from glasshouse.workloads import rank_pairs, rank_processes
+
+            with rank_pairs.PairServer(given, task, self._channel) as pairs:
+                command = (sys.executable, *_arguments())
+                yield (
+                    pairs,
+                    lambda params: rank_processes.launch(pairs, command, self._count, max_restarts=params.max_restarts),
+                )
+        else:
+            with Server(given, task, self._channel) as server:
+                yield server, lambda params: self._launch(server, params, given.machines)
+
+    def _launch(self, server: Server, params: ScriptParams, machines: Machines | None) -> _Exits:
+        """Have torchelastic start the ranks, and wait."""
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -102,13 +128,11 @@ class Ranked:
 
             def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
                 destinations = super().reify(envs)
-                for rank, environment in envs.items():
-                    environment.update(server.invite(rank))
+                for rank, variables in envs.items():
+                    variables.update(server.invite(rank))
                 return destinations
 
         os.environ[ranks.SOCKET] = server.path
-        if self._count > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
         config = LaunchConfig(
             **_meeting(machines),
             nproc_per_node=self._count,
@@ -120,12 +144,17 @@ class Ranked:
             # The others are the worker's own affair: a stop is said to each rank, and asked for in its script.
             signals_to_handle="SIGQUIT",
         )
-        prefix = () if sys.pycache_prefix is None else ("-X", f"pycache_prefix={sys.pycache_prefix}")
         try:
-            elastic_launch(config, sys.executable)("-I", "-B", *prefix, "-c", _RANK)
+            elastic_launch(config, sys.executable)(*_arguments())
         except ChildFailedError as error:
             return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
         return {}
+
+
+def _arguments() -> tuple[str, ...]:
+    """Return the arguments of the interpreter that becomes a rank."""
+    prefix = () if sys.pycache_prefix is None else ("-X", f"pycache_prefix={sys.pycache_prefix}")
+    return ("-I", "-B", *prefix, "-c", _RANK)
 
 
 def _without(task: Task, channel: Channel, machine: int) -> None:
@@ -166,7 +195,7 @@ def judge(told: list[Failure], exits: Mapping[int, int], count: int, *, first: i
 
     Args:
         told: what ranks of this machine said of themselves, in the order in which it came.
-        exits: exit codes of those that failed; torchelastic ends the others by SIGTERM.
+        exits: exit codes of those that failed; the others are ended by SIGTERM.
         count: how many ranks the job has on all machines.
         first: the number in the job of this machine's first rank.
     """

@@ -94,7 +94,8 @@ def test_a_namespace_that_is_missing_is_named_with_what_scripts_lose(lacking: st
 def test_it_says_whether_a_job_can_have_ranks_which_no_profile_needs() -> None:
     with_, without = examined(), examined(WithoutNamespaces())
     assert (with_["ranks"].standing, with_["ranks"].value) == (Standing.GOOD, "loopback")
-    assert (without["ranks"].standing, without["ranks"].value) == (Standing.WEAKER, "none")
+    assert (without["ranks"].standing, without["ranks"].value) == (Standing.WEAKER, "inherited")
+    assert "--machines" in without["ranks"].consequence
     assert "ranks" not in without["profile"].consequence
 
 

@@ -1,0 +1,183 @@
+"""Ranks of a machine that gives no namespaces: each inherits its connection, and every further one is handed over it.
+
+The worker and its ranks may there take no socket's name and call none (`runtime.seccomp`, `isolated`), so nothing
+outside reaches them by one, nor they anything outside. On its channel a rank asks for what it else finds by a name:
+
+```
+rank → worker   {"type": "join"}                 first, when it has closed itself; answered as `rank_server` does
+rank → worker   {"id", "type": "group-secret"}   answered once in the life of a rank
+rank → worker   {"id", "type": "door"}
+worker → rank   {"id", "name", "type": "door"}   with a descriptor, on which connections come beside one byte each
+rank → worker   {"id", "name", "type": "call"}
+worker → rank   {"id", "type": "called"}         with the connection, whose other end went through the door of that name
+worker → rank   {"id", "type": "unreachable"}    there is no such door, or its rank takes no more now
+rank → worker   {"type": "store", …}             `rank_store`
+```
+Laws: a connection is a pair of Unix sockets that this process makes and keeps no end of; nothing is handed over before
+the process that was started has been tried to be read, and refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable
+from threading import Thread
+
+from glasshouse.errors import Code, FormatError
+from glasshouse.task.channel import AgentLink, Channel, Message
+from glasshouse.task.handle import Task
+from glasshouse.wire import ranks
+from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.workloads.rank_server import Given, RankLinks, child_place, closed_to_others, first_message
+from glasshouse.workloads.rank_store import KeyValues
+
+__all__ = ["PairServer"]
+
+# Of one rank: one for each group that it is meeting in.
+_MOST_DOORS = 1 << 10
+_NAME_CHARS = 32
+
+
+class PairServer(RankLinks):
+    """One job's ranks, each at its inherited end; leaving the block closes the others.
+
+    Args:
+        given, task, channel: as `RankLinks`.
+    """
+
+    def __init__(self, given: Given, task: Task, channel: Channel) -> None:
+        super().__init__(given, task, channel)
+        self._doors: dict[str, tuple[int, socket.socket]] = {}
+        self._store = KeyValues()
+        self._asked_secret: set[int] = set()
+
+    def __enter__(self) -> PairServer:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._close_doors()
+
+    def begin(self) -> None:
+        """Forget what an earlier start of the ranks left: its store, its doors, its failures."""
+        self._close_doors()
+        with self._lock:
+            self._store = KeyValues()
+            self._asked_secret.clear()
+            self.failures.clear()
+
+    def connect(self, rank: int, pid: int, own: socket.socket) -> None:
+        """Wait, in a thread, for a rank that was started to join.
+
+        Args:
+            rank: on this machine.
+            pid: of the process that inherited the other end.
+            own: this process's end; belongs to this object from now on.
+        """
+        Thread(target=self._welcome, args=(rank, pid, own), name=f"glasshouse-rank-{rank}", daemon=True).start()
+
+    def _welcome(self, rank: int, pid: int, own: socket.socket) -> None:
+        try:
+            # It takes as long as its interpreter does; its end ends the waiting.
+            fields = Fields(first_message(own, None), "rank request")
+            fields.choice("type", ["join"])
+            fields.end()
+            place = child_place(pid)
+            if place is not None and (not self._given.closed_to_others or closed_to_others(place)):
+                self.join(rank, own)
+                return
+            own.sendall(ranks.refuse(Code.RANK_REFUSED))
+        except (EOFError, OSError, FormatError):
+            pass  # its exit says the rest
+        own.close()
+
+    def _take(self, rank: int, link: AgentLink, message: Message) -> None:
+        kind = message.get("type")
+        if kind == "store":
+            self._store.take(rank, message, _answering(link))
+        elif kind == "group-secret":
+            link.send(self._secret(rank, message))
+        elif kind == "door":
+            self._open_door(rank, link, message)
+        elif kind == "call":
+            self._call(link, message)
+        else:
+            super()._take(rank, link, message)
+
+    def _secret(self, rank: int, message: Message) -> Message:
+        fields = Fields(message, "group secret")
+        fields.choice("type", ["group-secret"])
+        number = fields.integer("id")
+        fields.end()
+        with self._lock:
+            again = rank in self._asked_secret
+            self._asked_secret.add(rank)
+        if again:
+            return {"code": Code.RANK_REFUSED.value, "id": number, "type": "refused"}
+        return {"id": number, "secret": b64encode(self._given.secret), "type": "group-secret"}
+
+    def _open_door(self, rank: int, link: AgentLink, message: Message) -> None:
+        fields = Fields(message, "door")
+        fields.choice("type", ["door"])
+        number = fields.integer("id")
+        fields.end()
+        own, theirs = socket.socketpair()
+        own.setblocking(False)  # before Python 3.13 `send_fds` takes no notice of its flags
+        with theirs:
+            name = secrets.token_hex(_NAME_CHARS // 2)
+            with self._lock:
+                for old in [old for old, (owner, door) in self._doors.items() if owner == rank and _is_shut(door)]:
+                    self._doors.pop(old)[1].close()
+                self._doors[name] = rank, own
+                if sum(owner == rank for owner, _ in self._doors.values()) > _MOST_DOORS:
+                    raise FormatError(Code.TOO_LARGE, "a rank that meets in more groups at once than there can be")
+            link.send({"id": number, "name": name, "type": "door"}, [theirs.fileno()])
+
+    def _call(self, link: AgentLink, message: Message) -> None:
+        fields = Fields(message, "call")
+        fields.choice("type", ["call"])
+        number, name = fields.integer("id"), fields.text("name", max_chars=_NAME_CHARS)
+        fields.end()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            if self._goes_through(name, theirs):
+                link.send({"id": number, "type": "called"}, [ours.fileno()])
+            else:
+                link.send({"id": number, "type": "unreachable"})
+
+    def _goes_through(self, name: str, connection: socket.socket) -> bool:
+        with self._lock:
+            if name not in self._doors:
+                return False
+            try:
+                socket.send_fds(self._doors[name][1], [b"c"], [connection.fileno()])
+            except OSError:
+                return False  # its rank has shut it, or has many to take
+        return True
+
+    def _close_doors(self) -> None:
+        with self._lock:
+            for _, door in self._doors.values():
+                door.close()
+            self._doors.clear()
+
+
+def _is_shut(door: socket.socket) -> bool:
+    """Return whether the other end of a door, on which a rank never says anything, is closed."""
+    try:
+        return not door.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _answering(link: AgentLink) -> Callable[[Message], None]:
+    """Return what sends a rank an answer, also from another's thread: that it is gone is no affair of the other."""
+
+    def answer(message: Message) -> None:
+        with contextlib.suppress(OSError):
+            link.send(message)
+
+    return answer

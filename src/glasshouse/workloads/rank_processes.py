@@ -1,0 +1,171 @@
+"""Starts, waits for and ends the ranks of one machine where torchelastic cannot: it wants sessions and ports.
+
+Laws: a rank inherits one end of a pair and nothing else that its worker holds; it is ended by a descriptor, never by a
+number that may be another process's; when one rank has failed the others are ended, and all are gone before they begin
+again. What a rank starts itself is ended with the worker.
+Source: torch.distributed.elastic, whose variables a rank finds.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from glasshouse.wire import ranks
+
+__all__ = ["Connects", "launch"]
+
+_ROLE = "rank"
+# A script may look at these; no listener is behind them.
+_MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+# Those that fail because of the same thing are told apart from those that are ended because of them.
+_TOGETHER_S = 0.1
+# As torchelastic leaves to a rank that handles SIGTERM.
+_ENDING_S = 30.0
+
+
+class Connects(Protocol):
+    """What is at the other ends (`rank_pairs.PairServer`).
+
+    Attributes:
+        stopped: whether the owner ended the job.
+    """
+
+    stopped: bool
+
+    def begin(self) -> None: ...
+
+    def connect(self, rank: int, pid: int, own: socket.socket) -> None: ...
+
+    def settle(self) -> None: ...
+
+
+def launch(server: Connects, command: Sequence[str], count: int, *, max_restarts: int) -> Mapping[int, int]:
+    """Start the ranks, again if one fails and it is allowed, and wait for the last.
+
+    Args:
+        server: is connected with each.
+        command: of every rank.
+        count: how many.
+        max_restarts: how often all may begin again.
+
+    Returns:
+        the exit codes of those that failed in the last start, negative for a signal.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    run_id = secrets.token_hex(8)
+    for start in range(max_restarts + 1):
+        server.begin()
+        variables = {
+            **_MASTER,
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": str(count),
+            "ROLE_NAME": _ROLE,
+            "ROLE_WORLD_SIZE": str(count),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "TORCHELASTIC_RESTART_COUNT": str(start),
+            "TORCHELASTIC_RUN_ID": run_id,
+            "WORLD_SIZE": str(count),
+        }
+        failed = _once(server, command, count, variables)
+        server.settle()
+        if not failed or server.stopped:
+            return failed
+    return failed
+
+
+def _once(server: Connects, command: Sequence[str], count: int, variables: Mapping[str, str]) -> dict[int, int]:
+    started: list[_Rank] = []
+    try:
+        for rank in range(count):
+            started.append(_Rank(server, command, rank, variables))
+        _wait(started, to_failure=True)
+        _wait(started, until=time.monotonic() + _TOGETHER_S)
+        return {one.rank: one.code for one in started if one.code}
+    finally:
+        _end(started)
+
+
+class _Rank:
+    """One process.
+
+    Attributes:
+        code: how it ended; None while it has not.
+        pidfd: readable then.
+    """
+
+    def __init__(self, server: Connects, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> None:
+        self.rank = rank
+        self.code: int | None = None
+        own, theirs = socket.socketpair()
+        with theirs:
+            number = str(rank)
+            numbers = {"LOCAL_RANK": number, "RANK": number, "ROLE_RANK": number, ranks.CHANNEL: str(theirs.fileno())}
+            try:
+                self._process = subprocess.Popen(
+                    command, env={**os.environ, **variables, **numbers}, pass_fds=[theirs.fileno()]
+                )
+            except BaseException:
+                own.close()
+                raise
+        # Not waited for yet: the number is its own.
+        self.pidfd = os.pidfd_open(self._process.pid)
+        server.connect(rank, self._process.pid, own)
+
+    def look(self) -> None:
+        """Take note of its end, if it has ended."""
+        if self.code is None:
+            self.code = self._process.poll()
+
+    def send(self, number: int) -> None:
+        if self.code is None:
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Wait for its end, which was ordered or has come."""
+        self.code = self._process.wait()
+        os.close(self.pidfd)
+
+
+def _wait(started: Iterable[_Rank], *, to_failure: bool = False, until: float | None = None) -> None:
+    """Wait until all have ended, or one has failed, or the time is up.
+
+    Args:
+        started: the ranks.
+        to_failure: stop waiting at the first failure.
+        until: (monotonic, s); None for no limit.
+    """
+    while True:
+        for one in started:
+            one.look()
+        living = [one for one in started if one.code is None]
+        if not living or (to_failure and any(one.code for one in started)):
+            return
+        poll = select.poll()
+        for one in living:
+            poll.register(one.pidfd, select.POLLIN)
+        left_s = None if until is None else until - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            return
+        poll.poll(None if left_s is None else left_s * 1000)
+
+
+def _end(started: Sequence[_Rank]) -> None:
+    """Leave none of them: first by SIGTERM, which a script may handle, and then for good."""
+    for number, patience_s in ((signal.SIGTERM, _ENDING_S), (signal.SIGKILL, 0.0)):
+        for one in started:
+            one.look()
+            one.send(number)
+        _wait(started, until=time.monotonic() + patience_s)
+    for one in started:
+        one.close()

@@ -1,0 +1,332 @@
+"""Ranks that inherit their connection: real processes at the other ends, and what none of them gets."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasshouse.runtime.kernel import REAL
+from glasshouse.task.handle import Task
+from glasshouse.task.inputs import FolderInputs
+from glasshouse.wire import frames, ranks
+from glasshouse.workloads import rank_processes
+from glasshouse.workloads.rank_pairs import PairServer
+from glasshouse.workloads.rank_server import Given
+from tools.forked import in_child
+from tools.recording_channel import Recorded
+from tools.sandboxed import is_gone
+from tools.waiting import wait_for
+
+SECRET = secrets.token_bytes(32)
+
+JOINED = """
+import os, queue, socket, sys, time
+from glasshouse.errors import GlasshouseError
+from glasshouse.workloads.process import close_to_others
+from glasshouse.workloads.rank_channel import RankChannel
+close_to_others()
+channel = RankChannel()
+channel.listen(lambda: print("stop", flush=True))
+def said(action):
+    try:
+        return action()
+    except (GlasshouseError, OSError, queue.Empty) as error:
+        return type(error).__name__
+def asked(what, *keys, limit_s=5, **words):
+    answer = channel.ask_store({"keys": list(keys), "what": what, **words}, limit_s)
+    return {name: value for name, value in answer.items() if name not in ("id", "type")}
+def taken(door):
+    return socket.socket(fileno=socket.recv_fds(door, 1, 1)[1][0])
+"""
+
+
+class Place:
+    """A server, and the ranks that a test starts."""
+
+    def __init__(self, folder: Path, *, closed: bool = False, descriptors: tuple[int, ...] = ()) -> None:
+        (folder / "in").mkdir(exist_ok=True)
+        self.channel = Recorded()
+        self.task = Task(params={}, inputs=FolderInputs(folder / "in"), channel=self.channel, workspace=folder)
+        given = Given(secret=SECRET, message={"bytes": 7}, descriptors=descriptors, closed_to_others=closed)
+        self.server = PairServer(given, self.task, self.channel)
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, code: str, rank: int = 0) -> subprocess.Popen[str]:
+        own, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code],
+                env={**os.environ, "RANK": str(rank), ranks.CHANNEL: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self.server.connect(rank, process.pid, own)
+        self.processes.append(process)
+        return process
+
+    def say(self, code: str, rank: int = 0) -> list[str]:
+        """Run a rank to its end, and return what it printed."""
+        return self.start(code, rank).communicate(timeout=30)[0].splitlines()
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    with place.server:
+        yield place
+    place.close()
+
+
+# joining
+
+
+def test_a_rank_is_handed_what_the_job_has_over_what_it_inherited(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.write_bytes(b"sealed bytes")
+    descriptor = os.open(package, os.O_RDONLY)
+    place = Place(tmp_path, descriptors=(descriptor,))
+    code = """
+print(channel.rank, channel.inherited, channel.joined["bytes"], os.read(channel.take_descriptors(1)[0], 20))
+print([name for name in os.environ if name.startswith("GLASSHOUSE")])
+print(os.get_inheritable(channel._socket.fileno()))
+"""
+    with place.server:
+        assert place.say(JOINED.replace("channel.listen", "0 and channel.listen") + code, rank=3) == [
+            "3 True 7 b'sealed bytes'", "[]", "False"
+        ]  # fmt: skip
+    os.close(descriptor)
+    place.close()
+
+
+@pytest.mark.parametrize(("closing", "expected"), [("close_to_others()\n", ["0"]), ("", ["refused"])])
+def test_a_rank_that_others_could_read_is_handed_nothing(tmp_path: Path, closing: str, expected: list[str]) -> None:
+    code = JOINED.replace("close_to_others()\n", closing).replace(
+        "channel = RankChannel()", "try: channel = RankChannel()\nexcept GlasshouseError: sys.exit('refused')"
+    )
+
+    def story() -> list[str]:
+        REAL.drop_capabilities()  # as in the sandbox: with CAP_SYS_PTRACE every process can be read
+        place = Place(tmp_path, closed=True)
+        with place.server:
+            return place.say(code + "print(channel.rank)")
+
+    assert in_child(story) == expected
+
+
+def test_the_secret_is_given_once_in_the_life_of_a_rank(place: Place) -> None:
+    code = "print(channel.group_secret().hex()); print(said(channel.group_secret))"
+    assert place.say(JOINED + code, rank=1) == [SECRET.hex(), "CollectiveError"]
+    assert place.say(JOINED + code, rank=1)[0] == "Traceback (most recent call last):"  # the same start still
+    place.server.begin()
+    assert place.say(JOINED + code, rank=1) == [SECRET.hex(), "CollectiveError"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        frames.control({"token": "00" * 32, "type": "join"}),
+        frames.control({"type": "group-secret"}),
+        b"\x00\x00\x00\x01\x07x",
+        b"",
+    ],
+    ids=["a token", "another word", "no frame", "nothing"],
+)
+def test_what_is_no_join_ends_the_connection(place: Place, first: bytes) -> None:
+    own, theirs = socket.socketpair()
+    with theirs:
+        place.server.connect(0, os.getpid(), own)
+        theirs.sendall(first)
+        theirs.shutdown(socket.SHUT_WR)
+        assert theirs.recv(100) == b""
+
+
+def test_who_is_no_child_is_handed_nothing(place: Place) -> None:
+    own, theirs = socket.socketpair()
+    with theirs:
+        place.server.connect(0, os.getppid(), own)
+        theirs.sendall(frames.control({"type": "join"}))
+        assert b"rank-refused" in theirs.recv(100)
+        assert theirs.recv(100) == b""
+
+
+# the store
+
+
+def test_ranks_share_a_store_that_does_what_tcpstore_does(place: Place) -> None:
+    one = place.start(JOINED + "print(asked('get', 'word'), asked('wait', 'word', 'count'))", rank=1)
+    code = """
+print(asked("check", "word"), asked("add", "count", amount=5), asked("add", "count", amount=-7), asked("get", "count"))
+print(asked("compare", "word", expected="", value="YQ"), asked("compare", "word", expected="Yg", value="Yw"))
+print(asked("append", "word", value="Yg"), asked("compare", "none", expected="Yg", value="Yw"))
+print(asked("count"), asked("delete", "none"), asked("add", "word", amount=1))
+print(said(lambda: asked("get", "never", limit_s=0.1)), said(lambda: asked("wait", "word", "never", limit_s=0.1)))
+"""
+    assert place.say(JOINED + code, rank=0) == [
+        "{'count': 0} {'count': 5} {'count': -2} {'value': 'LTI'}",
+        "{'value': 'YQ'} {'value': 'YQ'}",
+        "{'value': 'Yg'} {'value': 'Yg'}",
+        "{'count': 2} {'count': 0} {'refused': 'what stands in the store is no number to add to'}",
+        "Empty Empty",
+    ]
+    found = one.communicate(timeout=30)[0].strip()
+    assert found in ("{'value': 'YQ'} {}", "{'value': 'YWI'} {}"), "whichever stood there when it asked"
+    assert not place.server._store._waiting, "a question that nobody waits for is taken back"
+
+
+TORCH = """
+from datetime import timedelta
+import torch.distributed as dist
+from glasshouse.workloads.torch_store import ChannelStore
+store = ChannelStore(channel)
+store.set_timeout(timedelta(seconds=20))
+under = dist.PrefixStore("group", store)
+rank = channel.rank
+under.set(f"rank-{rank}", bytes([rank, 0, 255]))
+print([under.get(f"rank-{other}") for other in range(2)], store.get("group/rank-0"))
+under.wait(["rank-0", "rank-1"], timedelta(seconds=5))
+under.add("sum", 2 ** 40)
+under.add("done", 1)
+while under.add("done", 0) < 2:
+    time.sleep(0.01)
+print(under.get("sum"), under.check(["sum"]), under.check(["sum", "none"]), under.num_keys() >= 4)
+if rank == 0:
+    print(under.compare_set("swap", "", "first"), under.compare_set("swap", "first", "next"), under.delete_key("swap"))
+    under.append("text", "ab"); under.append("text", b"cd")
+    under.multi_set(["x", "y"], ["1", "2"])
+    print(under.multi_get(["text", "x", "y"]), under.has_extended_api(), under.clone().get("x"))
+    for action in (lambda: under.wait(["never"], timedelta(milliseconds=100)), lambda: under.set("big", "x" * 20_000)):
+        try:
+            action()
+        except Exception as error:
+            print(type(error).__name__, str(error)[:24])
+"""
+
+
+def test_torch_works_with_that_store_also_under_a_prefix(place: Place) -> None:
+    other = place.start(JOINED + TORCH, rank=1)
+    lines = place.say(JOINED + TORCH, rank=0)
+    first = [
+        r"[b'\x00\x00\xff', b'\x01\x00\xff'] b'\x00\x00\xff'",
+        f"b'{2**41}' True False True",
+    ]
+    assert lines == [
+        *first,
+        "b'first' b'next' True",
+        "[b'abcd', b'1', b'2'] True b'1'",
+        "DistStoreError wait timeout after 0.1 s",
+        "ValueError a value of 20000 bytes: ",
+    ]
+    assert other.communicate(timeout=30)[0].splitlines() == first
+
+
+# doors
+
+
+def test_a_rank_calls_another_by_the_name_of_its_door_and_nobody_else_is_reached(place: Place) -> None:
+    listening = place.start(
+        JOINED + "door, name = channel.open_door(); print(name, flush=True)\n"
+        "one = taken(door); print(one.family.name, one.recv(5)); one.sendall(b'heard'); one.close(); input()",
+        rank=0,
+    )
+    assert listening.stdout is not None
+    name = listening.stdout.readline().strip()
+    code = f"""
+one = channel.call({name!r}, 5)
+one.sendall(b"hello"); print(one.recv(5), one.recv(5), one.getpeername())
+print(said(lambda: channel.call("0" * 32, 5)))
+"""
+    assert place.say(JOINED + code, rank=1) == ["b'heard' b'' ", "ConnectionRefusedError"]
+    assert listening.stdout.readline().strip() == "AF_UNIX b'hello'"
+    listening.communicate("\n", timeout=30)
+    assert place.say(JOINED + f"print(said(lambda: channel.call({name!r}, 5)))", rank=1) == ["ConnectionRefusedError"]
+
+
+def test_doors_that_are_shut_are_forgotten_and_a_full_one_takes_no_more(place: Place) -> None:
+    code = """
+for _ in range(1500):
+    channel.open_door()[0].close()
+door, name = channel.open_door()
+calls = 0
+while said(lambda: channel.call(name, 5)) != "ConnectionRefusedError":
+    calls += 1
+print(calls > 10)
+"""
+    assert place.say(JOINED + code) == ["True"]
+    assert len(place.server._doors) <= 2
+
+
+# starting and ending them
+
+
+def launched(place: Place, code: str, count: int, *, max_restarts: int = 0) -> dict[int, int]:
+    command = [sys.executable, "-I", "-c", JOINED + code]
+    return dict(rank_processes.launch(place.server, command, count, max_restarts=max_restarts))
+
+
+def test_each_rank_finds_the_variables_of_torchrun(place: Place, tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    code = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(repr([os.environ[n] for n in {names!r}]))"
+    assert launched(place, code, 3) == {}
+    for rank in range(3):
+        words = [str(rank), str(rank), "3", "3", "0", "127.0.0.1", "29500"]
+        assert (tmp_path / str(rank)).read_text() == repr(words)
+
+
+def test_a_rank_that_fails_ends_the_others_also_one_that_does_not_want_to(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_processes, "_ENDING_S", 0.5)
+    code = f"""
+import pathlib, signal
+if channel.rank == 2:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({str(tmp_path)!r}, "pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
+while len(list(pathlib.Path({str(tmp_path)!r}).glob("pid-*"))) < 3:
+    time.sleep(0.01)
+if channel.rank == 1:
+    sys.exit(7)
+time.sleep(60)
+"""
+    assert launched(place, code, 3) == {1: 7}
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 3
+    wait_for(lambda: all(map(is_gone, pids)))
+
+
+def test_all_begin_again_as_often_as_they_may(place: Place, tmp_path: Path) -> None:
+    code = f"""
+count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+assert asked("add", "starts", amount=1)["count"] <= 2
+open({str(tmp_path)!r} + "/" + os.environ["RANK"] + "-" + count, "w").close()
+asked("wait", "never", limit_s=60) if count == "0" and channel.rank == 0 else None
+os.kill(os.getpid(), 9) if count == "0" else None
+"""
+    assert launched(place, code, 2, max_restarts=3) == {}
+    assert {path.name for path in tmp_path.iterdir()} >= {"1-0", "0-1", "1-1"}
+    assert launched(place, "sys.exit(5)", 1, max_restarts=1) == {0: 5}
+
+
+def test_a_rank_inherits_one_descriptor_and_no_rank_anothers(place: Place, tmp_path: Path) -> None:
+    code = f"""
+import stat
+found = [number for number in range(3, 100) if os.path.lexists(f"/proc/self/fd/{{number}}")]
+sockets = [number for number in found if stat.S_ISSOCK(os.fstat(number).st_mode)]
+open({str(tmp_path)!r} + "/" + os.environ["RANK"], "w").write(str(len(sockets)))
+"""
+    assert launched(place, code, 2) == {}
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["1", "1"]
