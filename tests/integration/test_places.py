@@ -106,8 +106,8 @@ def begun(here: Here) -> tuple[RemotePlaced, str, int]:
     launch = here.world.launch(broker_url=placed.connect())
     here.run_ids[run] = launch.run_id
     package = here.world.package.path
-    sha256 = placed.upload(package, lambda _sent, _size: None)
-    pid = placed.start(Order(package=sha256, max_seconds=600, ranks=None, peers=()), launch.encode())
+    digest = placed.upload(package, lambda _sent, _size: None)
+    pid = placed.start(Order(package=digest, max_seconds=600, ranks=None, peers=()), launch.encode())
     return placed, run, pid
 
 
@@ -220,9 +220,9 @@ def test_an_upload_goes_on_where_it_broke_and_a_damaged_one_is_sent_again(
         if sent > 16 << 20 and len(scene.channels) == 1:
             scene.break_line()
 
-    sha256 = placed.upload(big, broken)
-    whole, part = scene.place / "files" / sha256, scene.place / "files" / f"{sha256}.part"
-    assert digest_of(whole) == sha256
+    digest = placed.upload(big, broken)
+    whole, part = scene.place / "files" / digest, scene.place / "files" / f"{digest}.part"
+    assert digest_of(whole) == digest
     goes_on = next(sent for channels, sent in seen if channels > 1)
     assert 8 << 20 < goes_on < big.stat().st_size
 
@@ -234,14 +234,14 @@ def test_an_upload_goes_on_where_it_broke_and_a_damaged_one_is_sent_again(
 
     damage()
     with pytest.raises(UsageError) as damaged:
-        scene.channel().put(big, sha256)
+        scene.channel().put(big, digest)
     assert damaged.value.code is Code.UPLOAD_DAMAGED
     assert not part.exists()
-    scene.channel().put(big, sha256)
+    scene.channel().put(big, digest)
     damage()
-    assert placed.upload(big, broken) == sha256
-    assert digest_of(whole) == sha256
-    placed.remove(sha256)
+    assert placed.upload(big, broken) == digest
+    assert digest_of(whole) == digest
+    placed.remove(digest)
     assert list((scene.place / "files").iterdir()) == []
     placed.close()
 

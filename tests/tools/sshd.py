@@ -20,8 +20,13 @@ needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, rea
 
 
 @contextmanager
-def serving_ssh(folder: Path) -> Iterator[SshHost]:
-    """Run a server as long as the block lasts; its host key is in a known_hosts file of its own."""
+def serving_ssh(folder: Path, more: str = "") -> Iterator[SshHost]:
+    """Run a server as long as the block lasts; its host key is in a known_hosts file of its own.
+
+    Args:
+        folder: made for it.
+        more: further lines of its configuration.
+    """
     folder.mkdir(mode=0o700)
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
@@ -32,7 +37,7 @@ def serving_ssh(folder: Path) -> Iterator[SshHost]:
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {folder}/authorized\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n"
-        "AllowTcpForwarding no\nAllowStreamLocalForwarding no\nPrintMotd no\n"
+        f"AllowTcpForwarding no\nAllowStreamLocalForwarding no\nPrintMotd no\n{more}"
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     with subprocess.Popen([str(SSHD), "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE) as server:

@@ -107,7 +107,7 @@ def _protected(
     from glasshouse.jobs.supervise import Silent
 
     where = [place_of(place, name) for name in on]
-    for one in where:
+    for one in dict(zip(on, where, strict=True)).values():
         one.check()  # before anything is sealed
     if job is not None:
         warn_of_losses(output, job)

@@ -75,6 +75,7 @@ class View:
         self._shown_clock = ""
         self._loaded = False
         self._stopping = 0
+        self._away: set[int] = set()
         self._sending: tuple[float, int] | None = None
         self._group_broke = False
 
@@ -175,7 +176,9 @@ class View:
         """Say that the run was asked to stop, and that it is being zeroized."""
         if self._stopping == 0:
             self.done("stopping", "asked to stop: the worker ends, keys are wiped, memory is searched", None, _SOFT)
-        if times > 1:
+        if times > 1 and self._away:
+            self.done("stopping", "it is asked as soon as it is found; a third Ctrl-C leaves it to itself", None, _SOFT)
+        elif times > 1:
             self.done("stopping", "still zeroizing; it ends by itself, asking again is not faster", None, _SOFT)
         self._stopping = times
 
@@ -193,8 +196,10 @@ class View:
         """Say that a machine cannot be followed at this moment, and once more when it can."""
         which = "" if self._machines == 1 else f"machine {machine}: "
         if problem:
+            self._away.add(machine)
             self.done("away", f"{which}{problem}; it goes on there, and is looked for until it is found", None, _SOFT)
         else:
+            self._away.discard(machine)
             self.done("back", f"{which}followed again; nothing is lost", None)
 
     def _why(self, code: Code) -> str:

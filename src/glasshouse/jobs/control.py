@@ -10,7 +10,7 @@ from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.finish import Conclusion
+from glasshouse.jobs.finish import GIVEN_UP, NO_RECEIPT, Conclusion
 from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
@@ -20,10 +20,11 @@ from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.runner import detach
 from glasshouse.jobs.supervise import Ended, Watcher
 
-__all__ = ["Look", "look", "looks", "stop", "wait"]
+__all__ = ["Look", "give_up", "look", "looks", "stop", "wait"]
 
 _POLL_S = 0.25
 _TAKE_OVER_S = 20.0
+_KILLED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +105,33 @@ def stop(folder: RunFolder, home: Home) -> bool:
     return sum(agent is not None and agent.send(signal.SIGTERM) for agent in agents) > 0  # none is left out
 
 
+def give_up(folder: RunFolder, home: Home) -> bool:
+    """Wait no more for a run on a machine that cannot be reached; return False for one that had ended.
+
+    It is recorded as lost: nothing is known of what became of it, and a later sweep of the machine ends and removes it.
+
+    Raises:
+        UsageError: a damaged record, or a run on this machine, which can be stopped.
+    """
+    record = look(folder, home).record
+    if record.phase is Phase.ENDED:
+        return False
+    if record.place == LOCAL:
+        raise UsageError(
+            Code.USAGE,
+            "the run is on this machine: it is stopped, and not given up",
+            hint=f"glasshouse stop {folder.run_id[:8]}",
+        )
+    if record.supervisor is not None:
+        record.supervisor.send(signal.SIGKILL)  # it would wait for the machine, whatever it is asked
+        deadline_s = time.monotonic() + _KILLED_S
+        while record.supervisor.alive and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+    if folder.load().phase is not Phase.ENDED:
+        _settle(folder, home, lost=GIVEN_UP)
+    return True
+
+
 def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended:
     """Follow a run of another supervisor until it has ended.
 
@@ -166,22 +194,28 @@ def _alive(folder: RunFolder, record: RunRecord) -> bool:
     return record.alive or any(one.load().alive for one in folder.machines()[1:])
 
 
-def _settle(folder: RunFolder, home: Home) -> RunRecord:
-    """Record the end of a run that nobody recorded, and give its broker back."""
+def _settle(folder: RunFolder, home: Home, *, lost: Code | None = None) -> RunRecord:
+    """Record the end of a run that nobody recorded, and give its broker back.
+
+    Args:
+        folder, home: the run's.
+        lost: why nothing is known of machines that left no receipt.
+    """
     owner = read_public(home.owner_public)
     conclusion = conclude_run(folder, None, owner_signing=owner.signing)
     for one, end in zip(folder.machines()[1:], conclusion.machines[1:], strict=True):
-        _end(one, end)
-    record = _end(folder, conclusion)
+        _end(one, end, lost)
+    record = _end(folder, conclusion, lost)
     with contextlib.suppress(GlasshouseError, OSError):
         Embedded(home).give_back()
     return record
 
 
-def _end(folder: RunFolder, conclusion: Conclusion) -> RunRecord:
+def _end(folder: RunFolder, conclusion: Conclusion, lost: Code | None) -> RunRecord:
+    code = lost if conclusion.code is None and conclusion.verdict == NO_RECEIPT else conclusion.code
     return folder.end(
         outcome=conclusion.outcome.value,
-        code=None if conclusion.code is None else conclusion.code.value,
+        code=None if code is None else code.value,
         verdict=conclusion.verdict,
         exit_code=int(conclusion.exit_code),
         progress=_progress(_seen(folder)),

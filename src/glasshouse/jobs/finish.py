@@ -14,11 +14,13 @@ from glasshouse.jobs.verify import Status, Verdict, of_run, verify_file
 from glasshouse.providers.local import LocalPlace
 from glasshouse.wire.states import Outcome
 
-__all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
+__all__ = ["GIVEN_UP", "INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
 
 NO_RECEIPT = "no-receipt"
 _NEVER_PLACED = "no runtime was placed, and no key was released"
 INVALID = "invalid"
+GIVEN_UP = Code.PLACE_UNREACHABLE
+"""Why a run is recorded as lost whose machine never came back: what became of it there is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,9 +122,21 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
         # It is recorded once it was started; a supervisor that was killed in between has recorded nothing.
         never = not is_there(folder.events) and survivors(folder.scratch, folder.out, patience_s=0) == []
         return replace(known, problem=_NEVER_PLACED if never else found.problem)
+    if record.place != LocalPlace.name and not record.placed:
+        return replace(known, problem=_NEVER_PLACED)
+    if known.outcome is Outcome.LOST and known.code is GIVEN_UP:
+        return replace(known, problem=_given_up(record.place))
     if known.outcome is Outcome.LOST:
         return known
     return replace(known, problem=_not_wiped(folder, "the runtime left no receipt: nothing shows that it wiped"))
+
+
+def _given_up(place: str) -> str:
+    return (
+        f"given up, because {place} could not be reached: whether a runtime is there still, has wiped itself or left "
+        f"something behind is not known (one that is there without your broker ends with its lease); when it is back: "
+        f"glasshouse machine sweep {place}"
+    )
 
 
 def _not_wiped(folder: RunFolder, what: str) -> str:

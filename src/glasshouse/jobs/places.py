@@ -12,6 +12,7 @@ from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_there, read_state, write_state
 from glasshouse.jobs.home import Home
+from glasshouse.jobs.placing import see_out
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.providers.base import Place
 from glasshouse.providers.channel import digest_of
@@ -127,13 +128,14 @@ def examine(home: Home, name: str) -> list[Finding]:
     if not isinstance(place, SshPlace):
         raise UsageError(Code.USAGE, f"{name} is this machine")
     try:
-        return [_finding(Fields(item, "finding")) for item in place.examine()]
+        with contextlib.closing(place):
+            return [_finding(Fields(item, "finding")) for item in place.examine()]
     except FormatError as error:
         raise PeerError(Code.SCHEMA, f"{name} answered with what is no finding: {error.message}") from None
 
 
 def sweep(home: Home, name: str) -> tuple[int, list[str]]:
-    """Remove from a machine what is left there of this home's runs that have ended.
+    """Remove from a machine what is left there of this home's runs that have ended; one that was given up ends first.
 
     Args:
         home: whose runs.
@@ -149,17 +151,24 @@ def sweep(home: Home, name: str) -> tuple[int, list[str]]:
     place = place_of(home, name)
     if not isinstance(place, SshPlace):
         raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
-    there, removed = place.runs(), 0
+    with contextlib.closing(place):
+        there, removed = place.runs(), 0
     for folder in RunFolder.everywhere(home):
         for one in folder.machines():
             record = one.load()
-            if record.place != name or record.phase is not Phase.ENDED:
+            # One that was not placed yet when its command was killed has a package there at most.
+            over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
+            if record.place != name or not over:
                 continue
             package = record.sent or (digest_of(record.package) if record.package.exists() else None)
             with contextlib.closing(place.run(one.path)) as placed:
+                if there.get(record.run_id):
+                    Embedded(home).ensure()  # signs for its end
+                    placed.interrupt()
+                    see_out(placed)
                 placed.remove(package)
-            removed += record.run_id in there
-            there.discard(record.run_id)
+            removed += there.pop(record.run_id, None) is not None
+    Embedded(home).give_back()
     return removed, sorted(there)
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from glasshouse.errors import GlasshouseError
+from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.providers.base import Order, Place, Placed
 from glasshouse.providers.local import LocalPlace
 
-__all__ = ["STOP_PATIENCE_S", "Placing"]
+__all__ = ["STOP_PATIENCE_S", "LeftError", "Placing", "see_out"]
 
 # A runtime that was asked to stop has a worker that may take seconds to end and memory to search.
 STOP_PATIENCE_S = 120.0
@@ -21,11 +21,24 @@ STOP_PATIENCE_S = 120.0
 _KILL_S = 5.0
 
 
+class LeftError(PeerError):
+    """Its owner would not wait any longer for a machine that cannot be reached; the run may go on there."""
+
+    def __init__(self, run_id: str, place: str) -> None:
+        name = run_id[:8]
+        super().__init__(
+            Code.PLACE_UNREACHABLE,
+            f"left to itself: {place} cannot be reached; whether the run there heard that it shall stop is not known",
+            hint=f"glasshouse stop {name} asks it again, glasshouse attach {name} waits for it, and "
+            f"glasshouse stop {name} --give-up waits no more",
+        )
+
+
 class Placing:
     """The runtimes of a run's machines, for as long as the block lasts.
 
     A block that raises stops those that were started and waits for their ends; either way nothing is left at a place
-    that can be reached.
+    that can be reached. One that raises `LeftError` leaves them as they are.
 
     Args:
         places: of the machines, in order.
@@ -49,15 +62,16 @@ class Placing:
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if kind is not None:
+        if kind is not None and not issubclass(kind, LeftError):
             for placed in self._started:
                 placed.interrupt()
             for placed in self._started:
-                _wait(placed)
+                see_out(placed)
         for placed, folder in zip(self.placed, self._folders, strict=True):
             # All of it is here. What cannot be reached at this moment is left to a sweep.
-            with contextlib.suppress(GlasshouseError):
-                placed.remove(folder.load().sent)
+            if kind is None or not issubclass(kind, LeftError):
+                with contextlib.suppress(GlasshouseError):
+                    placed.remove(folder.load().sent)
             placed.close()
 
     def start(self, launches: Sequence[bytes], check: Callable[[], None]) -> None:
@@ -98,7 +112,7 @@ class Placing:
         here = record.place == LocalPlace.name
         if not here:
             # Before it is asked for: if this process is killed now, somebody has to look there.
-            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of())
+            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), placed=True)
         self._started.append(placed)  # perhaps: the answer may be what is lost
         pid = placed.start(order, launch, check=check)
         # The process of another machine has a number there, and none here.
@@ -106,8 +120,8 @@ class Placing:
         folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=agent)
 
 
-def _wait(placed: Placed) -> None:
-    """Give a runtime that was asked to stop the time to wipe itself."""
+def see_out(placed: Placed) -> None:
+    """Give a runtime that was asked to stop the time to wipe itself, and end it otherwise."""
     if placed.wait(STOP_PATIENCE_S) is None:
         placed.kill()
         placed.wait(_KILL_S)

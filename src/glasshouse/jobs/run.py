@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from glasshouse.wire.policy import GROUP_EGRESS, Floor
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.params import ScriptParams
 from glasshouse.workloads.params import parse as parse_params
-from glasshouse.workloads.requirements import lacking, missing_frameworks
+from glasshouse.workloads.requirements import FRAMEWORKS, lacking, missing_frameworks, old_driver
 
 __all__ = ["Prepared", "Ranks", "check_machine", "prepare", "public_part"]
 
@@ -163,14 +163,21 @@ def prepare(
     package_key = KeyStore(home.keys).get(
         manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing
     )
-    if LocalPlace.name in {place.name for place in places}:
-        check_machine(kept, package_key, identity)
+    each = {place.name: place for place in places}.values()
+    for place in each:
+        place.check(kept.stat().st_size)
+        check_machine(kept, package_key, identity, place)
     record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name))
     sent: dict[str, str] = {}
+    gate: str | None = None
     if places[0].name != LocalPlace.name:
         record = replace(record, max_output_bytes=_most_output(kept, package_key, identity))
         # Before anything that expires is made: this may take hours.
-        sent = {place.name: _send(place, kept, folder, sending) for place in {one.name: one for one in places}.values()}
+        for place in each:
+            with contextlib.closing(place.run(folder.path)) as there:
+                found = there.connect()
+                sent[place.name] = there.upload(kept, sending)
+            gate = found if gate is None else gate
     say("broker")
     serving = broker.ensure()
     say("reference")
@@ -196,8 +203,11 @@ def prepare(
     placed: list[tuple[RunFolder, bytes]] = []
     for group, place in zip(groups, places, strict=True):
         its = folder if not placed else folder.add_machine()
-        gate = _gate_at(place, its) or serving.runtime_url
-        launch = _mint(serving, manifest, deployment, its.run_id, delegation, group, broker_url=gate, place=place.name)
+        # Machine 0 is at the first place, which was asked for this run's gate; others' names differ.
+        its_gate = (gate if its is folder else _gate_at(place, its)) or serving.runtime_url
+        launch = _mint(
+            serving, manifest, deployment, its.run_id, delegation, group, broker_url=its_gate, place=place.name
+        )
         placed.append((its, launch))
         its.save(replace(record, run_id=its.run_id, group=group, place=place.name, sent=sent.get(place.name)))
     return Prepared(folder=folder, record=folder.load(), launch=placed[0][1], others=tuple(placed[1:]))
@@ -217,13 +227,6 @@ def _one_each(places: Sequence[Place], *, machines: int) -> tuple[Place, ...]:
             hint="name it too: glasshouse machine add NAME ssh://user@localhost --address ADDRESS",
         )
     return tuple(places)
-
-
-def _send(place: Place, package: Path, folder: RunFolder, sending: Callable[[int, int], None]) -> str:
-    """Have the package at a place, and return what it is called there."""
-    place.check(package.stat().st_size)
-    with contextlib.closing(place.run(folder.path)) as placed:
-        return placed.upload(package, sending)
 
 
 def _most_output(package: Path, key: bytes, identity: Identity) -> int:
@@ -329,25 +332,54 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def check_machine(package: Path, key: bytes, identity: Identity) -> None:
-    """Refuse a machine, which today is this one, that lacks what the job imports: before its key is released.
+def check_machine(package: Path, key: bytes, identity: Identity, place: Place | None = None) -> None:
+    """Refuse a machine that lacks what the job needs: before anything is sent there, and its key released.
+
+    What the job needs stays here: it is sealed. The machine says what it has.
+
+    Args:
+        package: the sealed package.
+        key: its key.
+        identity: its owner.
+        place: None for this machine.
 
     Raises:
-        UsageError: `requirement-missing`.
+        UsageError: `requirement-missing`, `device-missing`.
+        PeerError, PlatformError: as `Place.installed`.
     """
     with package.open("rb") as stream:
         opened = Package.open(stream, owner_signing=identity.signing.public)
         job, workload = opened.unlock(key).job, opened.manifest.workload
-    if missing := missing_frameworks(workload):
-        raise UsageError(
-            Code.REQUIREMENT_MISSING,
-            f"this machine lacks what {workload} trains with: {', '.join(missing)}",
-            hint=install_command("train"),
-        )
     params = parse_params(workload, job)
-    if isinstance(params, ScriptParams) and (missing := lacking(params.requirements)):
+    requirements = params.requirements if isinstance(params, ScriptParams) else ()
+    if not FRAMEWORKS.get(workload) and not requirements:
+        return
+    installed = None if place is None else place.installed()
+    name = "this machine" if place is None or installed is None else place.name
+    where = "here" if installed is None else "there, beside Glasshouse"
+    if missing := missing_frameworks(workload, installed):
         raise UsageError(
             Code.REQUIREMENT_MISSING,
-            "this machine lacks what the script requires: " + "; ".join(missing),
-            hint="install it here, or take it out of requirements in [params] and seal the job again",
+            f"{name} lacks what {workload} trains with: {', '.join(missing)}",
+            hint=install_command("train") if installed is None else f"install it {where}",
+        )
+    if missing := lacking(requirements, installed):
+        raise UsageError(
+            Code.REQUIREMENT_MISSING,
+            f"{name} lacks what the script requires: " + "; ".join(missing),
+            hint=f"install it {where}, or take it out of requirements in [params] and seal the job again",
+        )
+    if installed is not None and not isinstance(params, ScriptParams):
+        _check_gpu(name, params.device, installed)
+
+
+def _check_gpu(name: str, device: str, installed: Mapping[str, str]) -> None:
+    why = None if device == "cpu" else old_driver(installed)
+    if device == "cuda" and "nvidia-driver" not in installed:
+        why = "it has no NVIDIA driver, and the job asks for a GPU"
+    if why is not None:
+        raise UsageError(
+            Code.DEVICE_MISSING,
+            f"{name} cannot train on a GPU: {why}",
+            hint='install a newer driver there, or seal the job again with device = "cpu" in [params]',
         )

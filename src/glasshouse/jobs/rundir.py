@@ -44,7 +44,7 @@ __all__ = ["Phase", "RunFolder", "RunRecord"]
 _ID_CHARS = 32
 _PIECE_BYTES = 1 << 20
 # What records of earlier versions do not have.
-_LATER = {"blamed": None, "group": None, "max_output_bytes": None, "place": "local", "sent": None}
+_LATER = {"blamed": None, "group": None, "max_output_bytes": None, "place": "local", "placed": True, "sent": None}
 
 
 class Phase(StrEnum):
@@ -81,6 +81,7 @@ class RunRecord:
             whole group ended.
         blamed: of a group that did not complete: the machine because of which.
         place: where it runs, `local` or a machine's name or address.
+        placed: of a place elsewhere: whether it was ever asked to start it.
         sent: what its package is called there; None where it is not sent.
         max_output_bytes: the most that its outputs may have together; None for a run on this machine.
     """
@@ -109,6 +110,7 @@ class RunRecord:
     group: Group | None = None
     blamed: int | None = None
     place: str = "local"
+    placed: bool = False
     sent: str | None = None
     max_output_bytes: int | None = None
 

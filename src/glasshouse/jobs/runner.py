@@ -18,6 +18,7 @@ from glasshouse.errors import Code, GlasshouseError, PlatformError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.places import place_of
+from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
@@ -30,9 +31,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def settled(folder: RunFolder, broker: Embedded) -> Iterator[None]:
-    """See to it that a run which fails in this block is recorded as ended and gives its broker back."""
+    """See to it that a run which fails in this block is recorded as ended and gives its broker back.
+
+    One that a person left (`LeftError`) goes on.
+    """
     try:
         yield
+    except LeftError:
+        raise
     except BaseException as error:
         with contextlib.suppress(GlasshouseError, OSError):
             if folder.load().phase is not Phase.ENDED:
@@ -135,8 +141,8 @@ def stoppable() -> Iterator[None]:
 def _handled(interrupts: Interrupts) -> Iterator[None]:
     """Count signals instead of dying of them."""
 
-    def count(_number: int, _frame: FrameType | None) -> None:
-        interrupts()
+    def count(number: int, _frame: FrameType | None) -> None:
+        interrupts(number)
 
     with _handlers(count):
         yield

@@ -1,12 +1,14 @@
 """Supervises a placed run until it has ended: follows its events, keeps its broker alive, verifies its receipt.
 
 Laws: an interrupt is passed to the runtime, which zeroizes; the supervisor waits for that, however often it
-is interrupted. Nothing here needs, or has, a private key of the owner's.
+is interrupted, unless the machine cannot be reached and a person would not wait. Nothing here needs, or has, a
+private key of the owner's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +23,7 @@ from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
 from glasshouse.jobs.machines import together
-from glasshouse.jobs.placing import STOP_PATIENCE_S, Placing
+from glasshouse.jobs.placing import STOP_PATIENCE_S, LeftError, Placing
 from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.providers.base import Place, Placed
 from glasshouse.wire.group import Group
@@ -33,6 +35,8 @@ _QUICK_S, _SLOW_S = 0.05, 0.5
 _BROKER_CHECK_S = 2.0
 # Between the record of a run and its start lies the sending of its package.
 _SENDING_S = 24 * 3600
+# By so many Ctrl-C a person leaves a machine that cannot be reached.
+_LEAVES = 3
 # For the other machines of a group to hear, by the gate or by their ranks, of one that has ended, and to say so.
 _GROUP_PATIENCE_S = 5.0
 
@@ -76,13 +80,14 @@ class Silent:
 
 
 class Interrupts:
-    """Counts how often the run was asked to stop; a signal handler calls it."""
+    """Counts how often the run was asked to stop, and how often of these by a person's Ctrl-C; called by a handler."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.by_key = 0
 
-    def __call__(self, *_signal: object) -> None:
+    def __call__(self, number: int = signal.SIGTERM, *_frame: object) -> None:
         self.count += 1
+        self.by_key += number == signal.SIGINT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +131,7 @@ def supervise(
 
     Raises:
         PlatformError: it could not be placed.
+        LeftError: a person left a machine that cannot be reached; the record says that the run goes on.
     """
     owner = read_public(home.owner_public)
     folders = (folder, *(other for other, _ in others))
@@ -244,6 +250,9 @@ class _Supervision:
             self._passed_on = self._interrupts.count
             self._ask_to_stop(now_s)
             self._placed[0].shown.stopping(self._passed_on)
+            away = [one for one in self._going if one.problem]
+            if self._interrupts.by_key >= _LEAVES and away:
+                raise LeftError(self._placed[0].folder.run_id, away[0].folder.load().place)
         if now_s > self._stop_s:
             self._stop_s = float("inf")
             self._ask_to_stop(now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -117,6 +117,13 @@ class Place(Protocol):
 
         Raises:
             PeerError, PlatformError, UsageError: it could not, and why.
+        """
+
+    def installed(self) -> Mapping[str, str] | None:
+        """Return version by normal name of what is installed there, and of ``nvidia-driver``; None for this machine.
+
+        Raises:
+            PeerError, PlatformError: it does not say.
         """
 
     def addresses(self, machines: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ more descriptors than it was asked for.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import fcntl
 import os
 import secrets
 import select
@@ -18,6 +18,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import blake3
 
 from glasshouse.errors import Code, FormatError, PeerError, PlatformError, RunError, UsageError
 from glasshouse.providers.link import Link, Message
@@ -34,7 +36,7 @@ _VERSION = 1
 _GREETING_S = 30.0
 _GREETING_BYTES = 1 << 16
 _WORDS_BYTES = 4096
-_SENT_AT_ONCE = 1 << 20
+_SENT_AT_ONCE, _DRAIN_S = 1 << 20, 0.001
 _STUCK_S = 60.0
 # For the answer after the last byte of an upload: what pipes, ssh and the network still hold then, over a slow line.
 _ARRIVED_S = 300.0
@@ -42,12 +44,23 @@ _MAX_SAID_CHARS = 1000
 _END_S = 2.0
 
 # What ssh or the machine prints, and what to do about it.
+_PYTHON = "name an interpreter of that machine that has it: glasshouse machine add --python"
 _HINTS = (
-    ("No module named", "install Glasshouse there, or name the interpreter that has it: machine add --python"),
+    ("No module named", f"install this version of Glasshouse there, or {_PYTHON}"),
+    ("SyntaxError", f"that Python is too old, Glasshouse needs 3.11: {_PYTHON}"),
+    ("IDENTIFICATION HAS CHANGED", "the machine has another host key than before: find out why before you go on"),
     ("Host key verification failed", "compare the machine's host key once by hand, with ssh and the same name"),
-    ("IDENTIFICATION HAS CHANGED", "the machine has another host key than before: find out why first"),
     ("Permission denied", "log in once by hand with ssh and the same name: the user, or the key, is not accepted"),
-    ("not found", "name an interpreter of that machine: glasshouse machine add --python"),
+    ("cannot be used", "make room there, or name another folder: glasshouse machine add --folder"),
+    ("not found", _PYTHON),
+    ("No such file or directory", _PYTHON),
+    ("Could not resolve hostname", "look at the address: glasshouse machine list"),
+    ("Connection refused", "see that sshd runs there, and at this port"),
+    ("timed out", "see that the machine is up, and that ssh with the same name reaches it"),
+    ("unreachable", "see that this machine has a network, and that ssh with the same name reaches the other"),
+)
+_SILENT = (
+    "log in by hand with ssh and the same name; if that hangs too, end a shared connection that is dead: ssh -O exit"
 )
 
 Answer = dict[str, Json]
@@ -60,6 +73,10 @@ class Channel:
 
     It is there at once; whether a place is at its other end shows with the first answer.
 
+    Attributes:
+        lost: whether it was given up.
+        silent: whether it was because nothing at all came.
+
     Args:
         command: what leads to the place; its nonce is added as the last argument.
         connect: returns a socket that is connected to the gate, for the calls of runtimes.
@@ -69,6 +86,7 @@ class Channel:
     """
 
     def __init__(self, command: Sequence[str], *, connect: Callable[[], socket.socket]) -> None:
+        self.lost = self.silent = False
         self._nonce = secrets.token_hex(16)
         self._connect = connect
         self._words = b""
@@ -89,6 +107,8 @@ class Channel:
         self._link = Link(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
         self._process.stdout.close()
         self._process.stdin.close()
+        with contextlib.suppress(OSError, AttributeError):  # where pipes are not that large it is a little slower
+            fcntl.fcntl(self._link.writer, fcntl.F_SETPIPE_SZ, _SENT_AT_ONCE)
         self._streams = Streams(self._link, self._selector)
         self._next = 1
         self._answers: dict[int, Answer | Refusal] = {}
@@ -154,13 +174,13 @@ class Channel:
         self._link.send_data(number, data)
 
     def put(
-        self, path: Path, sha256: str, *, on_progress: Callable[[int, int], None] = lambda _sent, _size: None
+        self, path: Path, digest: str, *, on_progress: Callable[[int, int], None] = lambda _sent, _size: None
     ) -> None:
         """Send a file, or what of it is not there yet.
 
         Args:
             path: of the file.
-            sha256: its digest, hexadecimal.
+            digest: what `digest_of` returned.
             on_progress: called with how many bytes are there, and how many it has.
 
         Raises:
@@ -168,8 +188,8 @@ class Channel:
         """
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = self.ask("has", sha256=sha256, bytes=size).integer("bytes", high=size)
-            asked: dict[str, Json] = {"sha256": sha256, "bytes": size, "from": start}
+            start = self.ask("has", blake3=digest, bytes=size).integer("bytes", high=size)
+            asked: dict[str, Json] = {"blake3": digest, "bytes": size, "from": start}
             number = self.post("put", **asked)
             # A part that is there is hashed again first.
             deadline_s = time.monotonic() + ANSWER_S + start / 50e6
@@ -195,11 +215,12 @@ class Channel:
         moved_s = time.monotonic()
         while start < size and number not in self._answers:
             _, ready, _ = select.select([], [self._link.writer], [], 0.5)
+            sent = 0
             if ready:
                 try:
                     sent = os.sendfile(self._link.writer, file, start, min(_SENT_AT_ONCE, size - start))
                 except BlockingIOError:
-                    sent = 0
+                    pass
                 except OSError as error:
                     raise self._unreachable(error.strerror or "it is gone") from None
                 if sent:
@@ -207,7 +228,8 @@ class Channel:
                     on_progress(start, size)
             if time.monotonic() - moved_s > _STUCK_S:
                 raise self._unreachable(f"an upload that has not moved for {_STUCK_S:g} s")
-            self.pump(0)
+            # A pipe that was filled is left to drain: as soon as a page is free it would be writable.
+            self.pump(0 if sent == _SENT_AT_ONCE else _DRAIN_S)
 
     # The wire
 
@@ -222,6 +244,7 @@ class Channel:
         if self._before is not None:
             left_s = self._greeting_s - time.monotonic()
             if left_s <= 0:
+                self.silent = not self._before
                 raise self._unreachable("nothing there answers as a place" + _first(self._before))
             timeout_s = min(timeout_s, left_s)
         elif self._link.pending_bytes:
@@ -342,9 +365,11 @@ class Channel:
     def _unreachable(self, why: str) -> PeerError:
         with contextlib.suppress(OSError):
             self._listen(0)
-        lines = [line for line in self._words.decode("utf-8", "replace").splitlines() if line.strip()]
+        words = self._words.decode("utf-8", "replace")
+        lines = [line for line in words.splitlines() if line.strip()]
         said = f"; it printed: {lines[-1][:300]}" if lines else ""
-        hint = next((hint for word, hint in _HINTS if word in said), "")
+        hint = next((hint for word, hint in _HINTS if word in words), _SILENT if self.silent else "")
+        self.lost = True
         return PeerError(Code.PLACE_UNREACHABLE, f"the place cannot be reached: {why}{said}", hint=hint)
 
 
@@ -363,6 +388,9 @@ def _first(said: bytes) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the BLAKE3 of a file, hexadecimal, by which a place keeps it; of 1 GiB it takes a third of a second."""
+    digest, buffer = blake3.blake3(), bytearray(_SENT_AT_ONCE)
+    with path.open("rb", buffering=0) as file:
+        while found := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:found])
+    return digest.hexdigest()

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError
+from glasshouse.providers.keeper import boot
 from glasshouse.wire.canonical import Json
 
-__all__ = ["examine", "hello", "reached_at"]
+__all__ = ["examine", "hello", "installed", "reached_at"]
 
 _EXAMINE_S = 60.0
 _EXAMINE = (
     "import json; from glasshouse.runtime.doctor import examine;"
     "print(json.dumps([finding.to_json() for finding in examine()]))"
 )
+# What statfs(2) calls file systems that other machines see too.
+_SHARED = {
+    0x6969: "NFS", 0x517B: "SMB", 0xFE534D42: "SMB", 0xFF534D42: "SMB", 0x5346414F: "AFS", 0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x19830326: "BeeGFS",
+}  # fmt: skip
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_MODULE = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]*)")
+_ANOTHER = "name a folder on a disk of that machine: glasshouse machine add --folder"
 
 
 def hello(folder: Path) -> dict[str, Json]:
@@ -27,10 +40,14 @@ def hello(folder: Path) -> dict[str, Json]:
 
     Args:
         folder: the place's, on whose disk packages and outputs lie.
+
+    Raises:
+        PlatformError: no runs can be kept in that folder.
     """
+    _check_folder(folder)
     free = os.statvfs(folder)
     return {
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "boot": boot(),
         "clock_us": time.time_ns() // 1000,
         "free_bytes": free.f_bavail * free.f_frsize,
         "machine": platform.machine(),
@@ -39,6 +56,53 @@ def hello(folder: Path) -> dict[str, Json]:
         "release": platform.release(),
         "system": platform.system(),
     }
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which a run would fail after everything was sent, or of which two machines would tell lies."""
+    shared = _SHARED.get(_file_system(folder))
+    if shared is not None:
+        # Which processes a run has is written there, and means others on another machine with the same folder.
+        raise PlatformError(
+            Code.PLATFORM, f"{folder} there is on {shared}, which other machines see too", hint=_ANOTHER
+        )
+    with tempfile.TemporaryDirectory(dir=folder) as trial:
+        file = Path(trial) / "file"
+        file.touch()
+        try:
+            os.link(file, Path(trial) / "link")
+        except OSError as error:
+            why = (
+                f"{folder} there is on a file system without hard links, by which runs keep a package: {error.strerror}"
+            )
+            raise PlatformError(Code.PLATFORM, why, hint=_ANOTHER) from None
+
+
+def _file_system(folder: Path) -> int:
+    """Return the type of the file system that a folder is on, as statfs(2) has it; 0 where that is not known."""
+    told = ctypes.create_string_buffer(512)  # the type is a long, at its beginning
+    if ctypes.CDLL(None).statfs(os.fsencode(folder), told):
+        return 0
+    return int.from_bytes(told.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
+
+
+def installed(after: str, most: int) -> dict[str, Json]:
+    """Return what is installed for the Python of this process: version by normal name; and of the NVIDIA driver.
+
+    Args:
+        after: only names after this one.
+        most: how many, the first by name.
+    """
+    from importlib import metadata  # 65 ms of e-mail and calendar, once before a run
+
+    found: dict[str, Json] = {}
+    with contextlib.suppress(OSError):
+        driver = _MODULE.search(_NVIDIA.read_text())
+        found |= {"nvidia-driver": driver[1]} if driver is not None else {}
+    for one in metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", str(one.metadata["Name"])).lower()
+        found.setdefault(name[:128], str(one.version)[:128])
+    return dict(sorted((name, version) for name, version in found.items() if name > after)[:most])
 
 
 def examine(folder: Path) -> Json:

@@ -10,6 +10,7 @@ runtime and no sooner; where it cannot do so, no runtime is left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ENDED", "KEEPER", "LOG", "SCRATCH", "main", "started_ticks"]
+__all__ = ["ENDED", "KEEPER", "LOG", "SCRATCH", "boot", "main", "started_ticks"]
 
 KEEPER, ENDED, LOG, SCRATCH = "keeper.json", "ended", "runtime.log", "empty"
 
@@ -35,6 +36,15 @@ def started_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+@functools.cache
+def boot() -> str:
+    """Return what changes when the machine is started anew; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def main(arguments: list[str]) -> int:
     """Start a runtime, wait for its end and say how it ended; return 0 unless it could not be started."""
     folder, command = Path(arguments[0]), arguments[1:]
@@ -46,8 +56,9 @@ def main(arguments: list[str]) -> int:
         runtime = subprocess.Popen(
             command, stdin=0, stdout=log, stderr=log, cwd="/", env=_environment(), start_new_session=True, umask=0o077
         )
-        ours = {"pid": os.getpid(), "runtime": runtime.pid, "started": started_ticks(os.getpid())}
-        _leave(folder / KEEPER, json.dumps(ours | {"runtime_started": started_ticks(runtime.pid)}))
+        ours = {"boot": boot(), "pid": os.getpid(), "runtime": runtime.pid, "started": started_ticks(os.getpid())}
+        began = started_ticks(runtime.pid) or 0  # it may have ended already
+        _leave(folder / KEEPER, json.dumps(ours | {"runtime_started": began}))
     except OSError as error:
         if runtime is not None:
             runtime.kill()

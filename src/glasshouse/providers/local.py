@@ -121,6 +121,9 @@ class LocalPlace:
         if not sys.platform.startswith("linux"):
             raise PlatformError(Code.PLATFORM, "a runtime needs Linux; seal here and run on a Linux machine")
 
+    def installed(self) -> None:
+        """Return None: it is what this process can import."""
+
     def addresses(self, machines: int) -> tuple[str, ...]:
         """Return free ports of the loopback; raises `PlatformError`."""
         return free_addresses("127.0.0.1", machines)

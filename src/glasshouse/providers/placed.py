@@ -29,7 +29,7 @@ _LOOK_MS = 20_000
 # What is asked for before the first of it has come. Calls of the runtime to its gate go before pieces, but not before
 # what lies in the network already.
 _AHEAD, _PIECE_BYTES = 8, 256 << 10
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 2.0
 # Without a byte that is new there, or an answer, what was begun is given up.
 _PATIENCE_S = 600.0
 _START_S = 60.0
@@ -58,6 +58,7 @@ class RemotePlaced:
         self._open, self._run, self._path_of, self._max_bytes = open_channel, run, path_of, max_bytes
         self.problem = ""
         self._channel: Channel | None = None
+        self._opening: Channel | None = None
         self._gate: str | None = None
         self._retry_s, self._pause_s = 0.0, _FIRST_PAUSE_S
         self._asked: str | None = None
@@ -80,9 +81,9 @@ class RemotePlaced:
         Raises:
             PeerError, PlatformError: as `Channel`; `place-unreachable` where the runtime's calls would not come.
         """
+        channel, self._opening = self._opening or self._open(), None
         self.close()
         self._forget()
-        channel = self._open()
         try:
             gate = self._prepared(channel.ask("prepare", run=self._run))
         except GlasshouseError:
@@ -94,7 +95,9 @@ class RemotePlaced:
 
     def upload(self, package: Path, on_progress: Callable[[int, int], None]) -> str:
         """Send the sealed package, and return its digest; goes on where an earlier try ended."""
-        sha256 = digest_of(package)
+        if self._channel is None:
+            self._opening = self._open()  # the login takes its time beside the hash
+        digest = digest_of(package)
         furthest, moved_s = 0, time.monotonic()
 
         def progress(sent: int, size: int) -> None:
@@ -105,7 +108,7 @@ class RemotePlaced:
             on_progress(sent, size)
 
         def send() -> None:
-            self._connected().put(package, sha256, on_progress=progress)
+            self._connected().put(package, digest, on_progress=progress)
 
         damaged = False
         while True:
@@ -116,7 +119,7 @@ class RemotePlaced:
                     raise
                 damaged, furthest = True, 0  # what was there before has rotted, and is gone
             else:
-                return sha256
+                return digest
 
     def start(self, order: Order, launch: bytes, *, check: Callable[[], None] = lambda: None) -> int:
         """Start the runtime and return its process id there.
@@ -193,9 +196,10 @@ class RemotePlaced:
 
     def close(self) -> None:
         """Leave it to itself: it goes on."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        for channel in (self._channel, self._opening):
+            if channel is not None:
+                channel.close()
+        self._channel = self._opening = None
 
     def _connected(self) -> Channel:
         if self._channel is None:
@@ -238,6 +242,8 @@ class RemotePlaced:
 
     def _lost(self, why: str) -> None:
         self.problem = why
+        if self._channel is not None:
+            self._channel.lost = True
         self.close()
         self._forget()
         self._retry_s = time.monotonic() + self._pause_s * random.uniform(0.7, 1.0)  # noqa: S311 - not for keys
@@ -275,13 +281,13 @@ class RemotePlaced:
         if self._ended is not None and not self._reads:
             return self._ended
         channel.pump(timeout_s)
-        if self._look is not None and channel.answered(self._look):
-            self._news(channel.answer(self._look))
-            self._look = None
-            self._well()
         while self._reads and channel.answered(self._reads[0][0]):
             self._arrived(channel, *self._reads.pop(0))
             self._due_s = time.monotonic() + _LOOK_MS / 1000 + ANSWER_S
+            self._well()
+        if self._look is not None and channel.answered(self._look):
+            self._news(channel.answer(self._look))
+            self._look = None
             self._well()
         return None
 
@@ -292,24 +298,30 @@ class RemotePlaced:
         files = answer.any("files")
         if not isinstance(files, dict) or len(files) > _MAX_FILES or not all(map(is_name, files)):
             raise PeerError(Code.SCHEMA, "the place names files that no run has")
+        over = not answer.null("ended")
         for name, size in files.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < self._there.get(name, 0):
-                raise PeerError(Code.SCHEMA, "the place names a file without a size, or one that has shrunk")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise PeerError(Code.SCHEMA, "the place names a file without a size")
+            if size < self._there.get(name, 0):
+                if not over:
+                    raise PeerError(Code.SCHEMA, "the place names a file that has shrunk")
+                # A machine that was started anew lost what its disk did not have yet; what is here stays.
+                size = max(size, self._here(name))
             if size > _MAX_BYTES.get(name, self._max_bytes):
                 raise PeerError(Code.SCHEMA, f"the place names more bytes of {name} than a run has")
             self._there[name] = size
         if sum(size for name, size in self._there.items() if name not in _MAX_BYTES) > self._max_bytes:
             raise PeerError(Code.SCHEMA, "the place names more bytes than the run may leave")
-        for name, size in files.items():
+        for name in files:
             self._finish(name)
-            if self._here(name) < size:
+            if self._here(name) < self._there[name]:
                 self._lacking[name] = None
         for folder in self._whole:
             while self._path_of(numbered(folder, self._whole[folder])).exists():
                 self._whole[folder] += 1
         self._serial = answer.integer("serial")
         # Where it did not name all, the end is told when the rest is here too.
-        self._ended = None if answer.null("ended") or answer.flag("more") else _exit_code(answer)
+        self._ended = _exit_code(answer) if over and not answer.flag("more") else None
 
     def _finish(self, name: str) -> None:
         """Give a file its name that came whole before this process followed it."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.base import Order
-from glasshouse.providers.keeper import ENDED, KEEPER, LOG, SCRATCH, started_ticks
+from glasshouse.providers.keeper import ENDED, KEEPER, LOG, SCRATCH, boot, started_ticks
 
 __all__ = ["MOST_FILES", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
 
@@ -33,6 +33,7 @@ _ORDER, _PACKAGE, _OUT = "order.json", "package.sealed", "out"
 MOST_FILES = 500
 _START_S, _POLL_S = 30.0, 0.05
 _SETTLED_S = 60.0
+_NEVER = -1
 
 
 def is_name(name: str) -> bool:
@@ -272,9 +273,13 @@ class Run:
 
     def _keeper(self) -> dict[str, int] | None:
         try:
-            return {name: int(value) for name, value in json.loads((self._folder / KEEPER).read_text()).items()}
+            told = json.loads((self._folder / KEEPER).read_text())
+            of_this_boot = told.pop("boot", "") in ("", boot())
+            found = {name: int(value) for name, value in told.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return None
+        # Of an earlier one nothing is left, whichever process has its number now.
+        return found if of_this_boot else found | {"started": _NEVER, "runtime_started": _NEVER}
 
     @staticmethod
     def _lives(keeper: dict[str, int], pid: str, started: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -47,13 +48,15 @@ _MAX_LAUNCH_BYTES = 1 << 16
 _MAX_MACHINES = 64
 _MAX_LOOK_MS = 60_000
 _MAX_RUNS = 256
-_RAW_BYTES = 1 << 20
+# Each takes at most 262 bytes of a message of 64 KiB.
+_MAX_INSTALLED = 200
+_RAW_BYTES, _RAW_S = 256 << 10, 0.05
 _STUCK_S = 60.0
 _HELD_BYTES = 256 << 10
 _MAX_SAID_CHARS = 1000
 # How often a run's folder is looked at: at its lively beginning and end, and while it trains.
 _QUICK_S, _SLOW_S = 0.05, 0.5
-_QUICK_FOR_S = 2.0
+_QUICK_FOR_S = 3.0
 
 Answer = dict[str, Json]
 
@@ -109,6 +112,7 @@ class Place:
         self._streams = Streams(self._link, self._selector)
         self._next_call = FIRST_CALL
         self._looks: list[_Look] = []
+        self._names: dict[str, set[str]] = {}
         self._starts: dict[int, _Start] = {}
         self._upload: tuple[int, Upload] | None = None
         self._reads: deque[_Read] = deque()
@@ -117,6 +121,7 @@ class Place:
         self._asks: dict[str, Callable[[int, Fields], Answer | None]] = {
             "hello": self._hello,
             "examine": self._examine,
+            "installed": self._installed,
             "has": self._has,
             "put": self._put,
             "addresses": self._addresses,
@@ -226,6 +231,11 @@ class Place:
         fields.end()
         return {"findings": facts.examine(self._folder)}
 
+    def _installed(self, _number: int, fields: Fields) -> Answer:
+        after = fields.text("after", max_chars=128)
+        fields.end()
+        return {"versions": facts.installed(after, _MAX_INSTALLED)}
+
     def _addresses(self, _number: int, fields: Fields) -> Answer:
         count = fields.integer("count", low=1, high=_MAX_MACHINES)
         host = None if fields.null("host") else fields.text("host", max_chars=255)
@@ -233,34 +243,39 @@ class Place:
         return {"addresses": list(free_addresses(host or facts.reached_at(), count))}
 
     def _has(self, _number: int, fields: Fields) -> Answer:
-        sha256, size = fields.digest("sha256").hex(), fields.integer("bytes")
+        digest, size = fields.digest("blake3").hex(), fields.integer("bytes")
         fields.end()
-        return {"bytes": min(size, self._uploads.present(sha256))}
+        return {"bytes": min(size, self._uploads.present(digest))}
 
     def _put(self, number: int, fields: Fields) -> Answer | None:
-        sha256, size, start = fields.digest("sha256").hex(), fields.integer("bytes"), fields.integer("from")
+        digest, size, start = fields.digest("blake3").hex(), fields.integer("bytes"), fields.integer("from")
         fields.end()
-        if self._uploads.whole(sha256, size):
+        if self._uploads.whole(digest, size):
             return {}
-        upload = self._uploads.begin(sha256, size, start)
+        upload = self._uploads.begin(digest, size, start)
         self._link.send({"go": True, "id": number})
         self._upload, self._came_s = (number, upload), time.monotonic()
         self._finish_upload(number, upload)
         return None
 
     def _take_raw(self, number: int, upload: Upload) -> None:
-        try:
-            data = os.read(self._link.reader, min(_RAW_BYTES, upload.left))
-        except (BlockingIOError, InterruptedError):
-            return
-        if not data:
-            raise PeerError(Code.PLACE_UNREACHABLE, "the channel ended in the middle of an upload")
-        self._came_s = time.monotonic()
-        try:
-            upload.write(data)
-        except PlatformError as error:
-            self._refuse(number, error)
-            raise PeerError(Code.PLACE_UNREACHABLE, "an upload that cannot be kept") from None
+        """Take what comes for a moment: a turn of the loop around this takes as long as some 64 KiB of the file."""
+        until_s = time.monotonic() + _RAW_S
+        while upload.left and time.monotonic() < until_s:
+            try:
+                data = os.read(self._link.reader, min(_RAW_BYTES, upload.left))
+            except (BlockingIOError, InterruptedError):
+                if not select.select([self._link.reader], [], [], _RAW_S)[0]:
+                    return
+                continue
+            if not data:
+                raise PeerError(Code.PLACE_UNREACHABLE, "the channel ended in the middle of an upload")
+            self._came_s = time.monotonic()
+            try:
+                upload.write(data)
+            except PlatformError as error:
+                self._refuse(number, error)
+                raise PeerError(Code.PLACE_UNREACHABLE, "an upload that cannot be kept") from None
         self._finish_upload(number, upload)
 
     def _finish_upload(self, number: int, upload: Upload) -> None:
@@ -355,9 +370,10 @@ class Place:
             more = any(numbered(name, first + MOST_FILES - 1) in files for name, first in _firsts(look))
             news: Answer = {"ended": ended, "files": {**files}, "more": more}
             serial = zlib.crc32(encode(news))
+            if self._names.get(look.run) != files.keys():
+                # Logs grow all the time; another file is the end of something, or its beginning.
+                self._names[look.run], self._moved_s = set(files), now_s
             if serial != look.since or now_s >= look.until_s:
-                if serial != look.since:
-                    self._moved_s = now_s
                 self._looks.remove(look)
                 self._link.send({"id": look.number, "ok": news | {"serial": serial}})
 
@@ -482,6 +498,9 @@ def main(arguments: list[str]) -> int:
     except GlasshouseError as error:
         sys.stderr.write(f"{error.message}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"the folder {folder} there cannot be used: {error.strerror}\n")
+        return ExitCode.RUN_FAILED
     return ExitCode.DONE
 
 

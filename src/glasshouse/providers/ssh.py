@@ -6,7 +6,7 @@ one command and its standard streams. Secrecy and authenticity of a run never re
 
 from __future__ import annotations
 
-import contextlib
+import platform
 import re
 import shlex
 import socket
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.providers.channel import Channel
@@ -26,6 +27,8 @@ from glasshouse.wire.fields import Fields
 
 __all__ = ["SshHost", "SshPlace"]
 
+T = TypeVar("T")
+
 _URL = re.compile(
     r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@)?"
     r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?/?"
@@ -34,10 +37,15 @@ _ADDRESS = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}
 # A line that is dead is noticed within the product of both.
 _ALIVE_S, _ALIVE_TIMES = 5, 3
 _CONNECT_S = 10
+# When a line was lost: what was sent while it was down is sent again by the network at growing distances.
+_AGAIN_S = 3
+# What is not asked for within that time may be a line that nothing was heard of, and is opened anew.
+_KEPT_S = 20.0
 _EXAMINE_S = 120.0
 # Evidence that is further off is refused, after everything was sent.
 _CLOCK_S = 45
 _SPARE_BYTES = 128 << 20
+_MOST_INSTALLED = 10_000
 _LOG_BYTES = 512 << 20
 # No job may name more (spec/sealed-package.md, section 8).
 _MOST_BYTES = 1 << 44
@@ -71,12 +79,13 @@ class SshHost:
             raise UsageError(Code.USAGE, f"not a machine's address: {url}", hint="it looks like ssh://user@host:22")
         return cls(host=match["host"].strip("[]"), user=match["user"], port=port)
 
-    def command(self, remote: Sequence[str], *, connect_s: int) -> list[str]:
+    def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
         """Return the command that runs `remote` there; what is added to its end goes to `remote`.
 
         Args:
             remote: a command and its arguments.
             connect_s: how long to wait for the machine to answer at all.
+            alone: over a connection of its own, also where the user's configuration shares one.
         """
         return [
             *("ssh", "-T", "-x", "-a"),
@@ -85,6 +94,7 @@ class SshHost:
             # Of the user's configuration, what is for people who log in.
             *("-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no"),
             *("-o", f"ServerAliveInterval={_ALIVE_S}", "-o", f"ServerAliveCountMax={_ALIVE_TIMES}"),
+            *(("-o", "ControlPath=none") if alone else ()),
             *self.options,
             *(() if self.port is None else ("-p", str(self.port))),
             *(() if self.user is None else ("-l", self.user)),
@@ -100,6 +110,9 @@ def _quoted(word: str) -> str:
 
 class SshPlace:
     """A machine that is reached by `ssh`, and has Glasshouse installed.
+
+    A shared connection of the user's (``ControlMaster``) saves logins, and hangs with its line for as long as its own
+    settings say: after a failure every second try goes past it.
 
     Args:
         name: as its owner calls it.
@@ -122,25 +135,38 @@ class SshPlace:
     ) -> None:
         self.name = name
         self._address = address
-        self._command = host.command(serve, connect_s=_CONNECT_S)
+        self._host, self._serve = host, tuple(serve)
         self._connect = connect
+        self._last: Channel | None = None
+        self._kept: tuple[float, Channel] | None = None
+        self._failed = 0
 
     def addresses(self, machines: int) -> tuple[str, ...]:
         """Return what the machine says is free there; raises `PeerError`, `PlatformError`."""
-        with contextlib.closing(self._channel()) as channel:
-            answer = channel.ask("addresses", count=machines, host=self._address)
-            found = answer.texts("addresses", max_items=machines)
+        answer = self._ask(lambda channel: channel.ask("addresses", count=machines, host=self._address))
+        found = answer.texts("addresses", max_items=machines)
         if len(found) != machines or not all(_ADDRESS.fullmatch(address) for address in found):
             raise PeerError(Code.SCHEMA, f"{self.name} answered with what is no address of a machine")
         return tuple(found)
 
     def check(self, package_bytes: int = 0) -> None:
-        """Connect once, and see that the machine can take a run and that its clock is right."""
-        with contextlib.closing(self._channel()) as channel:
-            told = channel.ask("hello")
-            clock_us, free, system = told.integer("clock_us"), told.integer("free_bytes"), told.text("system")
+        """Connect, and see that the machine can take a run and that its clock is right; the line is kept for a while.
+
+        Raises:
+            PeerError, PlatformError: it cannot be reached, or lacks what every run needs.
+        """
+        told = self._ask(lambda channel: channel.ask("hello"))
+        system, python, clock_us = told.text("system"), told.text("python", max_chars=64), told.integer("clock_us")
+        free, memory = told.integer("free_bytes"), told.integer("memory_bytes")
         if system != "Linux":
             raise PlatformError(Code.PLATFORM, f"{self.name} is no Linux machine, which a runtime needs")
+        if python != platform.python_version():
+            raise PlatformError(
+                Code.PLATFORM,
+                f"{self.name} has Python {_plain(python)} and this side {platform.python_version()}: the key goes to "
+                "no runtime but the one that your own installation is",
+                hint="install Glasshouse there with the same Python, and name it: glasshouse machine add --python",
+            )
         off_s = clock_us // 1_000_000 - round(time.time())
         if abs(off_s) > _CLOCK_S:
             raise PlatformError(
@@ -154,31 +180,95 @@ class SshPlace:
                 f"{self.name} has {free >> 20} MiB of room, and the package needs {package_bytes >> 20} MiB and some",
                 hint="make room there, or name another folder: glasshouse machine add --folder",
             )
+        if memory < package_bytes:
+            raise PlatformError(
+                Code.PLATFORM,
+                f"{self.name} has {memory >> 20} MiB of memory, in which a run's inputs lie, and the package has "
+                f"{package_bytes >> 20} MiB",
+                hint="take a machine with more memory, or seal less",
+            )
 
-    def runs(self) -> set[str]:
-        """Return the ids of all runs that the machine has something of; raises `PeerError`, `PlatformError`."""
-        found: set[str] = set()
-        with contextlib.closing(self._channel()) as channel:
-            after = ""
-            while listed := channel.ask("runs", after=after).items("runs", max_items=256):
-                names = [Fields(one, "run").text("run", pattern=RUN) for one in listed]
-                if min(names) <= after:
+    def installed(self) -> dict[str, str]:
+        """Return what is installed there; raises `PeerError`, `PlatformError`."""
+
+        def ask(channel: Channel) -> dict[str, str]:
+            found: dict[str, str] = {}
+            while told := channel.ask("installed", after=max(found, default="")).any("versions"):
+                if not isinstance(told, dict) or min(told) <= max(found, default="") or len(found) > _MOST_INSTALLED:
+                    raise PeerError(Code.SCHEMA, f"{self.name} answered with what is no list of distributions")
+                found |= {name: _plain(str(version)) for name, version in told.items()}
+            return found
+
+        return self._ask(ask)
+
+    def runs(self) -> dict[str, bool]:
+        """Return the ids of all runs that the machine has something of, and whether each goes on.
+
+        Raises:
+            PeerError, PlatformError: as every question.
+        """
+
+        def ask(channel: Channel) -> dict[str, bool]:
+            found: dict[str, bool] = {}
+            while listed := channel.ask("runs", after=max(found, default="")).items("runs", max_items=256):
+                told = [Fields(one, "run") for one in listed]
+                runs = {one.text("run", pattern=RUN): one.null("ended") for one in told}
+                if min(runs) <= max(found, default=""):
                     raise PeerError(Code.SCHEMA, f"{self.name} lists its runs again and again")
-                found, after = found | set(names), max(names)
-        return found
+                found |= runs
+            return found
+
+        return self._ask(ask)
 
     def examine(self) -> list[Json]:
         """Return what the machine offers, as findings of `doctor`; raises `PeerError`, `PlatformError`."""
-        with contextlib.closing(self._channel()) as channel:
-            return channel.ask("examine", within_s=_EXAMINE_S).items("findings", max_items=128)
+        answer = self._ask(lambda channel: channel.ask("examine", within_s=_EXAMINE_S))
+        return answer.items("findings", max_items=128)
+
+    def close(self) -> None:
+        """End the connection that was kept, if one was."""
+        if self._kept is not None:
+            self._kept[1].close()
+            self._kept = None
 
     def run(self, folder: Path, *, max_bytes: int | None = None) -> RemotePlaced:
         # Sealed outputs are a little longer than what they hold; a log fills its share and no more.
         most = (_MOST_BYTES if max_bytes is None else max_bytes) * 1001 // 1000 + _LOG_BYTES
         return RemotePlaced(self._channel, folder.name, partial(_kept, folder), max_bytes=most)
 
+    def _ask(self, act: Callable[[Channel], T]) -> T:
+        """Ask a few questions, and keep the connection for what comes next."""
+        kept, channel = self._kept, self._channel()
+        try:
+            found = act(channel)
+        except BaseException as error:
+            channel.close()
+            # What ended while nobody used it says nothing; silence may be a shared connection's, and is gone past once.
+            stale = kept is not None and kept[1] is channel
+            if isinstance(error, PeerError) and (stale or (channel.silent and self._failed == 0)):
+                return self._ask(act)
+            raise
+        self._kept = time.monotonic(), channel
+        return found
+
     def _channel(self) -> Channel:
-        return Channel(self._command, connect=self._connect)
+        """Return the connection that was kept, or another one; it is the caller's."""
+        kept, self._kept = self._kept, None
+        if kept is not None and time.monotonic() - kept[0] < _KEPT_S:
+            return kept[1]
+        if kept is not None:
+            kept[1].close()
+        self._failed = self._failed + 1 if self._last is not None and self._last.lost else 0
+        # Both ways are tried quickly first, and then with patience.
+        connect_s = _AGAIN_S if self._failed % 4 in (1, 2) else _CONNECT_S
+        command = self._host.command(self._serve, connect_s=connect_s, alone=self._failed % 2 == 1)
+        self._last = Channel(command, connect=self._connect)
+        return self._last
+
+
+def _plain(text: str) -> str:
+    """Return another machine's word for a sentence here."""
+    return text[:64] if text.isprintable() else "?"
 
 
 def _kept(folder: Path, name: str) -> Path:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import time
 from pathlib import Path
+
+import blake3
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.runs import own_folder
@@ -34,37 +35,37 @@ class Uploads:
         self._folder = folder
         own_folder(folder)
 
-    def path(self, sha256: str) -> Path:
+    def path(self, digest: str) -> Path:
         """Return where the whole file of a digest is, or would be."""
-        return self._folder / sha256
+        return self._folder / digest
 
-    def present(self, sha256: str) -> int:
+    def present(self, digest: str) -> int:
         """Return how many of its bytes are there, from the first."""
-        for path in (self.path(sha256), self._part(sha256)):
+        for path in (self.path(digest), self._part(digest)):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path)  # it is used: none that makes room takes it away
                 return path.stat().st_size
         return 0
 
-    def whole(self, sha256: str, size: int) -> bool:
+    def whole(self, digest: str, size: int) -> bool:
         """Return whether the file is there, and as long as it should be; one that is not is removed."""
         try:
-            if self.path(sha256).stat().st_size == size:
-                os.utime(self.path(sha256))
+            if self.path(digest).stat().st_size == size:
+                os.utime(self.path(digest))
                 return True
-            self.path(sha256).unlink()
+            self.path(digest).unlink()
         except FileNotFoundError:
             pass
         return False
 
-    def begin(self, sha256: str, size: int, start: int) -> Upload:
+    def begin(self, digest: str, size: int, start: int) -> Upload:
         """Go on with a file at `start`, which `present` returned.
 
         Raises:
             UsageError: `usage`: it is not there so far; `upload-busy`: another connection sends it at this moment.
             PlatformError: `disk-full`.
         """
-        part = self._part(sha256)
+        part = self._part(digest)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -75,19 +76,19 @@ class Uploads:
                 raise UsageError(Code.USAGE, "a file that is not there so far")
             os.utime(part)
             self._make_room(size - start)
-            return Upload(descriptor, part, self.path(sha256), size=size)
+            return Upload(descriptor, part, self.path(digest), size=size)
         except BaseException:
             os.close(descriptor)
             raise
 
-    def drop(self, sha256: str) -> None:
+    def drop(self, digest: str) -> None:
         """Remove a file, or what is there of it, unless a run uses it or a connection sends it; none is fine."""
         with contextlib.suppress(FileNotFoundError):
-            if self.path(sha256).stat().st_nlink == 1:
-                self.path(sha256).unlink()
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), self._part(sha256).open("rb") as part:
+            if self.path(digest).stat().st_nlink == 1:
+                self.path(digest).unlink()
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), self._part(digest).open("rb") as part:
             fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._part(sha256).unlink()
+            self._part(digest).unlink()
 
     def _make_room(self, wanted: int) -> None:
         if self._free() >= wanted + _SPARE_BYTES:
@@ -110,8 +111,8 @@ class Uploads:
         found = os.statvfs(self._folder)
         return found.f_bavail * found.f_frsize
 
-    def _part(self, sha256: str) -> Path:
-        return self._folder / f"{sha256}.part"
+    def _part(self, digest: str) -> Path:
+        return self._folder / f"{digest}.part"
 
 
 class Upload:
@@ -123,7 +124,7 @@ class Upload:
 
     def __init__(self, descriptor: int, part: Path, whole: Path, *, size: int) -> None:
         self._descriptor, self._part, self._whole = descriptor, part, whole
-        self._digest = hashlib.sha256()
+        self._digest = blake3.blake3()
         self.left = size
         while piece := os.read(descriptor, _PIECE_BYTES):
             self._take(piece)

@@ -23,6 +23,7 @@ from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.raw import of_package
 from glasshouse.jobs.run import check_machine, public_part
 from glasshouse.jobs.seal import Sealed, seal
+from glasshouse.providers.local import LocalPlace
 
 CANARY = b"patient 4711 has a canary"
 
@@ -210,6 +211,32 @@ def machine_checked(job: Job, home: Home, identity: Identity) -> None:
     manifest = sealed.manifest
     key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
     check_machine(sealed.path, key, identity)
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "there", "said"),
+    [
+        ("mlp", {"epochs": 1}, {}, "lab lacks what mlp trains with: torch"),
+        ("mlp", {"epochs": 1, "device": "cuda"}, {"torch": "2.9.0"}, "has no NVIDIA driver"),
+        ("mlp", {"epochs": 1}, {"torch": "2.9.0+cu128", "nvidia-driver": "470.1"}, "takes driver 525 or newer"),
+    ],
+)
+def test_another_machine_says_what_it_has_and_is_not_told_what_the_job_needs(
+    job: Job, home: Home, identity: Identity, workload: str, params: dict[str, object], there: dict[str, str], said: str
+) -> None:
+    class Lab(LocalPlace):
+        name = "lab"
+
+        def installed(self) -> dict[str, str]:  # type: ignore[override]
+            return there
+
+    sealed = sealed_job(replace(job, workload=workload, params=params), home, identity)
+    manifest = sealed.manifest
+    key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
+    with pytest.raises(UsageError, match=said) as refused:
+        check_machine(sealed.path, key, identity, Lab())
+    assert refused.value.code in (Code.REQUIREMENT_MISSING, Code.DEVICE_MISSING)
+    assert refused.value.hint
 
 
 def test_a_machine_that_lacks_a_framework_is_refused_before_the_key_is_released(

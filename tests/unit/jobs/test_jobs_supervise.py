@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +19,7 @@ from glasshouse.evidence.events import Event
 from glasshouse.jobs import control, runner, supervise
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.providers.base import Order
@@ -179,6 +182,61 @@ def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorl
     assert ended.conclusion.exit_code is ExitCode.INTERRUPTED
 
 
+def test_a_person_leaves_a_machine_that_cannot_be_reached_and_the_run_goes_on_there(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    interrupts = supervise.Interrupts()
+
+    def ctrl_c() -> None:
+        interrupts(signal.SIGINT)
+
+    folder.update(created_us=time.time_ns() // 1000)  # else it is over by now, wherever it is
+    machine = Machine([ctrl_c, ctrl_c, lambda: None, ctrl_c, lambda: 0], problem="the link is down")
+    broker = NoBroker(world.home)
+    with (
+        pytest.raises(LeftError, match="left to itself: local cannot be reached") as left,
+        runner.settled(folder, broker),
+    ):
+        stay(world, folder, machine, Watching(), interrupts)
+    assert "--give-up" in left.value.hint
+    assert (machine.interrupts, machine.killed, broker.given_back) == (3, False, 0)
+    assert folder.load().phase is Phase.RUNNING
+
+
+def test_a_machine_that_is_reached_is_waited_for_however_often_a_key_is_pressed(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    interrupts = supervise.Interrupts()
+    story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
+    presses = [lambda: interrupts(signal.SIGINT)] * 5
+    machine = Machine([*presses, told(world, folder, **story), lambda: 130])
+    assert stay(world, folder, machine, Watching(), interrupts).conclusion.outcome is Outcome.INTERRUPTED
+
+
+def test_a_run_that_is_given_up_is_lost_and_never_said_to_have_left_nothing(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    waiting = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(waiting.pid))
+        with pytest.raises(UsageError, match="on this machine"):
+            control.give_up(folder, world.home)
+        folder.update(place="lab", placed=True)
+        assert control.give_up(folder, world.home)
+        assert waiting.wait(10) == -signal.SIGKILL
+    finally:
+        waiting.kill()
+        waiting.wait()
+    record = folder.load()
+    assert (record.outcome, record.verdict, record.code) == ("lost", "no-receipt", "place-unreachable")
+    said = control.concluded(folder, world.home, record).problem
+    assert "lab could not be reached: whether a runtime is there still" in said
+    assert "machine sweep lab" in said
+    assert not control.give_up(folder, world.home)
+    world.tell(folder, world.run())  # a sweep brought it
+    assert control.concluded(folder, world.home, record).verdict == "good"
+
+
 def test_a_runtime_that_does_not_stop_is_killed_and_called_lost(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,9 +376,6 @@ def test_a_run_that_ended_without_its_supervisor_is_settled_by_its_receipt(
 def test_a_run_whose_supervisor_alone_died_is_unattended_and_can_be_stopped(
     world: OwnersWorld, folder: RunFolder
 ) -> None:
-    import subprocess
-    import sys
-
     agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=ProcessName.of(agent.pid))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,8 @@ import pytest
 from glasshouse.errors import Code, PeerError
 from glasshouse.providers.channel import Channel
 from glasshouse.providers.placed import RemotePlaced
+from simulators.lying_place import Step, liar
 
-# Greets, then answers each question with the next of what it was told to; `ID` is the question's number.
-LIAR = """
-import json, os, sys
-from glasshouse.providers.link import Link
-link = Link(0, 1)
-os.set_blocking(1, True)
-os.write(1, ("\\nglasshouse-place 1 " + sys.argv[2] + "\\n").encode())
-story = json.loads(sys.argv[1])
-while story:
-    for message in link.receive():
-        if not isinstance(message, dict) or "ask" not in message or not story:
-            continue
-        for step in story.pop(0):
-            if "data" in step:
-                link.send_data(step.get("stream", message["id"]), b"x" * step["data"])
-            else:
-                link.send({name: message["id"] if value == "ID" else value for name, value in step.items()})
-    import time; time.sleep(0.01)
-time.sleep(30)
-"""
-Step = dict[str, Any]
 PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]
 
 
@@ -45,8 +23,7 @@ class Lies:
         self.calls: list[socket.socket] = []
 
     def channel(self, *story: list[Step]) -> Channel:
-        command = [sys.executable, "-I", "-B", "-c", LIAR, json.dumps(story)]
-        self.channels.append(Channel(command, connect=self.connect))
+        self.channels.append(Channel(liar(*story), connect=self.connect))
         return self.channels[-1]
 
     def connect(self) -> socket.socket:
@@ -123,6 +100,16 @@ def test_a_run_is_not_followed_into_what_it_cannot_have_left(
         raise AssertionError(problems)
     placed.close()
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"events.log"}
+
+
+def test_a_machine_that_was_started_anew_takes_nothing_from_what_is_here(lies: Lies, tmp_path: Path) -> None:
+    """Its disk lost the end of a log that had come already; the run has ended, and its owner is told so."""
+    (after,) = news({"events.log": 1, "receipt.json": 0}, ended=-9)
+    story = [PREPARED, news({"events.log": 3}), [], [{"data": 3}, {"id": "ID", "ok": {"bytes": 3}}, after | {"id": 3}]]
+    placed = RemotePlaced(lambda: lies.channel(*story), "ab" * 16, lambda name: tmp_path / name)
+    assert -9 in [placed.wait(0.1) for _ in range(100)]
+    assert (tmp_path / "events.log").read_bytes() == b"xxx"
+    placed.close()
 
 
 def test_a_runtime_whose_calls_would_come_elsewhere_is_not_taken_for_followed(lies: Lies, tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from pathlib import Path
 
+import blake3
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
@@ -14,7 +14,7 @@ from glasshouse.providers import uploads
 from glasshouse.providers.uploads import Uploads
 
 CONTENT = bytes(range(256)) * 1000
-DIGEST = hashlib.sha256(CONTENT).hexdigest()
+DIGEST = blake3.blake3(CONTENT).hexdigest()
 DAYS_AGO_S = 3 * 24 * 3600
 
 
@@ -66,7 +66,7 @@ def test_two_connections_do_not_send_one_file_at_once(kept: Uploads) -> None:
 def test_room_is_made_of_what_nothing_uses_and_never_of_what_is_being_sent(
     kept: Uploads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    old, used, new = (hashlib.sha256(name).hexdigest() for name in (b"old", b"used", b"new"))
+    old, used, new = (blake3.blake3(name).hexdigest() for name in (b"old", b"used", b"new"))
     for name, content in ((old, b"old"), (used, b"used"), (new, b"new")):
         put(kept, content, name)
     os.link(kept.path(used), tmp_path / "a run's")
