@@ -36,6 +36,7 @@ def build(previous: Mapping[str, Any]) -> dict[str, bytes]:
         documents.delegation_cases(),
         documents.launch_cases(),
         documents.policy_cases(),
+        documents.measurement_cases(),
         tokens.token_cases(),
         tokens.ear_cases(),
         release.release_cases(previous),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import glasshouse
 from glasshouse.errors import ExitCode
 from glasshouse.providers.runs import Runs
 from simulators.command_line import SUM, Shell
@@ -60,6 +65,57 @@ def test_a_run_on_a_machine_ends_as_one_here_does_and_leaves_nothing_there(shell
     assert shell.ask("logs", "latest").code == ExitCode.DONE
     assert shell.ask("fetch", "latest", "-o", "outputs").code == ExitCode.DONE
     assert left_there(shell) == []
+
+
+@pytest.fixture(scope="module")
+def hooked(shell: Shell) -> Iterator[str]:
+    """A machine with the same files but one: a hook that runs at every start of its interpreter."""
+    folder = shell.folder.parent / "hooked"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    packages = next((folder / "lib").glob("python*/site-packages"))
+    (packages / "sitecustomize.py").write_text("evil = True\n")
+    (packages / "ours.pth").write_text(
+        "\n".join(path for path in sys.path if path.startswith("/") and "-packages" in path)
+    )
+    with (packages / "ours.pth").open("a") as listing:
+        listing.write(f"\n{Path(glasshouse.__file__).parents[1]}\n")
+    known = json.loads((shell.home / "machines.json").read_text())
+    ways = ("--python", str(folder / "bin" / "python"), "--config", known["lab"]["config"])
+    named = shell.ask("machine", "add", "hooked", known["lab"]["url"], *ways, "--folder", str(folder / "runs"))
+    assert named.code == 0, named.err
+    yield "hooked"
+    assert shell.ask("machine", "remove", "hooked").code == 0
+
+
+def test_a_machine_that_measures_otherwise_is_refused_before_anything_is_sent(shell: Shell, hooked: str) -> None:
+    refused = shell.ask("run", "short.toml", "--on", hooked, "--json")
+    assert (refused.code, refused.error["code"]) == (ExitCode.REFUSED, "measurement-unknown"), refused.err
+    assert "another start_up" in refused.error["message"]
+    assert re.search(r"\d files differ, \S+/\S+ \((more|missing)\)", refused.error["message"])
+    assert not list((shell.folder.parent / "hooked" / "runs").glob("files/*"))
+    parts = [shell.ask("measure", *on, "--json").object["parts"] for on in ((), ("--on", "lab"), ("--on", hooked))]
+    assert parts[0] == parts[1]
+    assert {part for part in parts[0] if parts[0][part] != parts[2][part]} == {"start_up"}
+    listed = shell.ask("measure", "--on", hooked, "--diff", "this", "--json").object["differences"]
+    assert {"how": "more", "name": "site-0/sitecustomize.py", "part": "start_up"} in listed
+
+
+def test_a_recorded_machine_is_accepted_by_the_jobs_that_name_it(shell: Shell, hooked: str) -> None:
+    added = shell.ask("reference", "add", "theirs", "--on", hooked)
+    assert added.code == 0, added.err
+    assert "what hooked says of itself" in added.err
+    assert shell.ask("measure", "--on", hooked, "--diff", "theirs", "--json").object["differences"] == []
+    job = shell.job("named", "5").read_text()
+    (shell.folder / "named.toml").write_text(job + 'reference = ["theirs"]\n')
+    for on in ("lab", "local"):
+        refused = shell.ask("run", "named.toml", "--on", on, "--json")
+        assert (refused.code, refused.error["code"]) == (ExitCode.REFUSED, "measurement-unknown")
+        assert "another start_up than the reference theirs" in refused.error["message"]
+    (shell.folder / "named.toml").write_text(job + 'reference = ["theirs", "this"]\n')
+    ended = shell.ask("run", "named.toml", "--on", "lab", "--json")
+    assert (ended.code, ended.object["receipt"]["verdict"]) == (ExitCode.DONE, "good"), ended.err
+    assert shell.ask("reference", "remove", "theirs").code == 0
+    assert shell.ask("run", "named.toml", "--on", "lab").code == ExitCode.USAGE
 
 
 def test_a_detached_run_is_stopped_from_here(shell: Shell) -> None:
@@ -136,7 +192,7 @@ def test_machines_are_listed_and_forgotten(shell: Shell) -> None:
     assert shell.ask("machine", "add", "lab", "ssh://other").code == ExitCode.USAGE
     assert shell.ask("machine", "add", "other", "ssh://user@host:22").code == 0
     listed = shell.ask("machine", "list", "--json").object["machines"]
-    assert [one["name"] for one in listed] == ["den", "lab", "other"]
+    assert [one["name"] for one in listed if one["name"] != "hooked"] == ["den", "lab", "other"]
     assert shell.ask("machine", "remove", "other").code == 0
     assert shell.ask("machine", "remove", "other").code == ExitCode.USAGE
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from simulators.measured import measured
 from tools.runtime_world import Broken, script_world
 
 SHARED = Path("/dev/shm")
@@ -18,7 +19,11 @@ def left_by(pid: int) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("script", "broken"),
-    [(USES_IT, Broken()), (USES_IT + "raise SystemExit(3)", Broken()), (USES_IT, Broken(references=(bytes(32),)))],
+    [
+        (USES_IT, Broken()),
+        (USES_IT + "raise SystemExit(3)", Broken()),
+        (USES_IT, Broken(references=(measured("another"),))),
+    ],
     ids=["completed", "failed", "refused"],
 )
 def test_a_run_that_has_ended_left_no_name_in_shared_memory(tmp_path: Path, script: str, broken: Broken) -> None:

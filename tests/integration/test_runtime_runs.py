@@ -19,6 +19,7 @@ from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
+from simulators.measured import measured
 from tools.runtime_world import CANARY, Broken, World, ended, script_world, verified
 
 TRAIN = f"""
@@ -127,7 +128,7 @@ def test_a_revoked_package_is_refused(world: Callable[..., World]) -> None:
 
 
 def test_a_runtime_that_the_owner_does_not_know_is_refused(world: Callable[..., World]) -> None:
-    here = world(broken=Broken(references=(bytes(32),)))
+    here = world(broken=Broken(references=(measured("another"),)))
     ended(here.start(), exit_code=ExitCode.REFUSED, outcome="refused", code=Code.MEASUREMENT_UNKNOWN)
     assert here.broker.client().deployment(here.deployment)["releases"] == 0
 

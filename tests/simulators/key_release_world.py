@@ -13,6 +13,7 @@ from typing import Any
 from glasshouse.attestation.claims import Claims, ContainerSource, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence, HardwareEvidence
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.handshake.broker_side import (
     Appraisal,
@@ -39,6 +40,7 @@ from glasshouse.wire.kdf import derive, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
+from simulators.measured import measured
 
 NOW_US = 1_790_000_000_000_000
 SECOND_US = 1_000_000
@@ -96,7 +98,7 @@ class World:
             assurance=Assurance.SOFTWARE,
             profile=Profile.STANDARD,
             egress=(),
-            reference_measurements=(digest("runtime"),),
+            references=References.of(measured("runtime")),
             release_budget=1,
             not_after_us=NOW_US + 86_400 * SECOND_US,
             lease_s=600,
@@ -200,7 +202,7 @@ class World:
             run_id=self.launch.run_id,
             container_id=self.launch.container_id,
             container_source=self.launch.container_source,
-            measurement=digest("runtime"),
+            measurement=measured("runtime"),
             environment_sha256=digest("environment"),
             hardening=report(),
             state=State.MEASURED,

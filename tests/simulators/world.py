@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code
 from glasshouse.evidence.bundle import Bundle
@@ -34,6 +35,7 @@ from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
+from simulators.measured import measured
 
 __all__ = ["START_US", "Run", "World", "envelope"]
 
@@ -88,7 +90,7 @@ class World:
         self.hpke_key = RecipientKey(b"".join(self.digest(f"hpke {part}") for part in range(3)))
         self.owner_hpke = RecipientKey(b"".join(self.digest(f"owner hpke {part}") for part in range(3)))
         self.package_key = self.digest("package key")
-        self.measurement = self.digest("measurement")
+        self.measurement = measured("measurement")
         self.segment_bytes = 1300
         self.manifest = Manifest(
             package_id=self.id("package"),
@@ -108,7 +110,7 @@ class World:
             assurance=self.floor.assurance,
             profile=self.floor.profile,
             egress=(),
-            reference_measurements=(self.measurement,),
+            references=References.of(self.measurement),
             release_budget=1,
             not_after_us=START_US + 86_400 * SECOND_US,
             lease_s=600,
@@ -356,7 +358,7 @@ class World:
             if state is State.HARDENED:
                 log.append(EventType.CHECK, {"name": "not-dumpable", "process": "agent", "result": "passed"})
             if state is State.MEASURED:
-                log.append(EventType.DIGEST, {"sha256": self.measurement.hex(), "subject": "measurement"})
+                log.append(EventType.DIGEST, {"sha256": self.measurement.sha256.hex(), "subject": "measurement"})
             if state is State.RUNNING:
                 for step in range(1, 6):
                     log.append(
@@ -416,7 +418,7 @@ class World:
             profile=Profile.STANDARD,
             workspace="tmpfs-noswap",
             secret_memory="memfd-secret",
-            measurement=self.measurement if evidence else None,
+            measurement=self.measurement.sha256 if evidence else None,
             environment_sha256=self.digest("environment") if evidence else None,
             log_root=log.root,
             log_size=log.size,

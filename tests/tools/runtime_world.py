@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.measured import Measured, References
 from glasshouse.attestation.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.process import BrokerProcess
@@ -42,7 +43,7 @@ class Broken:
     """What a world shall be, other than good."""
 
     budget: int = 1
-    references: tuple[bytes, ...] = ()
+    references: tuple[Measured, ...] = ()
     lease_s: int = 600
     max_duration_s: int = 3600
     profile: Profile = Profile.STANDARD
@@ -137,12 +138,12 @@ class World:
     broken: Broken
     own_broker: BrokerProcess | None = None
     deployment: str = ""
-    reference: bytes = b""
+    reference: Measured | None = None
     agents: list[AgentProcess] = field(default_factory=list)
 
     def deploy(self) -> None:
         now_us = time.time_ns() // 1000
-        self.reference = measure_runtime().sha256
+        self.reference = measure_runtime()
         self.delegation = Delegation(
             broker_public=self.broker.broker_public,
             uses=frozenset(Use),
@@ -155,7 +156,7 @@ class World:
             assurance=Assurance.SOFTWARE,
             profile=self.package.manifest.floor.profile,
             egress=self.broken.egress,
-            reference_measurements=self.broken.references or (self.reference,),
+            references=References.of(*(self.broken.references or (self.reference or measure_runtime(),))),
             release_budget=self.broken.budget,
             not_after_us=now_us + HOUR_US,
             lease_s=self.broken.lease_s,
@@ -165,14 +166,14 @@ class World:
 
     def group(self, machines: int, *, ranks: int = 1) -> tuple[Group, ...]:
         """Announce a group of several machines; `launch` each of its places."""
-        if self.reference != measure_runtime().sha256:
+        if self.reference != measure_runtime():
             self.deploy()
         return self.broker.client().add_group(self.deployment, machines=machines, ranks=ranks)
 
     def launch(
         self, *, broker_url: str | None = None, ranks: int | None = None, group: Group | None = None
     ) -> LaunchFile:
-        if self.reference != measure_runtime().sha256:
+        if self.reference != measure_runtime():
             self.deploy()  # somebody saved a source since: what starts now measures to something else
         key, run_id, container = SigningKey.generate(), secrets.token_hex(16), secrets.token_hex(8)
         client = self.broker.client()

@@ -15,6 +15,7 @@ import pytest
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.measured import Measured
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.handshake.broker_side import (
@@ -218,6 +219,16 @@ def release(given: dict[str, Any]) -> dict[str, Any]:
     return {"package_key": b64encode(key)}
 
 
+def measurement(given: dict[str, Any]) -> dict[str, Any]:
+    found = Measured.from_json(given["measurement"])
+    files = {
+        part: {name: bytes.fromhex(value) for name, value in listed.items()} for part, listed in given["files"].items()
+    }
+    assert Measured.of(files) == found
+    assert found.to_json() == given["measurement"]
+    return {"sha256": found.sha256.hex()}
+
+
 READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ask": ask,
     "challenge": challenge,
@@ -226,6 +237,7 @@ READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "gate": gate,
     "group": group,
     "launch": launch,
+    "measurement": measurement,
     "pending": pending,
     "policy": policy,
     "release": release,
@@ -283,6 +295,22 @@ def test_composite_and_info_follow_from_the_text_of_the_specification() -> None:
     )
     key = RecipientKey(b64decode(released["hpke_private"])).open(b64decode(message["sealed_key"]), info=info)
     assert b64encode(key) == CASES["release-valid"]["expect"]["package_key"]
+
+
+def test_a_measurement_follows_from_the_text_of_the_specification() -> None:
+    def hashed(*parts: bytes) -> bytes:
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+    valid = CASES["measurement-valid"]
+    parts = []
+    for part in ("cryptography", "glasshouse", "interpreter", "start_up"):
+        files = [(name.encode(), bytes.fromhex(value)) for name, value in valid["input"]["files"][part].items()]
+        found = hashed(
+            b"glasshouse measured part v1", part.encode(), *(piece for file in sorted(files) for piece in file)
+        )
+        assert found.hex() == valid["input"]["measurement"][part]
+        parts += [part.encode(), found]
+    assert hashed(b"glasshouse runtime measurement v2", *parts).hex() == valid["expect"]["sha256"]
 
 
 def test_a_group_secret_follows_from_the_text_of_the_specification() -> None:

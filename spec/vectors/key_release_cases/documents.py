@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.attestation.evidence import EVIDENCE_TYPE
+from glasshouse.attestation.measured import Measured
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Delegation
 from glasshouse.handshake.messages import ChallengeRequest
 from glasshouse.wire import dsse
@@ -159,13 +160,23 @@ def policy_cases() -> Iterator[Case]:
         floor_sha256=floor.sha256.hex(),
         policy_sha256=type(world.policy).from_json(tight).sha256.hex(),
     )
-    yield refused("no-reference", "Nothing to compare with.", "policy-impossible", reference_measurements=[])
+    references = world.policy.references.to_json()
+    for part, digests in references.items():
+        fewer = {name: value for name, value in references.items() if name != part}
+        yield refused(
+            f"no-{part}", f"Nothing to compare {part} with.", "policy-impossible", references=fewer | {part: []}
+        )
+        yield refused(f"without-{part}", f"No word of {part}.", "schema-invalid", references=fewer)
+        yield refused(
+            f"repeated-{part}", "A reference twice.", "schema-invalid", references=fewer | {part: [*digests, *digests]}
+        )
+    more = references | {"torch": references["glasshouse"]}
+    yield refused("another-part", "A part that there is not.", "schema-invalid", references=more)
+    yield refused("no-parts", "A list for the whole.", "schema-invalid", references=references["glasshouse"])
     yield refused("no-release", "No release to give.", "policy-impossible", release_budget=0)
     yield refused("off", "Hardening off.", "policy-impossible", profile="off")
     yield refused("skew", "A clock that may be off by an hour.", "policy-impossible", clock_skew_us=3600 * SECOND_US)
     yield refused("forever", "A run without end.", "policy-impossible", max_duration_s=2**40)
-    twice = [digest("runtime").hex()] * 2
-    yield refused("repeated", "The same reference twice.", "schema-invalid", reference_measurements=twice)
     yield refused("egress", "A peer that the floor does not have.", "policy-loosened", egress=["evil.example:443"])
     yield refused("egress-group", "The group, which the floor does not have.", "policy-loosened", egress=["group"])
     yield refused("egress-word", "A word that is no peer.", "schema-invalid", egress=["groups"])
@@ -182,3 +193,28 @@ def policy_cases() -> Iterator[Case]:
     for name, higher in (("profile", strict), ("assurance", tee)):
         given = {"floor": higher.to_json(), "policy": policy}
         yield case(f"policy-loosened-{name}", f"A {name} below the floor's.", given, code="policy-loosened")
+
+
+def measurement_cases() -> Iterator[Case]:
+    files = {
+        "cryptography": {"cryptography/__init__.py": digest("a"), "blake3/blake3.so": digest("b")},
+        "glasshouse": {"glasshouse/__init__.py": digest("c")},
+        # In the order of bytes: names above the first plane come after those of the private use area.
+        "interpreter": {"python": digest("d"), "stdlib/\U00010000.py": digest("e"), "stdlib/\uffee.py": digest("f")},
+        "start_up": {},
+    }
+    found = Measured.of(files)
+    listed = {part: {name: value.hex() for name, value in files[part].items()} for part in files}
+    valid = found.to_json()
+    given = {"files": listed, "measurement": valid}
+    yield case("measurement-valid", "Four parts, one without files.", given, sha256=found.sha256.hex())
+
+    def refused(name: str, description: str, measurement: Any) -> Case:
+        return case(f"measurement-{name}", description, {"measurement": measurement}, code="schema-invalid")
+
+    for part in valid:
+        fewer = {name: value for name, value in valid.items() if name != part}
+        yield refused(f"without-{part}", f"No {part}.", fewer)
+        yield refused(f"short-{part}", "A digest of 31 bytes.", fewer | {part: "00" * 31})
+    yield refused("another-part", "A part that there is not.", {**valid, "torch": "00" * 32})
+    yield refused("no-parts", "One digest for the whole.", found.sha256.hex())

@@ -11,6 +11,7 @@ from typing import Any
 from glasshouse.attestation.claims import ContainerSource, Gpu, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, HardwareEvidence, SignedEvidence
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.measured import PARTS, Measured
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
 from glasshouse.handshake.messages import REQUEST_TYPE
 from glasshouse.handshake.tokens import CLOCK_STEP_S, TOKEN_TYPE, issue_token
@@ -32,6 +33,7 @@ from simulators.key_release_world import (
     report,
     signing_key,
 )
+from simulators.measured import measured
 
 
 def gate_input(world: World, message: bytes | Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
             code="evidence-signature-invalid",
             check="4",
         )
-    other = dsse.Envelope.parse(world.message(world.claims(measurement=digest("mine"))), max_bytes=2**20)
+    other = dsse.Envelope.parse(world.message(world.claims(measurement=measured("mine"))), max_bytes=2**20)
     yield case(
         "gate-4-spliced",
         "Genuine signatures over other claims.",
@@ -404,6 +406,11 @@ def gate_delegation_cases() -> Iterator[Case]:
         )
 
 
+def patched(part: str) -> Measured:
+    """Return a measurement of which one part is another, which is recorded for none."""
+    return replace(measured("runtime"), **{part: digest("patched")})
+
+
 def gate_claim_cases(world: World) -> Iterator[Case]:
     """Checks 5 to 10, each re-signed by both keys: only the named check refuses."""
     skew = world.policy.clock_skew_us
@@ -422,7 +429,12 @@ def gate_claim_cases(world: World) -> Iterator[Case]:
         ("7", "source", "container-mismatch", "Another source.", {"container_source": ContainerSource.PLATFORM}),
         ("7", "run", "container-mismatch", "Another run.", {"run_id": identifier("other")}),
         ("7", "deployment", "container-mismatch", "Another deployment.", {"deployment": identifier("other")}),
-        ("8", "patched", "measurement-unknown", "A runtime nobody recorded.", {"measurement": digest("patched")}),
+        ("8", "patched", "measurement-unknown", "A runtime nobody recorded.", {"measurement": measured("patched")}),
+        ("8", "without-parts", "measurement-unknown", "Evidence of profile 1.", {"measurement": digest("runtime")}),
+        *(
+            ("8", f"patched-{part}", "measurement-unknown", f"Another {part}.", {"measurement": patched(part)})
+            for part in PARTS
+        ),
         ("10", "hardened", "state-mismatch", "Not yet measured.", {"state": State.HARDENED}),
         ("10", "attested", "state-mismatch", "Attested already.", {"state": State.ATTESTED}),
         ("10", "running", "state-mismatch", "Running already.", {"state": State.RUNNING}),

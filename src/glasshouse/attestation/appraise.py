@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import HardeningReport, consistent, missing
+from glasshouse.attestation.measured import Measured, References
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.errors import Code
 from glasshouse.wire.policy import Assurance, Profile
@@ -67,19 +68,25 @@ def check_7_container(
     _same("7", Code.CONTAINER_MISMATCH, "deployment", deployment, claims.deployment)
 
 
-def check_8_measurement(claims: Claims, references: Sequence[bytes]) -> None:
-    """The runtime measurement is one that the owner recorded; an empty list refuses.
+def check_8_measurement(claims: Claims, references: References) -> None:
+    """Each part of the runtime measurement is one that the owner recorded; a measurement without parts is refused.
 
     Raises:
         CheckFailedError: `measurement-unknown`.
     """
-    if claims.measurement not in references:
+    measured = claims.measurement
+    if not isinstance(measured, Measured):
+        raise CheckFailedError(
+            "8", Code.MEASUREMENT_UNKNOWN, "a runtime that does not name the parts of its measurement"
+        )
+    part = references.unknown(measured)
+    if part is not None:
         raise CheckFailedError(
             "8",
             Code.MEASUREMENT_UNKNOWN,
-            "a runtime that is not among the deployment's reference measurements",
-            expected=_references(references),
-            actual=claims.measurement.hex(),
+            f"a runtime whose part {part} is not among the deployment's references",
+            expected=_recorded(part, references.parts()[part]),
+            actual=f"{part} {measured.parts()[part].hex()}",
         )
 
 
@@ -136,10 +143,8 @@ def check_12_assurance(claims: Claims, *, least: Assurance) -> None:
         )
 
 
-def _references(references: Sequence[bytes]) -> str:
-    if len(references) == 1:
-        return references[0].hex()
-    return f"one of {len(references)} reference measurements"
+def _recorded(part: str, digests: Sequence[bytes]) -> str:
+    return f"{part} {digests[0].hex()}" if len(digests) == 1 else f"one of {len(digests)} references of {part}"
 
 
 def _same(check: str, code: Code, what: str, expected: str, actual: str) -> None:

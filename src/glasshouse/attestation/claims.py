@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from glasshouse.attestation.confirmation import confirmation, confirmed_key
 from glasshouse.attestation.hardening import HardeningReport
+from glasshouse.attestation.measured import Measured
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import hpke, jwt
 from glasshouse.wire.canonical import Json, encode
@@ -20,9 +21,12 @@ from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import State
 
-__all__ = ["EAT_PROFILE", "ID_BYTES", "NONCE_BYTES", "Claims", "ContainerSource", "Gpu", "composite"]
+__all__ = ["EAT_PROFILE", "EAT_PROFILE_1", "ID_BYTES", "NONCE_BYTES", "Claims", "ContainerSource", "Gpu", "composite"]
 
-EAT_PROFILE = "urn:glasshouse:evidence:1"
+EAT_PROFILE = "urn:glasshouse:evidence:2"
+EAT_PROFILE_1 = "urn:glasshouse:evidence:1"
+"""Of evidence whose measurement has no parts: receipts of that time are still read, and no gate releases to it."""
+
 NONCE_BYTES = 32
 ID_BYTES = 16
 MAX_GPUS = 64
@@ -82,7 +86,8 @@ class Claims:
         started_us: when the runtime started.
         manifest_sha256, package_id: the package it wants to open.
         deployment, run_id, container_id, container_source: the launch it belongs to.
-        measurement: the runtime measurement (`measurement.measure_runtime`).
+        measurement: the runtime measurement (`measurement.measure_runtime`); of evidence of profile 1, which has no
+            parts, its digest.
         environment_sha256: the digest of what else is installed.
         hardening: what was observed of agent and worker.
         state: the runtime's state, `measured` in acceptable evidence.
@@ -102,7 +107,7 @@ class Claims:
     run_id: str
     container_id: str
     container_source: ContainerSource
-    measurement: bytes
+    measurement: Measured | bytes
     environment_sha256: bytes
     hardening: HardeningReport
     state: State
@@ -116,7 +121,7 @@ class Claims:
         sizes = (
             (self.nonce, NONCE_BYTES),
             (self.manifest_sha256, 32),
-            (self.measurement, 32),
+            (self.measurement_sha256, 32),
             (self.environment_sha256, 32),
             (self.evidence_public, 32),
             (self.hpke_public, hpke.PUBLIC_BYTES),
@@ -126,21 +131,27 @@ class Claims:
         if not IDENTIFIER.fullmatch(self.container_id):
             raise FormatError(Code.SCHEMA, "claims.container.id is not an identifier")
 
+    @property
+    def measurement_sha256(self) -> bytes:
+        """One digest over the whole runtime measurement: what receipt and artifact name."""
+        return self.measurement.sha256 if isinstance(self.measurement, Measured) else self.measurement
+
     def to_json(self) -> dict[str, Json]:
+        measured = self.measurement
         return {
             "assurance": self.assurance.value,
             "cnf": confirmation(self.evidence_public),
             "container": {"id": self.container_id, "source": self.container_source.value},
             "deployment": self.deployment,
             "eat_nonce": b64encode(self.nonce),
-            "eat_profile": EAT_PROFILE,
+            "eat_profile": EAT_PROFILE if isinstance(measured, Measured) else EAT_PROFILE_1,
             "environment_sha256": self.environment_sha256.hex(),
             "gpus": [gpu.to_json() for gpu in self.gpus],
             "hardening": self.hardening.to_json(),
             "hpke_public": b64encode(self.hpke_public),
             "issued_us": self.issued_us,
             "manifest_sha256": self.manifest_sha256.hex(),
-            "measurement": self.measurement.hex(),
+            "measurement": measured.to_json() if isinstance(measured, Measured) else measured.hex(),
             "package_id": self.package_id,
             "run_id": self.run_id,
             "started_us": self.started_us,
@@ -156,7 +167,7 @@ class Claims:
     def from_json(cls, value: Json) -> Claims:
         """Inverse of `to_json`; raises `FormatError`."""
         fields = Fields(value, "claims")
-        fields.choice("eat_profile", [EAT_PROFILE])
+        profile = fields.choice("eat_profile", [EAT_PROFILE, EAT_PROFILE_1])
         container = fields.child("container")
         claims = cls(
             nonce=fields.octets("eat_nonce", length=NONCE_BYTES),
@@ -168,7 +179,9 @@ class Claims:
             run_id=fields.digest("run_id", length=ID_BYTES).hex(),
             container_id=container.identifier("id"),
             container_source=ContainerSource(container.choice("source", list(ContainerSource))),
-            measurement=fields.digest("measurement"),
+            measurement=Measured.from_json(fields.any("measurement"))
+            if profile == EAT_PROFILE
+            else fields.digest("measurement"),
             environment_sha256=fields.digest("environment_sha256"),
             hardening=HardeningReport.from_json(fields.any("hardening")),
             state=State(fields.choice("state", list(State))),

@@ -1,10 +1,10 @@
 # pathlib would cost the runtime 30 ms at every start, to no other use:
 # ruff: noqa: PTH112, PTH113, PTH118, PTH119, PTH120, PTH123, PTH208
-"""What the runtime is: digests over the files that could touch a key (docs/adr/0005).
+"""What the runtime is: digests over the files that could touch a key, by part (docs/adr/0005, 0028).
 
-Laws: the same installation gives the same digest, from an ordinary interpreter and from one started
-with `-I -B -X pycache_prefix=DIR`, wherever it is installed; any file more, less or changed that the
-import system could load in a measured place gives another. Byte code in `__pycache__` is not read:
+Laws: the same installation gives the same digests, from an ordinary interpreter and from one started
+with `-I -B -X pycache_prefix=DIR`, wherever and however it is installed; any file more, less or changed that the
+import system could load in a measured place gives another digest of its part. Byte code in `__pycache__` is not read:
 the runtime never loads it.
 """
 
@@ -17,42 +17,33 @@ import re
 import site
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from threading import Thread
 
 import cryptography
 
 import glasshouse
+from glasshouse.attestation.measured import PARTS, Measured
 from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["Measurement", "measure_environment", "measure_runtime", "runtime_files"]
+__all__ = ["measure_environment", "measure_runtime", "measured_files"]
 
-_LABEL = b"glasshouse runtime measurement v1"
 _ENVIRONMENT_LABEL = b"glasshouse environment v1"
 _SUFFIXES = (".py", ".pyc", ".so", ".dylib")
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+# Wherever in a `.pth` file it stands: what ends a line there is not the same for every version of Python.
+_CODE = re.compile(rb"import[ \t]")
 _SKIPPED = frozenset({"__pycache__", "dist-packages", "site-packages"})
 _MAX_DEPTH = 24
 _MAX_FILES = 50_000
 _BUFFER_BYTES = 256 * 1024
 _THREADS = 4
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """The runtime measurement.
-
-    Attributes:
-        sha256: 32 bytes, compared with the deployment's reference values (check 8).
-        files: how many files it covers.
-    """
-
-    sha256: bytes
-    files: int
+# A measured file: its part, its name there, where it lies.
+_Place = tuple[str, str, str]
 
 
-def measure_runtime() -> Measurement:
+def measure_runtime() -> Measured:
     """Measure the installation that is running.
 
     Uses threads that have ended when it returns; call it after the custodian was forked.
@@ -60,23 +51,30 @@ def measure_runtime() -> Measurement:
     Raises:
         PlatformError: `platform-unsupported` when a file cannot be read or there are absurdly many.
     """
-    files = runtime_files()
-    parts = [part for name, digest in files for part in (name.encode(), digest)]
-    return Measurement(sha256=sha256(lengths_prefixed(_LABEL, *parts)), files=len(files))
+    return Measured.of(measured_files())
 
 
-def runtime_files() -> list[tuple[str, bytes]]:
-    """Return every measured file's name and SHA-256, sorted by name: to see where two installations differ.
+def measured_files() -> dict[str, dict[str, bytes]]:
+    """Return each part's files, name → SHA-256: to see where two installations differ.
 
-    Names begin with the place (``glasshouse/``, ``stdlib/``, …) and do not say where that place is.
+    Names begin with the package or place (``blake3/``, ``stdlib/``, …) and do not say where that is.
 
     Raises:
         PlatformError: as `measure_runtime`.
     """
     try:
-        return _digests(sorted(dict(_places()).items()))
+        places: dict[tuple[str, str], str] = {}
+        for part, name, path in _places():
+            if places.setdefault((part, name), path) != path or os.fsencode(name) != name.encode(errors="replace"):
+                raise OSError(f"two files are both {name!r} of {part}, or it is no text")
+        found = sorted(places.items())
+        digests = _digests([path for _, path in found])
     except OSError as error:
         raise _unreadable(error) from error
+    files: dict[str, dict[str, bytes]] = {part: {} for part in PARTS}
+    for ((part, name), _), digest in zip(found, digests, strict=True):
+        files[part][name] = digest
+    return files
 
 
 def measure_environment() -> bytes:
@@ -90,34 +88,49 @@ def measure_environment() -> bytes:
     """
     try:
         found = {
-            name: f"{place}/{name}/RECORD" for place in _site_directories() for name in _names(place, ".dist-info")
+            name: f"{place}/{name}/RECORD" for place in _packages_directories() for name in _names(place, ".dist-info")
         }
         others = {name: record for name, record in found.items() if not name.startswith("glasshouse_train-")}
-        digests = dict(_digests([(name, record) for name, record in others.items() if os.path.isfile(record)]))
+        records = {name: record for name, record in others.items() if os.path.isfile(record)}
+        digests = dict(zip(records, _digests(list(records.values())), strict=True))
     except OSError as error:
         raise _unreadable(error) from error
     parts = [part for name in sorted(others) for part in (name.encode(), digests.get(name, b""))]
     return sha256(lengths_prefixed(_ENVIRONMENT_LABEL, *parts))
 
 
-def _places() -> Iterator[tuple[str, str]]:
-    """Yield (name, path) of every file to measure."""
+def _places() -> Iterator[_Place]:
+    """Yield every file to measure."""
     stdlib, own, crypto = (os.path.dirname(module.__file__ or "") for module in (os, glasshouse, cryptography))
-    yield "interpreter", os.path.realpath(sys.executable)
-    yield from _beside_the_interpreter(os.path.dirname(stdlib))
-    yield from _tree(own, "glasshouse")
-    yield from _tree(crypto, "cryptography")
-    yield from _tree(_directory("blake3"), "blake3")  # native code beside the plaintext of every package's assets
-    yield from _tree(stdlib, "stdlib", skipped=_SKIPPED | {"test"})  # its own tests, which nothing imports
-    yield from _start_up(stdlib)
+    yield from _of("glasshouse", _tree(own, "glasshouse"))
+    yield from _of("cryptography", _tree(crypto, "cryptography"))
+    # Native code beside the plaintext of every package's assets.
+    yield from _of("cryptography", _tree(os.path.dirname(_found("blake3")), "blake3"))
+    if (foreign := _module("_cffi_backend")) is not None:  # the one module outside itself that `cryptography` loads
+        yield "cryptography", os.path.basename(foreign), foreign
+    yield "interpreter", "python", os.path.realpath(sys.executable)
+    yield from _of("interpreter", _beside_the_interpreter(os.path.dirname(stdlib)))
+    # Without its own tests, which nothing imports.
+    yield from _of("interpreter", _tree(stdlib, "stdlib", skipped=_SKIPPED | {"test"}))
+    yield from _of("start_up", _start_up(stdlib))
 
 
-def _directory(package: str) -> str:
-    """Return where a package that we depend on is installed, without importing it."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+def _of(part: str, files: Iterator[tuple[str, str]]) -> Iterator[_Place]:
+    return ((part, name, path) for name, path in files)
+
+
+def _found(package: str) -> str:
+    """Return the file by which a module that we depend on is imported; raises `OSError`."""
+    path = _module(package)
+    if path is None:
         raise OSError(f"{package}, which this version needs, is not installed")
-    return os.path.dirname(found.origin)
+    return path
+
+
+def _module(name: str) -> str | None:
+    """Return the file by which a module would be imported, without importing it."""
+    found = importlib.util.find_spec(name)
+    return None if found is None else found.origin
 
 
 def _beside_the_interpreter(directory: str) -> Iterator[tuple[str, str]]:
@@ -126,9 +139,9 @@ def _beside_the_interpreter(directory: str) -> Iterator[tuple[str, str]]:
     for name in _names(directory, ""):
         if name.startswith(f"libpython{major}.{minor}") and ".so" in name:
             library = os.path.realpath(f"{directory}/{name}")
-            yield f"interpreter/{os.path.basename(library)}", library
+            yield os.path.basename(library), library
         elif name == f"python{major}{minor}.zip":
-            yield "interpreter/python.zip", f"{directory}/{name}"
+            yield "stdlib.zip", f"{directory}/{name}"
 
 
 def _tree(directory: str, name: str, *, skipped: frozenset[str] = _SKIPPED) -> Iterator[tuple[str, str]]:
@@ -147,36 +160,49 @@ def _tree(directory: str, name: str, *, skipped: frozenset[str] = _SKIPPED) -> I
 
 
 def _start_up(stdlib: str) -> Iterator[tuple[str, str]]:
-    """Yield what `site` reads or runs before the first line of the runtime: `.pth` files, their code, the hooks.
+    """Yield what `site` runs before the first line of the runtime: `.pth` files with code, what they import, the hooks.
 
-    A `.pth` line that is code may import anything: every word in it that names a module is taken for one.
-    With them goes the one module outside itself that `cryptography` loads.
+    A `.pth` file of paths alone is none of it: what lies there is measured where it is imported, wherever that is. One
+    with a line of code counts as a whole, and may import anything: every word in it that names a module is taken for
+    one. Directories are numbered by what they have of this, so that no other directory on the path counts.
     """
-    directories, modules = [stdlib], {"_cffi_backend", "sitecustomize", "usercustomize"}
-    for number, directory in enumerate(_site_directories()):
+    directories, modules, listings = [stdlib], {b"sitecustomize", b"usercustomize"}, []
+    for directory in _site_directories():
         directories.append(directory)
+        coded = []
         for listing in _names(directory, ".pth"):
-            yield f"pth-{number}/{listing}", f"{directory}/{listing}"
-            for line in _lines(f"{directory}/{listing}"):
-                if line.startswith(("import ", "import\t")):
-                    modules.update(_WORD.findall(line))
-                else:
-                    directories.append(os.path.join(directory, line))
-    modules -= sys.stdlib_module_names  # measured with the standard library, which comes first in the search
-    for number, directory in enumerate(dict.fromkeys(directories)):
-        yield from _modules(directory, f"site-{number}", modules)
+            content = _content(f"{directory}/{listing}")
+            directories.extend(os.path.join(directory, path) for path in _paths(content))
+            if _CODE.search(content):
+                modules.update(_WORD.findall(content))
+                coded.append((listing, f"{directory}/{listing}"))
+        listings.append(coded)
+    modules -= {name.encode() for name in sys.stdlib_module_names}  # measured there, and first in the search
+    hooks = [_modules(directory, modules) for directory in dict.fromkeys(map(os.path.realpath, directories))]
+    for place, groups in (("pth", listings), ("site", hooks)):
+        for number, files in enumerate(found for found in groups if found):
+            yield from ((f"{place}-{number}/{name}", path) for name, path in files)
 
 
-def _modules(directory: str, prefix: str, modules: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the files of these top-level modules and packages, where the directory has them."""
+def _paths(content: bytes) -> list[str]:
+    """Return every path that a version of Python could read in a `.pth` file."""
+    text = os.fsdecode(content.removeprefix(b"\xef\xbb\xbf"))
+    lines = (line.rstrip() for line in (*re.split("[\r\n]", text), *text.splitlines()))
+    return [path for path in lines if path and "\0" not in path and not path.startswith("#")]
+
+
+def _modules(directory: str, modules: set[bytes]) -> list[tuple[str, str]]:
+    """Return the files of these top-level modules and packages, where the directory has them."""
+    found: list[tuple[str, str]] = []
     for name in _names(directory, ""):
         path = f"{directory}/{name}"
-        if name.partition(".")[0] not in modules:
+        if os.fsencode(name.partition(".")[0]) not in modules:
             continue
         if name.endswith(_SUFFIXES):
-            yield f"{prefix}/{name}", path
+            found.append((name, path))
         elif os.path.isdir(path):
-            yield from _tree(path, f"{prefix}/{name}")
+            found.extend(_tree(path, name))
+    return found
 
 
 def _site_directories() -> list[str]:
@@ -185,29 +211,37 @@ def _site_directories() -> list[str]:
     return [directory for directory in site.getsitepackages() if os.path.isdir(directory)]
 
 
+def _packages_directories() -> Iterator[str]:
+    """Yield where distributions are found: the site directories, and what their `.pth` files add."""
+    for directory in _site_directories():
+        yield directory
+        for listing in _names(directory, ".pth"):
+            yield from (os.path.join(directory, path) for path in _paths(_content(f"{directory}/{listing}")))
+
+
 def _names(directory: str, suffix: str) -> list[str]:
     return sorted(name for name in os.listdir(directory) if name.endswith(suffix)) if os.path.isdir(directory) else []
 
 
-def _lines(path: str) -> list[str]:
-    with open(path, encoding="utf-8", errors="replace") as listing:
-        return [line.rstrip() for line in listing if line.strip() and not line.startswith("#")]
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
-def _digests(files: list[tuple[str, str]]) -> list[tuple[str, bytes]]:
+def _digests(paths: list[str]) -> list[bytes]:
     """Hash files in threads (`hashlib` and `readinto` release the lock), each through one reused buffer."""
-    if len(files) > _MAX_FILES:
+    if len(paths) > _MAX_FILES:
         raise OSError(f"more than {_MAX_FILES} files to measure")
-    found: list[bytes] = [b""] * len(files)
+    found: list[bytes] = [b""] * len(paths)
     errors: list[OSError] = []
     # Handed out in turn from one iterator, so that no thread is left with the large ones.
-    work = iter(range(len(files)))
+    work = iter(range(len(paths)))
 
     def run() -> None:
         buffer = bytearray(_BUFFER_BYTES)
         try:
             for index in work:
-                found[index] = _file_digest(files[index][1], buffer)
+                found[index] = _file_digest(paths[index], buffer)
         except OSError as error:
             errors.append(error)
 
@@ -218,7 +252,7 @@ def _digests(files: list[tuple[str, str]]) -> list[tuple[str, bytes]]:
         thread.join()
     if errors:
         raise errors[0]
-    return [(name, digest) for (name, _), digest in zip(files, found, strict=True)]
+    return found
 
 
 def _file_digest(path: str, buffer: bytearray) -> bytes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glasshouse.attestation.measured import References
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 
-__all__ = ["MAX_LEASE_S", "MAX_REFERENCES", "DeploymentPolicy"]
+__all__ = ["MAX_LEASE_S", "DeploymentPolicy"]
 
-MAX_REFERENCES = 64
 MAX_RELEASES = 1000
 MAX_LEASE_S = 24 * 3600
 MAX_DURATION_S = 90 * 24 * 3600
@@ -31,7 +31,7 @@ class DeploymentPolicy:
         assurance: least level of assurance.
         profile: least hardening profile.
         egress: peers of the worker, as a floor has them; a subset of the floor's.
-        reference_measurements: runtime measurements recorded on the owner's side, sorted.
+        references: of each part of a runtime measurement, the digests recorded on the owner's side.
         release_budget: how many distinct attested pairs of keys, HPKE and evidence, may be given the package key.
         not_after_us: no release after this time.
         lease_s: a runtime without broker contact for so long zeroizes.
@@ -42,7 +42,7 @@ class DeploymentPolicy:
     assurance: Assurance
     profile: Profile
     egress: tuple[str, ...]
-    reference_measurements: tuple[bytes, ...]
+    references: References
     release_budget: int
     not_after_us: int
     lease_s: int
@@ -51,12 +51,6 @@ class DeploymentPolicy:
 
     def __post_init__(self) -> None:
         Floor(assurance=self.assurance, profile=self.profile, egress=self.egress)  # the same laws hold
-        references = list(self.reference_measurements)
-        if not references or len(references) > MAX_REFERENCES:
-            # An empty list would mean "anything": absence never means yes.
-            raise FormatError(Code.POLICY_IMPOSSIBLE, "a policy needs between 1 and 64 reference measurements")
-        if references != sorted(set(references)) or any(len(value) != 32 for value in references):
-            raise FormatError(Code.SCHEMA, "reference measurements that are not sorted, distinct SHA-256 digests")
         limits = (
             ("release_budget", self.release_budget, 1, MAX_RELEASES),
             ("not_after_us", self.not_after_us, 1, 2**53 - 1),
@@ -77,7 +71,7 @@ class DeploymentPolicy:
             "max_duration_s": self.max_duration_s,
             "not_after_us": self.not_after_us,
             "profile": self.profile.value,
-            "reference_measurements": [value.hex() for value in self.reference_measurements],
+            "references": self.references.to_json(),
             "release_budget": self.release_budget,
         }
 
@@ -97,9 +91,7 @@ class DeploymentPolicy:
             assurance=Assurance(fields.choice("assurance", list(Assurance))),
             profile=Profile(fields.choice("profile", list(Profile))),
             egress=tuple(fields.texts("egress", max_items=16)),
-            reference_measurements=tuple(
-                _digest(item) for item in fields.texts("reference_measurements", max_items=MAX_REFERENCES, max_chars=64)
-            ),
+            references=References.from_json(fields.any("references")),
             release_budget=fields.integer("release_budget"),
             not_after_us=fields.integer("not_after_us"),
             lease_s=fields.integer("lease_s"),
@@ -129,8 +121,3 @@ class DeploymentPolicy:
         else:
             return
         raise RefusedError(Code.POLICY_LOOSENED, f"the deployment policy loosens the package's floor: {loosened}")
-
-
-def _digest(text: str) -> bytes:
-    fields = Fields({"digest": text}, "policy.reference_measurements")
-    return fields.digest("digest")

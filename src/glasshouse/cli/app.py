@@ -39,6 +39,7 @@ _COMMANDS = (
     ("prune", "remove runs that ended long ago"),
     ("tamper", "tell fourteen attacks to a live broker"),
     ("doctor", "what this machine offers, and what its host could see"),
+    ("measure", "what this installation, or a machine's, measures to, part by part"),
 )
 # What the framework raises after it has printed the help of a group that was named alone; it is known by its name,
 # because the framework brings its own copy of the module that it comes from.
@@ -47,6 +48,7 @@ _HELP_NAMES = ["-h", "--help"]
 _GROUPS = (
     ("identity", "the owner's identity: show, pem, export, restore, move"),
     ("machine", "machines that you have, reached by ssh: add, list, remove"),
+    ("reference", "installations that a job may accept: add, list, remove"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
 )

@@ -163,7 +163,7 @@ def appraise(
         run_id=launch.run_id,
         deployment=record.deployment,
     )
-    acceptable.check_8_measurement(claims, policy.reference_measurements)
+    acceptable.check_8_measurement(claims, policy.references)
     genuine.check_9_composite(evidence)
     acceptable.check_10_state(claims)
     acceptable.check_11_hardening(claims.hardening, least=policy.profile)

@@ -111,7 +111,7 @@ def account(verdict: Verdict, bundle: bytes) -> Artifact:
         manifest_sha256=receipt.manifest_sha256,
         floor_sha256=receipt.floor_sha256,
         policy_sha256=receipt.policy_sha256,
-        measurement=chain.claims.measurement,
+        measurement=chain.claims.measurement_sha256,
         environment_sha256=chain.claims.environment_sha256,
         log_root=receipt.log_root,
         log_size=receipt.log_size,

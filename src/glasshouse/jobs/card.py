@@ -84,7 +84,7 @@ def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> 
         found.append(
             Claim(
                 "The package's key was released to a runtime that showed the measurement "
-                f"{chain.claims.measurement.hex()[:16]} and hardening {receipt.profile}.",
+                f"{chain.claims.measurement_sha256.hex()[:16]} and hardening {receipt.profile}.",
                 "The owner's broker",
                 broker,
             )

@@ -285,7 +285,7 @@ def _check_attested(receipt: Receipt, *, bundle: Bundle, signed: SignedEvidence 
     claims = signed.evidence.claims
     for what, holds in (
         ("evidence", receipt.evidence_sha256 == signed.sha256),
-        ("measurement", receipt.measurement == claims.measurement),
+        ("measurement", receipt.measurement == claims.measurement_sha256),
         ("environment", receipt.environment_sha256 == claims.environment_sha256),
         ("hardening profile", receipt.profile is claims.hardening.profile),
         ("workspace", receipt.workspace == claims.hardening.workspace.value),

@@ -9,6 +9,7 @@ the user's data folder  0700, shared by all of the owner's projects
   owners/NAME.pub       owners of others that are known here
   packages/ID.json      labels and deployment settings of packages
   machines.json         machines that have a name: how to reach them
+  references/NAME.json  installations that jobs may name: the digests of their files
   broker/               the embedded broker's data, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them
 .glasshouse/            0700, in the working folder: no key ever lies beside the data that a job packs
@@ -37,7 +38,7 @@ PROJECT = ".glasshouse"
 _OWN_NAMES = frozenset(
     {
         *("broker", "keys", "machines.json", "model-signing.json", "owner.key", "owner.pub", "owners", "packages"),
-        *("projects", "raw", "runs"),
+        *("projects", "raw", "references", "runs"),
     }
 )
 
@@ -141,6 +142,10 @@ class Home:
     @property
     def machines(self) -> Path:
         return self.path / "machines.json"
+
+    @property
+    def references(self) -> Path:
+        return self.path / "references"
 
     @property
     def packages(self) -> Path:

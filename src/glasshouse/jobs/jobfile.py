@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glasshouse.attestation.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.durations import parse_s
@@ -40,17 +41,20 @@ class Deployment:
         lease_s: a run without broker contact for so long is wiped.
         releases: how many runtimes may be given the key.
         valid_s: for how long the broker may give it.
+        reference: names of the installations that may be given it; none for the one at hand alone.
     """
 
     max_duration_s: int = 24 * 3600
     lease_s: int = 600
     releases: int = 1
     valid_s: int = 24 * 3600
+    reference: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Json]:
         return {
             "lease_s": self.lease_s,
             "max_duration_s": self.max_duration_s,
+            "reference": list(self.reference),
             "releases": self.releases,
             "valid_s": self.valid_s,
         }
@@ -105,6 +109,13 @@ _POLICY = (
     Field("lease", Duration(limit_s=MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
     Field("releases", Integer(low=1, high=MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
     Field("valid", Duration(limit_s=MAX_DURATION_S), "For how long the broker may give the key.", _UNSET.valid_s),
+    Field(
+        "reference",
+        Texts(item=Text(max_chars=64), words="names", max_items=MAX_REFERENCES),
+        "Which installations may be given the key: names of `glasshouse reference`, and `this` for the one at hand; "
+        "without any, that one alone.",
+        (),
+    ),
 )
 _CHUNKS = tuple(1 << bit for bit in range(MIN_CHUNK_BYTES.bit_length() - 1, MAX_CHUNK_BYTES.bit_length()))
 _PACKAGE = (
@@ -266,6 +277,7 @@ def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
         lease_s=policy["lease"],
         releases=policy["releases"],
         valid_s=policy["valid"],
+        reference=policy["reference"],
     )
     return floor, deployment
 

@@ -69,8 +69,15 @@ class PackageRecord:
                 package_id=package_id,
                 name=str(value["name"]),
                 workload=str(value["workload"]),
-                deployment=Deployment(**{key: int(number) for key, number in value["deployment"].items()}),
+                deployment=_deployment(dict(value["deployment"])),
                 revoked=bool(value["revoked"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None
+
+
+def _deployment(value: dict[str, Any]) -> Deployment:
+    names = value.pop("reference", [])  # a record of an earlier version has none
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("references that are no names")
+    return Deployment(reference=tuple(names), **{key: int(number) for key, number in value.items()})

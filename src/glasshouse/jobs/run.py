@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse.attestation.claims import ContainerSource
-from glasshouse.attestation.measurement import measure_runtime
+from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
@@ -26,6 +26,8 @@ from glasshouse.jobs.jobfile import Deployment, check_reachable
 from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.references import accepted as references_of
+from glasshouse.jobs.references import check_places
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.manifest import Manifest
@@ -150,6 +152,7 @@ def prepare(
             of another workload, or `usage` for places that are not as many as the machines.
         PackageError, FormatError: a package that is not this owner's, or not whole.
         PeerError: the broker or the place cannot be reached.
+        RefusedError: `measurement-unknown`: a machine says of itself what is accepted of none.
     """
     places = _one_each(places or (LocalPlace(),), machines=1 if ranks is None else ranks.machines)
     kept = folder.keep(package)
@@ -167,21 +170,26 @@ def prepare(
     for place in each:
         place.check(kept.stat().st_size)
         check_machine(kept, package_key, identity, place)
+    say("reference")
+    accepted = known.deployment.reference
+    references = references_of(home, accepted)
     record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name))
     sent: dict[str, str] = {}
     gate: str | None = None
-    if places[0].name != LocalPlace.name:
-        record = replace(record, max_output_bytes=_most_output(kept, package_key, identity))
-        # Before anything that expires is made: this may take hours.
-        for place in each:
-            with contextlib.closing(place.run(folder.path)) as there:
-                found = there.connect()
-                sent[place.name] = there.upload(kept, sending)
-            gate = found if gate is None else gate
-    say("broker")
-    serving = broker.ensure()
-    say("reference")
-    policy = _policy(manifest, known.deployment, machines=len(places))
+    with check_places(home, places, references, accepted) as check:
+        if places[0].name != LocalPlace.name:
+            record = replace(record, max_output_bytes=_most_output(kept, package_key, identity))
+            check()
+            # Before anything that expires is made: this may take hours.
+            for place in each:
+                with contextlib.closing(place.run(folder.path)) as there:
+                    found = there.connect()
+                    sent[place.name] = there.upload(kept, sending)
+                gate = found if gate is None else gate
+        say("broker")
+        serving = broker.ensure()
+        check()
+    policy = _policy(manifest, known.deployment, references, machines=len(places))
     say("delegate")
     delegation = Delegation(
         broker_public=serving.public,
@@ -269,8 +277,8 @@ def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package
     )
 
 
-def _policy(manifest: Manifest, deployment: Deployment, *, machines: int) -> DeploymentPolicy:
-    """Return the deployment's policy: the floor, and this installation as the only one that may open the package.
+def _policy(manifest: Manifest, deployment: Deployment, references: References, *, machines: int) -> DeploymentPolicy:
+    """Return the deployment's policy: the floor, and the installations that may open the package.
 
     `releases` of a job file counts runs: a run on several machines is released to once for each of them.
     """
@@ -284,7 +292,7 @@ def _policy(manifest: Manifest, deployment: Deployment, *, machines: int) -> Dep
         assurance=manifest.floor.assurance,
         profile=manifest.floor.profile,
         egress=manifest.floor.egress,
-        reference_measurements=(measure_runtime().sha256,),
+        references=references,
         release_budget=releases,
         not_after_us=_now_us() + deployment.valid_s * 1_000_000,
         lease_s=deployment.lease_s,

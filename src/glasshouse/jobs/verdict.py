@@ -215,7 +215,9 @@ class Verdict:
         if chain.manifest:
             manifest = f"package {receipt.package_id[:8]}, demands at least {chain.manifest.floor.assurance}"
         if chain.claims:
-            evidence = f"runtime {chain.claims.measurement.hex()[:8]}, hardening {chain.claims.hardening.profile}"
+            evidence = (
+                f"runtime {chain.claims.measurement_sha256.hex()[:8]}, hardening {chain.claims.hardening.profile}"
+            )
         if chain.ear:
             ear = f"{chain.ear.status}, assurance {chain.ear.assurance}"
         broker = key_id(chain.delegation.broker_public)[:8]

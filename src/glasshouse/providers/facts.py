@@ -18,7 +18,7 @@ from glasshouse.errors import Code, PlatformError
 from glasshouse.providers.keeper import boot
 from glasshouse.wire.canonical import Json
 
-__all__ = ["examine", "hello", "installed", "reached_at"]
+__all__ = ["examine", "hello", "installed", "measure", "reached_at"]
 
 _EXAMINE_S = 60.0
 _EXAMINE = (
@@ -33,6 +33,14 @@ _SHARED = {
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _MODULE = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]*)")
 _ANOTHER = "name a folder on a disk of that machine: glasshouse machine add --folder"
+_MEASURE = """
+import json
+from glasshouse.attestation.measured import Measured
+from glasshouse.attestation.measurement import measured_files
+found = measured_files()
+files = {f"{part}/{name}": digest.hex() for part in found for name, digest in found[part].items()}
+print(json.dumps({"files": files, "measurement": Measured.of(found).to_json()}))
+"""
 
 
 def hello(folder: Path) -> dict[str, Json]:
@@ -107,16 +115,38 @@ def installed(after: str, most: int) -> dict[str, Json]:
 
 def examine(folder: Path) -> Json:
     """Return what `glasshouse doctor` finds, as JSON; raises `PlatformError`."""
-    command = [sys.executable, "-I", "-B", "-c", _EXAMINE]
+    # What it tries cannot be undone. The disk is that of its working folder.
+    return _told(_EXAMINE, folder, "the machine cannot be looked at: glasshouse doctor failed there")
+
+
+def measure(folder: Path) -> tuple[Json, dict[str, Json]]:
+    """Return the parts of this installation's measurement, and its files: part/name → SHA-256 in hexadecimal.
+
+    Raises:
+        PlatformError: it cannot be measured.
+    """
+    otherwise = "the machine's installation of Glasshouse cannot be measured"
+    told = _told(_MEASURE, folder, otherwise)
+    if not isinstance(told, dict) or not isinstance(files := told.get("files"), dict):
+        raise PlatformError(Code.PLATFORM, otherwise)
+    return told["measurement"], files
+
+
+def _told(program: str, folder: Path, otherwise: str) -> Json:
+    """Run a program of its own and return the JSON that it prints; raises `PlatformError`."""
     try:
-        # A program of its own: what it tries cannot be undone. The disk is that of its working folder.
-        found = subprocess.run(
-            command, cwd=folder, capture_output=True, check=True, timeout=_EXAMINE_S, stdin=subprocess.DEVNULL
+        printed = subprocess.run(
+            [sys.executable, "-I", "-B", "-c", program],
+            cwd=folder,
+            capture_output=True,
+            check=True,
+            timeout=_EXAMINE_S,
+            stdin=subprocess.DEVNULL,
         ).stdout
-        findings: Json = json.loads(found)
+        told: Json = json.loads(printed)
     except (subprocess.SubprocessError, ValueError):
-        raise PlatformError(Code.PLATFORM, "the machine cannot be looked at: glasshouse doctor failed there") from None
-    return findings
+        raise PlatformError(Code.PLATFORM, otherwise) from None
+    return told
 
 
 def reached_at() -> str:

@@ -50,6 +50,9 @@ _MAX_LOOK_MS = 60_000
 _MAX_RUNS = 256
 # Each takes at most 262 bytes of a message of 64 KiB.
 _MAX_INSTALLED = 200
+_MAX_NAME_CHARS = 4096
+# A page ends behind the name that passes this; the longest name still fits into a message then.
+_PAGE_BYTES = 48 << 10
 _RAW_BYTES, _RAW_S = 256 << 10, 0.05
 _STUCK_S = 60.0
 _HELD_BYTES = 256 << 10
@@ -117,11 +120,13 @@ class Place:
         self._upload: tuple[int, Upload] | None = None
         self._reads: deque[_Read] = deque()
         self._gates = Gates(folder)
+        self._measured: tuple[Json, dict[str, Json]] | None = None
         self._moved_s = self._came_s = time.monotonic()
         self._asks: dict[str, Callable[[int, Fields], Answer | None]] = {
             "hello": self._hello,
             "examine": self._examine,
             "installed": self._installed,
+            "measure": self._measure,
             "has": self._has,
             "put": self._put,
             "addresses": self._addresses,
@@ -235,6 +240,20 @@ class Place:
         after = fields.text("after", max_chars=128)
         fields.end()
         return {"versions": facts.installed(after, _MAX_INSTALLED)}
+
+    def _measure(self, _number: int, fields: Fields) -> Answer:
+        after = None if fields.null("after") else fields.text("after", max_chars=_MAX_NAME_CHARS)
+        fields.end()
+        if after is None or self._measured is None:
+            self._measured = facts.measure(self._folder)
+        measurement, files = self._measured
+        page: Answer = {}
+        size = 0
+        for name in sorted(files):
+            if after is not None and name > after and size < _PAGE_BYTES:
+                page[name] = files[name]
+                size += len(encode({name: files[name]}))
+        return {"files": page, "measurement": measurement}
 
     def _addresses(self, _number: int, fields: Fields) -> Answer:
         count = fields.integer("count", low=1, high=_MAX_MACHINES)

@@ -6,6 +6,7 @@ one command and its standard streams. Secrecy and authenticity of a run never re
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import shlex
@@ -42,6 +43,8 @@ _AGAIN_S = 3
 # What is not asked for within that time may be a line that nothing was heard of, and is opened anew.
 _KEPT_S = 20.0
 _EXAMINE_S = 120.0
+_MEASURE_S = 90.0
+_MOST_FILES = 50_000
 # Evidence that is further off is refused, after everything was sent.
 _CLOCK_S = 45
 _SPARE_BYTES = 128 << 20
@@ -230,6 +233,25 @@ class SshPlace:
         if self._kept is not None:
             self._kept[1].close()
             self._kept = None
+
+    def measurement(self) -> Json:
+        """Return the parts of what the machine's installation measures to, by its word; raises as `examine`."""
+        with contextlib.closing(self._channel()) as channel:
+            told: Json = channel.ask("measure", within_s=_MEASURE_S, after=None).any("measurement")
+            return told
+
+    def measured_files(self) -> dict[str, bytes]:
+        """Return the files behind it, by the machine's word: part/name → SHA-256; raises as `examine`."""
+        found: dict[str, bytes] = {}
+        with contextlib.closing(self._channel()) as channel:
+            after = ""
+            while page := channel.ask("measure", within_s=_MEASURE_S, after=after).any("files"):
+                if not isinstance(page, dict) or min(page) <= after or len(found) + len(page) > _MOST_FILES:
+                    raise PeerError(Code.SCHEMA, f"{self.name} lists its files otherwise than a place does")
+                fields = Fields(page, "files")
+                found |= {name: fields.digest(name) for name in page}
+                after = max(page)
+        return found
 
     def run(self, folder: Path, *, max_bytes: int | None = None) -> RemotePlaced:
         # Sealed outputs are a little longer than what they hold; a log fills its share and no more.

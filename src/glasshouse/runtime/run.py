@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from glasshouse.attestation.claims import Gpu
 from glasshouse.attestation.hardening import HardeningReport
-from glasshouse.attestation.measurement import Measurement
+from glasshouse.attestation.measured import Measured
 from glasshouse.errors import Code, ExitCode, GlasshouseError, PlatformError, RefusedError, RunError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
@@ -105,7 +105,7 @@ class Run:
     gate: Gate | None = None
     keeper: HeadKeeper | None = None
     report: HardeningReport | None = None
-    measurement: Measurement | None = None
+    measurement: Measured | None = None
     environment_sha256: bytes | None = None
     gpus: tuple[Gpu, ...] = ()
     evidence: bytes | None = None

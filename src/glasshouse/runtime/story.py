@@ -295,7 +295,7 @@ def _claims(run: Run, parts: _Parts, hpke_public: bytes, challenge: Challenge, t
         run_id=launch.run_id,
         container_id=launch.container_id,
         container_source=launch.container_source,
-        measurement=run.measurement.sha256,
+        measurement=run.measurement,
         environment_sha256=run.environment_sha256,
         hardening=run.report,
         state=parts.identity.log.state,

@@ -5,7 +5,6 @@ In every story the attacker holds the launch files of some machines of a group, 
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import Self
@@ -14,7 +13,7 @@ from glasshouse.broker.client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
-from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.tamper.stage import Actor, Owner, any_measurement
 from glasshouse.tamper.stories import Story
 from glasshouse.wire.signing import SigningKey
 
@@ -53,7 +52,7 @@ class _Machine:
 def _another_measurement(owner: Owner) -> Reply:
     first, second = (_Machine.enter(owner, launch) for launch in owner.group(2))
     first.wait()
-    patched = replace(second.actor.claims(second.challenge), measurement=secrets.token_bytes(32))
+    patched = replace(second.actor.claims(second.challenge), measurement=any_measurement())
     if second.actor.send(second.actor.sign(patched)).problem().code is not Code.MEASUREMENT_UNKNOWN:
         raise InternalError(Code.INTERNAL, "a runtime that nobody recorded was not refused for that")
     return first.ask()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client import OwnerClient, Reply, request
 from glasshouse.broker.process import BrokerProcess
@@ -35,7 +36,7 @@ from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
-__all__ = ["Actor", "LiveBroker", "Owner", "clock_us", "hardened", "stage"]
+__all__ = ["Actor", "LiveBroker", "Owner", "any_measurement", "clock_us", "hardened", "stage"]
 
 _HOUR_US = 3600 * 1_000_000
 
@@ -85,7 +86,7 @@ class Owner:
         self._broker = broker
         self._client = broker.client()
         self.package_key = secrets.token_bytes(32)
-        self.measurement = secrets.token_bytes(32)
+        self.measurement = any_measurement()
         package_id = secrets.token_hex(16)
         self.manifest = Manifest(
             package_id=package_id,
@@ -106,7 +107,7 @@ class Owner:
             assurance=Assurance.SOFTWARE,
             profile=profile,
             egress=egress,
-            reference_measurements=(self.measurement,),
+            references=References.of(self.measurement),
             release_budget=releases,
             not_after_us=now_us + _HOUR_US,
             lease_s=600,
@@ -264,6 +265,11 @@ class Actor:
     def post(self, path: str, body: bytes) -> Reply:
         """Send any message to the broker's runtime listener."""
         return request(self.url, "POST", path, body)
+
+
+def any_measurement() -> Measured:
+    """Return a measurement of files that are nowhere."""
+    return Measured(**{part: secrets.token_bytes(32) for part in PARTS})
 
 
 def hardened(profile: Profile) -> HardeningReport:

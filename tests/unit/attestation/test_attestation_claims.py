@@ -17,6 +17,7 @@ from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.states import State
 from simulators.key_release_world import NOW_US, World, digest, identifier, report, signing_key
+from simulators.measured import measured
 
 GPU = Gpu(name="NVIDIA H200", memory_bytes=150_000_000_000, driver="570.1", uuid="GPU-0")
 
@@ -38,7 +39,7 @@ def test_the_composite_binds_every_claim(world: World) -> None:
         "run_id": identifier("other"),
         "container_id": "other",
         "container_source": ContainerSource.PLATFORM,
-        "measurement": digest("other"),
+        "measurement": measured("other"),
         "environment_sha256": digest("other"),
         "hardening": report(details={}),
         "state": State.RUNNING,

@@ -16,7 +16,8 @@ import pytest
 
 import glasshouse
 from glasshouse.attestation import measurement
-from glasshouse.attestation.measurement import measure_environment, measure_runtime, runtime_files
+from glasshouse.attestation.measured import PARTS, Measured
+from glasshouse.attestation.measurement import measure_environment, measure_runtime, measured_files
 from glasshouse.errors import Code, PlatformError
 
 STDLIB = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -39,19 +40,21 @@ def test_the_owner_and_the_runtime_measure_the_same(tmp_path: Path) -> None:
         assert told.stdout == ours
 
 
-def test_it_covers_what_is_trusted_with_keys() -> None:
-    files = dict(runtime_files())
-    names = set(files)
-    assert measure_runtime().files == len(names) > 500
-    assert files["interpreter"] == hashlib.sha256(Path(sys.executable).resolve().read_bytes()).digest()
-    assert {"glasshouse/runtime/__init__.py", "glasshouse/wire/hpke.py", "stdlib/hashlib.py"} <= names
-    assert any(name.startswith("cryptography/") and name.endswith(".so") for name in names)
-    assert any(name.startswith("blake3/") and name.endswith(".so") for name in names)
-    assert any(name.startswith("stdlib/lib-dynload/") and name.endswith(".so") for name in names)
-    assert not any("__pycache__" in name or "site-packages" in name for name in names)
+def test_each_part_covers_what_is_trusted_with_keys() -> None:
+    files = measured_files()
+    names = {part: set(files[part]) for part in files}
+    assert tuple(names) == PARTS
+    assert files["interpreter"]["python"] == hashlib.sha256(Path(sys.executable).resolve().read_bytes()).digest()
+    assert {"glasshouse/runtime/__init__.py", "glasshouse/wire/hpke.py"} <= names["glasshouse"]
+    assert "stdlib/hashlib.py" in names["interpreter"]
+    for package in ("cryptography/", "blake3/", "_cffi_backend."):
+        assert any(name.startswith(package) and name.endswith(".so") for name in names["cryptography"])
+    assert any(name.startswith("stdlib/lib-dynload/") and name.endswith(".so") for name in names["interpreter"])
+    assert not any("__pycache__" in name or "site-packages" in name for part in names for name in names[part])
     for directory in site.getsitepackages():
         for listing in Path(directory).glob("*.pth"):
-            assert hashlib.sha256(listing.read_bytes()).digest() in files.values()
+            counts = hashlib.sha256(listing.read_bytes()).digest() in files["start_up"].values()
+            assert counts is (b"import " in listing.read_bytes())
 
 
 def test_every_module_that_the_protocol_loads_is_measured(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ for name, module in sorted(sys.modules.items()):
 """
     command = [sys.executable, "-I", "-B", "-X", f"pycache_prefix={tmp_path}", "-c", code]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
-    measured = {os.path.realpath(path) for _, path in measurement._places()}
+    measured = {os.path.realpath(path) for _, _, path in measurement._places()}
     assert [path for path in loaded if path and os.path.realpath(path) not in measured] == []
     assert len(loaded) > 50
 
@@ -86,10 +89,18 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "site" / "torch-2.dist-info" / "RECORD").write_text("torch/__init__.py,sha256=abc,0\n")
     monkeypatch.setattr(glasshouse, "__file__", str(tmp_path / "glasshouse" / "__init__.py"))
     monkeypatch.setattr(cryptography, "__file__", str(tmp_path / "cryptography" / "__init__.py"))
-    monkeypatch.setattr(measurement, "_directory", lambda package: str(tmp_path / package))
+    _modules_in(monkeypatch, tmp_path)
     monkeypatch.setattr(measurement.os, "__file__", str(tmp_path / STDLIB / "os.py"))
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
     return tmp_path
+
+
+def _modules_in(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    def module(name: str) -> str | None:
+        found = {"blake3": root / "blake3" / "__init__.py", "_cffi_backend": root / "site" / "_cffi_backend.so"}[name]
+        return str(found) if found.exists() else None
+
+    monkeypatch.setattr(measurement, "_module", module)
 
 
 def _write(path: str, text: str = "import os\n") -> Callable[[Path], None]:
@@ -109,41 +120,103 @@ def _link(path: str, target: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    "poison",
+    ("part", "poison"),
     [
-        _write("glasshouse/code.py", "genuine = False\n"),
-        _write("cryptography/code.py", "genuine = False\n"),
-        _write("blake3/code.py", "genuine = False\n"),  # sees the plaintext of every asset
-        _write(f"{STDLIB}/code.py", "genuine = False\n"),
-        _write("glasshouse/code.cpython-311-x86_64-linux-gnu.so"),  # an extension is found before the source
-        _write("glasshouse/code/__init__.py"),  # and so is a package of the same name
-        _link("glasshouse/code", "elsewhere"),  # also behind a link
-        _write(f"{STDLIB}/json.pyc"),  # byte code without a source, beside it
-        _write(f"{STDLIB.replace('.', '')}.zip"),  # comes before the standard library
-        _write(f"lib{STDLIB}.so.1.0"),
-        _write("site/evil.pth", "import os\n"),
-        _write("site/start.pth", "import helper; helper.other()\n"),
-        _write("site/helper/__init__.py", "stolen = True\n"),  # what a .pth line imports
-        _write("site/helper.py"),
-        _write("site/sitecustomize.py"),
-        _write("site/usercustomize/__init__.py"),
-        _write(f"{STDLIB}/sitecustomize.py"),
-        _write("site/_cffi_backend.so"),
+        ("glasshouse", _write("glasshouse/code.py", "genuine = False\n")),
+        ("cryptography", _write("cryptography/code.py", "genuine = False\n")),
+        ("cryptography", _write("blake3/code.py", "genuine = False\n")),  # sees the plaintext of every asset
+        ("cryptography", _write("site/_cffi_backend.so")),
+        ("interpreter", _write(f"{STDLIB}/code.py", "genuine = False\n")),
+        # An extension is found before the source, and so is a package of the same name, also behind a link.
+        ("glasshouse", _write("glasshouse/code.cpython-311-x86_64-linux-gnu.so")),
+        ("glasshouse", _write("glasshouse/code/__init__.py")),
+        ("glasshouse", _link("glasshouse/code", "elsewhere")),
+        ("interpreter", _write(f"{STDLIB}/json.pyc")),  # byte code without a source, beside it
+        ("interpreter", _write(f"{STDLIB.replace('.', '')}.zip")),  # comes before the standard library
+        ("interpreter", _write(f"lib{STDLIB}.so.1.0")),
+        ("start_up", _write("site/evil.pth", "import os\n")),
+        ("start_up", _write("site/evil.pth", "import\tos\n")),
+        ("start_up", _write("site/evil.pth", "\ufeffimport os\n")),  # some versions read over the mark
+        ("start_up", _write("site/evil.pth", "/nowhere\x0cimport os\n")),  # and end a line there
+        ("start_up", _write("site/start.pth", "import helper; helper.other()\n")),
+        ("start_up", _write("site/start.pth", "# comment\n/nowhere\nimport helper;\x0chelper.other()\n")),
+        ("start_up", _write("site/helper/__init__.py", "stolen = True\n")),  # what a .pth line imports
+        ("start_up", _write("site/helper.py")),
+        ("start_up", _write("site/sitecustomize.py")),
+        ("start_up", _write("site/usercustomize/__init__.py")),
     ],
 )
-def test_poison_changes_the_measurement(installation: Path, poison: Callable[[Path], None]) -> None:
-    before = measure_runtime().sha256
-    assert measure_runtime().sha256 == before
+def test_poison_changes_its_part_alone(installation: Path, part: str, poison: Callable[[Path], None]) -> None:
+    before = measure_runtime()
+    assert measure_runtime() == before
     poison(installation)
-    assert measure_runtime().sha256 != before
+    after = measure_runtime()
+    assert {name for name in PARTS if after.parts()[name] != before.parts()[name]} == {part}
+    assert after.sha256 != before.sha256
+
+
+def test_a_hook_in_the_standard_library_is_both(installation: Path) -> None:
+    before = measure_runtime()
+    _write(f"{STDLIB}/sitecustomize.py")(installation)
+    after = measure_runtime()
+    assert after.interpreter != before.interpreter
+    assert after.start_up != before.start_up
+
+
+@pytest.mark.parametrize(
+    "listing",
+    ["/srv/projects/one/src\n", "../elsewhere\n# note\n", "added\n.\n../site\n", ""],
+    ids=["an editable installation", "relative", "itself again", "nothing"],
+)
+def test_a_path_in_a_pth_file_does_not_count(installation: Path, listing: str) -> None:
+    """Two installations of the same files, one of them editable, measure the same."""
+    _write("site/sitecustomize.py")(installation)
+    (installation / "site" / "added").mkdir()
+    before = measure_runtime()
+    _write("site/__editable__.project-1.0.pth", listing)(installation)
+    assert measure_runtime() == before
+
+
+def test_a_shim_counts_by_what_it_does_and_not_by_where_it_lies(
+    installation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packaging tools leave code that runs at every start: the same code gives the same digest, in any directory."""
+    shim = _write("site/shim.pth", "import os; __import__('_shim')\n")
+    bare = measure_runtime()
+    shim(installation)
+    _write("site/_shim/__init__.py")(installation)
+    here = measure_runtime()
+    assert here.start_up != bare.start_up
+    (installation / "empty").mkdir()
+    (installation / "again").symlink_to(installation / "site")
+    for others in (["empty", "site"], ["site", "again"], ["again"]):
+        monkeypatch.setattr(
+            site, "getsitepackages", lambda others=others: [str(installation / name) for name in others]
+        )
+        if others != ["site", "again"]:
+            assert measure_runtime() == here
+        else:
+            assert measure_runtime() != here  # it runs twice
+    _write("site/_shim/__init__.py", "other = True\n")(installation)
+    assert measure_runtime().start_up != here.start_up
+
+
+def test_parts_are_not_confused(installation: Path) -> None:
+    """The same files in another part, or cut elsewhere, give other digests; a part that was not measured is none."""
+    files = measured_files()
+    swapped = files | {"glasshouse": files["cryptography"], "cryptography": files["glasshouse"]}
+    one, other = Measured.of(files), Measured.of(swapped)
+    assert len({one.glasshouse, one.cryptography, other.glasshouse, other.cryptography}) == 4
+    with pytest.raises(KeyError):
+        Measured.of({part: files[part] for part in PARTS[1:]})
 
 
 def test_what_a_path_line_adds_is_searched_for_hooks_too(installation: Path) -> None:
     _write("site/start.pth", f"{installation / 'added'}\n")(installation)
     (installation / "added").mkdir()
-    before = measure_runtime().sha256
+    before = measure_runtime()
     _write("added/sitecustomize.py")(installation)
-    assert measure_runtime().sha256 != before
+    assert measure_runtime().start_up != before.start_up
 
 
 @pytest.mark.parametrize(
@@ -162,16 +235,16 @@ def test_what_is_never_loaded_does_not_matter(installation: Path, harmless: Call
 
 
 def test_where_it_is_installed_does_not_matter(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = runtime_files()
+    before = measured_files()
     moved = installation / "moved"
     for name in ("glasshouse", "cryptography", "blake3", STDLIB, "site"):
         shutil.copytree(installation / name, moved / name)
     monkeypatch.setattr(glasshouse, "__file__", str(moved / "glasshouse" / "__init__.py"))
     monkeypatch.setattr(cryptography, "__file__", str(moved / "cryptography" / "__init__.py"))
-    monkeypatch.setattr(measurement, "_directory", lambda package: str(moved / package))
+    _modules_in(monkeypatch, moved)
     monkeypatch.setattr(measurement.os, "__file__", str(moved / STDLIB / "os.py"))
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(moved / "site")])
-    assert runtime_files() == before
+    assert measured_files() == before
 
 
 def test_the_environment_is_told_by_versions_and_records(installation: Path) -> None:
@@ -212,5 +285,5 @@ def test_every_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(path, flags, *arguments)
 
     monkeypatch.setattr(os, "open", open_)
-    files = runtime_files()
-    assert len(opened) == len(set(opened)) == len(files) > 500
+    files = measured_files()
+    assert len(opened) == len(set(opened)) == sum(map(len, files.values())) > 500

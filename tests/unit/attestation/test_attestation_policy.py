@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from glasshouse.attestation.measured import PARTS, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError
 from glasshouse.handshake.broker_side import DeploymentRecord
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from simulators.key_release_world import World, digest, identifier
+from simulators.measured import measured
 
 
 @pytest.fixture
@@ -22,8 +24,6 @@ def policy() -> DeploymentPolicy:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"reference_measurements": ()},
-        {"reference_measurements": tuple(sorted(digest(str(number)) for number in range(65)))},
         {"release_budget": 0},
         {"release_budget": -1},
         {"release_budget": 1001},
@@ -43,16 +43,42 @@ def test_a_policy_that_would_accept_too_much_does_not_exist(policy: DeploymentPo
     assert refusal.value.code is Code.POLICY_IMPOSSIBLE
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(
-    "references",
-    [(digest("b"), digest("a")) * 2, (bytes(31),), (digest("a"), digest("a"))],
-    ids=["order", "size", "twice"],
+    ("digests", "code"),
+    [
+        ((), Code.POLICY_IMPOSSIBLE),
+        (tuple(sorted(digest(str(number)) for number in range(33))), Code.POLICY_IMPOSSIBLE),
+        ((digest("b"), digest("a")) * 2, Code.SCHEMA),
+        ((bytes(31),), Code.SCHEMA),
+        ((digest("a"), digest("a")), Code.SCHEMA),
+    ],
+    ids=["none", "too many", "order", "size", "twice"],
 )
-def test_reference_measurements_are_sorted_distinct_digests(
-    policy: DeploymentPolicy, references: tuple[bytes, ...]
+def test_each_part_needs_references_of_its_own(
+    policy: DeploymentPolicy, part: str, digests: tuple[bytes, ...], code: Code
 ) -> None:
+    with pytest.raises(FormatError, match=part) as refusal:
+        replace(policy.references, **{part: digests})
+    assert refusal.value.code is code
+    value = policy.references.to_json()
+    del value[part]
     with pytest.raises(FormatError):
-        replace(policy, reference_measurements=references)
+        References.from_json(value)
+
+
+def test_a_part_is_judged_by_its_own_list(policy: DeploymentPolicy) -> None:
+    """What is recorded of one part says nothing of another; parts that were recorded apart may come together."""
+    ours, theirs = measured("ours"), measured("theirs")
+    references = References.of(ours, theirs, theirs)
+    assert References.from_json(references.to_json()) == references
+    assert references.unknown(replace(ours, interpreter=theirs.interpreter)) is None
+    for part in PARTS:
+        assert references.unknown(replace(ours, **{part: digest("patched")})) == part
+        other = next(one for one in PARTS if one != part)
+        assert references.unknown(replace(ours, **{part: getattr(ours, other)})) == part
+    with pytest.raises(FormatError):
+        References.of()
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,14 @@ def test_evidence_with_any_byte_changed_is_refused_and_breaks_nothing(owner: Own
 def test_a_refusal_says_the_safe_part_of_expected_and_actual(owner: Owner) -> None:
     actor = Actor.enter(owner)
     claims = actor.claims(actor.challenge())
-    reply = actor.send(actor.sign(replace(claims, measurement=bytes(32))))
+    patched = replace(owner.measurement, interpreter=bytes(32))
+    reply = actor.send(actor.sign(replace(claims, measurement=patched)))
     problem = reply.problem()
     assert (problem.code, problem.check) == (Code.MEASUREMENT_UNKNOWN, "8")
-    assert (problem.expected, problem.actual) == (owner.measurement.hex(), bytes(32).hex())
+    assert (problem.expected, problem.actual) == (
+        f"interpreter {owner.measurement.interpreter.hex()}",
+        f"interpreter {bytes(32).hex()}",
+    )
 
 
 def test_the_stored_answer_is_the_one_that_left(owner: Owner, broker: LocalBroker) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client import OwnerClient, request
 from glasshouse.broker.service import open_broker
@@ -30,7 +31,7 @@ def policy(owner: Owner, **changes: object) -> DeploymentPolicy:
         assurance=Assurance.SOFTWARE,
         profile=Profile.STRICT,
         egress=(),
-        reference_measurements=(owner.measurement,),
+        references=References.of(owner.measurement),
         release_budget=1,
         not_after_us=clock_us() + 10**9,
         lease_s=60,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.evidence import HardwareEvidence
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.measured import PARTS
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import CheckFailedError
@@ -32,6 +33,7 @@ from simulators.key_release_world import (
     report,
     signing_key,
 )
+from simulators.measured import measured
 
 
 @pytest.fixture
@@ -249,7 +251,7 @@ def test_one_key_cannot_play_both_roles(world: World) -> None:
 
 def test_claims_changed_after_signing(world: World) -> None:
     honest = dsse.Envelope.parse(world.message(), max_bytes=2**20)
-    changed = dsse.Envelope.parse(world.message(world.claims(measurement=digest("mine"))), max_bytes=2**20)
+    changed = dsse.Envelope.parse(world.message(world.claims(measurement=measured("mine"))), max_bytes=2**20)
     spliced = replace(honest, payload=changed.payload)
     refused(world, spliced.encode(), "4", Code.EVIDENCE_SIGNATURE)
 
@@ -299,16 +301,27 @@ def test_evidence_from_another_container(world: World, changes: dict[str, Any]) 
 
 
 def test_a_runtime_that_the_owner_never_recorded(world: World) -> None:
-    refusal = refused(world, world.message(world.claims(measurement=digest("patched"))), "8", Code.MEASUREMENT_UNKNOWN)
-    assert refusal.actual == digest("patched").hex()
+    refusal = refused(
+        world, world.message(world.claims(measurement=measured("patched"))), "8", Code.MEASUREMENT_UNKNOWN
+    )
+    assert refusal.actual == f"cryptography {measured('patched').cryptography.hex()}"
 
 
-def test_an_empty_reference_list_refuses_everything() -> None:
-    from glasshouse.attestation.appraise import check_8_measurement
+@pytest.mark.parametrize("part", PARTS)
+def test_one_part_that_the_owner_never_recorded(world: World, part: str) -> None:
+    changed = replace(measured("runtime"), **{part: digest("patched")})
+    refusal = refused(world, world.message(world.claims(measurement=changed)), "8", Code.MEASUREMENT_UNKNOWN)
+    assert refusal.actual == f"{part} {digest('patched').hex()}"
+    assert refusal.expected == f"{part} {measured('runtime').parts()[part].hex()}"
+    assert part in refusal.message
 
-    with pytest.raises(CheckFailedError) as refusal:
-        check_8_measurement(World().claims(), ())
-    assert refusal.value.code is Code.MEASUREMENT_UNKNOWN
+
+def test_evidence_without_parts_is_refused_although_its_digest_is_recorded(world: World) -> None:
+    """As an earlier version made it: receipts of it are read, and nothing is released to it."""
+    whole = world.claims(measurement=measured("runtime").sha256)
+    assert Claims.from_json(whole.to_json()) == whole
+    refusal = refused(world, world.message(whole), "8", Code.MEASUREMENT_UNKNOWN)
+    assert not refusal.expected + refusal.actual
 
 
 # Checks 9 to 12
@@ -393,7 +406,7 @@ def test_the_first_check_that_fails_decides(world: World) -> None:
         "issued_us": 0,
         "manifest_sha256": digest("another"),
         "container_id": "elsewhere",
-        "measurement": digest("patched"),
+        "measurement": measured("patched"),
         "state": State.RUNNING,
         "hardening": report(anti_debug=False, profile=Profile.OFF),
         "assurance": Assurance.GPU_TEE,
@@ -436,7 +449,7 @@ def test_no_refusal_carries_a_secret(world: World) -> None:
     stories = [
         world.message(world.claims(token=world.token(jti=identifier("x")))),
         world.message(keys=[world.evidence_key, signing_key("thief")]),
-        world.message(world.claims(measurement=digest("patched"))),
+        world.message(world.claims(measurement=measured("patched"))),
         world.message(world.claims(state=State.RUNNING)),
     ]
     for message in stories:

@@ -17,6 +17,7 @@ from glasshouse.evidence.results import Probe
 from glasshouse.jobs.chain import walk
 from glasshouse.jobs.verify import Verdict, verify_bundle, verify_file, verify_log_beside
 from glasshouse.wire.states import Outcome, State
+from simulators.measured import measured
 from simulators.world import Run, World
 
 
@@ -75,7 +76,7 @@ def test_a_receipt_that_tells_another_story_than_its_log(world: World, run: Run)
 
 def test_a_log_whose_digests_are_of_something_else(world: World) -> None:
     honest = World()
-    honest.measurement = bytes(32)  # what the log says; claims and receipt say so too
+    honest.measurement = measured("another")  # what the log says; claims and receipt say so too
     run = honest.run()
     assert any(b'"subject":"measurement"' in line for line in run.lines)
     other = replace(run.receipt, measurement=b"\x01" * 32)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from glasshouse.errors import Code, PeerError
+from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.providers.channel import Channel
 from glasshouse.providers.placed import RemotePlaced
+from glasshouse.providers.ssh import SshHost, SshPlace
 from simulators.lying_place import Step, liar
 
 PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]
@@ -121,3 +122,41 @@ def test_a_runtime_whose_calls_would_come_elsewhere_is_not_taken_for_followed(li
     with pytest.raises(PeerError, match="elsewhere"):
         placed.connect()
     placed.close()
+
+
+class Listing(SshPlace):
+    """A machine whose channel is a liar's."""
+
+    def __init__(self, lies: Lies, *story: list[Step]) -> None:
+        super().__init__("lab", SshHost(host="nowhere"), ("true",), connect=lies.connect)
+        self._lies, self._story = lies, story
+
+    def _channel(self) -> Channel:
+        return self._lies.channel(*self._story)
+
+
+def page(*names: str, digest: Any = "00" * 32) -> list[Step]:
+    return [{"id": "ID", "ok": {"files": dict.fromkeys(names, digest), "measurement": {}}}]
+
+
+def test_a_machine_lists_its_files_page_by_page(lies: Lies) -> None:
+    place = Listing(lies, page("a/b", "a/c"), page("b/a"), page())
+    assert place.measured_files() == dict.fromkeys(("a/b", "a/c", "b/a"), bytes(32))
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        [page("a/b"), page("a/b")],
+        [page("a/b"), page("a/a", "a/c")],
+        [page("")],
+        [page("a/b", digest="00" * 31)],
+        [page("a/b", digest=7)],
+        [[{"id": "ID", "ok": {"files": ["a/b"]}}]],
+        [[{"id": "ID", "ok": {}}]],
+    ],
+    ids=["the same again", "one before", "no name", "a short digest", "a number", "no object", "nothing"],
+)
+def test_a_list_of_files_that_is_none_or_without_end(lies: Lies, story: list[list[Step]]) -> None:
+    with pytest.raises((PeerError, FormatError)):
+        Listing(lies, *story, page()).measured_files()
