@@ -95,6 +95,8 @@ class Code(StrEnum):
     TOO_MANY_CHALLENGES = "too-many-challenges"
     HEAD_INCONSISTENT = "head-inconsistent"
     POLICY_LOOSENED = "policy-loosened"
+    OWNER_REQUEST = "owner-request-invalid"
+    OWNER_STALE = "owner-request-stale"
 
     # the runtime's own refusals
     BROKER_UNTRUSTED = "broker-untrusted"

@@ -135,7 +135,7 @@ class OnePatched(LocalPlace):
         self._program = PATCHED.format(folder=str(folder))
         self._placed = 0
 
-    def run(self, folder: Path, *, max_bytes: int | None = None) -> LocalPlaced:
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> LocalPlaced:
         placed = super().run(folder)
         self._placed += 1
         if self._placed > 1:

@@ -14,10 +14,14 @@ from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
+from glasshouse.broker.remote import GateClient
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
+from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.broker.turns import Turns
 from glasshouse.errors import Code
+from glasshouse.providers.line import GateLine
 from glasshouse.tamper.stage import Actor
+from glasshouse.wire.signing import SigningKey
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
@@ -38,22 +42,31 @@ class LocalBroker:
     Args:
         directory: data and owner's socket go below it.
         limits: of the gate.
+        owners: who may ask over the network, at `gate_url`.
     """
 
-    def __init__(self, directory: Path, *, limits: GateLimits | None = None) -> None:
+    def __init__(self, directory: Path, *, limits: GateLimits | None = None, owners: tuple[bytes, ...] = ()) -> None:
         self.data = directory / "data"
         self._offset_us = 0
         self.opened = open_broker(self.data)
         self._executor = Turns(self.opened.database)
         self._intake = Intake()
         apps = create_apps(
-            self.opened, executor=self._executor, intake=self._intake, clock_us=self.clock_us, limits=limits
+            self.opened,
+            executor=self._executor,
+            intake=self._intake,
+            clock_us=self.clock_us,
+            limits=limits,
+            owners=owners,
         )
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")
         self._socket = Path(owner_url.removeprefix("unix:"))
         self.broker_public = self.opened.key.public
-        self._listeners = [(apps.runtime, runtime), (apps.owner, owner)]
+        gate, gate_url = bind_tcp("127.0.0.1", 0)
+        self.gate_url = gate_url.replace("http:", "https:")
+        self.certificate = Certificate(self.data / CERTIFICATE_NAME)
+        self._listeners = [(apps.runtime, runtime), (apps.owner, owner), (apps.gate, gate)]
         self._servers: list[Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         started = threading.Event()
@@ -71,11 +84,25 @@ class LocalBroker:
     def client(self) -> OwnerClient:
         return OwnerClient(self._socket)
 
+    def gate(self, owner: SigningKey | None, *, key: bytes | None = None) -> GateClient:
+        """Return an owner's client of the gate, over TLS."""
+        line = GateLine(url=self.gate_url, certificate=self.certificate.sha256)
+        return GateClient(self.gate_url, line.connect, key or self.broker_public, owner, self.clock_us)
+
     def rows(self, query: str) -> list[tuple[object, ...]]:
         """Look into the database from outside."""
         connection = sqlite3.connect(self.data / DATABASE_NAME)
         try:
             return connection.execute(query).fetchall()
+        finally:
+            connection.close()
+
+    def edit(self, statement: str, *values: object) -> None:
+        """Change the database from outside, as one who has it and not the key file."""
+        connection = sqlite3.connect(self.data / DATABASE_NAME)
+        try:
+            connection.execute(statement, values)
+            connection.commit()
         finally:
             connection.close()
 
@@ -110,7 +137,8 @@ class LocalBroker:
 
     async def _run(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        self._servers = [_QuickServer(app) for app, _ in self._listeners]
+        self._servers = [_QuickServer(app) for app, _ in self._listeners[:2]]
+        self._servers.append(_QuickServer(self._listeners[2][0], TlsProtocol, context=self.certificate.context))
         async with asyncio.TaskGroup() as group:
             for server, (_, listener) in zip(self._servers, self._listeners, strict=True):
                 group.create_task(server.serve(sockets=[listener]))

@@ -3,22 +3,23 @@
 A record is canonical JSON without secrets: event, time, ids, codes, digests. Its hash covers the
 record, and the record holds the hash before it; changing, removing or reordering records breaks the
 chain from there on. Who can write the database can also write a new chain: the log shows mistakes and
-tampering by others, not by the broker's own operator.
+tampering by others, not by the broker's own operator. An owner who calls over the network has a chain of their own,
+of what concerns them; the broker signs its head, and an owner who kept an earlier head notices a new chain too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Executable, Insert, bindparam, insert, select
 
-from glasshouse.broker.schema import audit
+from glasshouse.broker.schema import audit, deployments, groups, own_audit, owners, packages
 from glasshouse.errors import Code, VerificationError
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["GENESIS", "MAX_PAGE", "append", "read", "verify_chain"]
+__all__ = ["GENESIS", "MAX_PAGE", "append", "read", "read_own", "verify_chain"]
 
 GENESIS = bytes(32)
 MAX_PAGE = 500
@@ -26,15 +27,65 @@ _MAX_RECORD_BYTES = 8 * 1024
 _LABEL = b"glasshouse audit v1"
 _LAST = select(audit.c.sequence, audit.c.sha256).order_by(audit.c.sequence.desc()).limit(1)
 _APPEND = insert(audit)
+_OWN = own_audit.c.owner == bindparam("of")
+_OWN_LAST = select(own_audit.c.sequence, own_audit.c.sha256).where(_OWN)
+_OWN_LAST = _OWN_LAST.order_by(own_audit.c.sequence.desc()).limit(1)
+_OWN_APPEND = insert(own_audit)
+_ENROLLED = select(owners.c.owner).where(owners.c.owner == bindparam("of"))
+_OF_DEPLOYMENT = (
+    select(owners.c.owner)
+    .join(packages, packages.c.owner == owners.c.owner)
+    .join(deployments, deployments.c.package_id == packages.c.package_id)
+    .where(deployments.c.id == bindparam("deployment"))
+)
+_OF_GROUP = select(groups.c.deployment).where(groups.c.id == bindparam("group"))
 
 
-def append(connection: Connection, event: str, now_us: int, **facts: str | int) -> None:
-    """Append a record within the caller's transaction.
+def append(connection: Connection, event: str, now_us: int, of: bytes | None = None, /, **facts: str | int) -> None:
+    """Append a record within the caller's transaction, and to the chain of the owner whom it concerns.
 
     The sequence number is unique: of two transactions that append at once, one is run again.
+
+    Args:
+        connection: of the transaction.
+        event: what was decided.
+        now_us: when.
+        of: the owner whom it concerns; None where that follows from the facts' deployment or group.
+        facts: no secrets.
     """
-    last = connection.execute(_LAST).one_or_none()
-    sequence, previous = (1, GENESIS) if last is None else (last.sequence + 1, last.sha256)
+    _chain(connection, _APPEND, _last(connection, _LAST, {}), event, now_us, facts)
+    owner = _concerned(connection, of, facts)
+    if owner is not None:
+        _chain(connection, _OWN_APPEND, _last(connection, _OWN_LAST, {"of": owner}), event, now_us, facts, owner=owner)
+
+
+def _last(connection: Connection, query: Executable, values: Mapping[str, bytes]) -> tuple[int, bytes]:
+    """Return number and hash of a chain's last record; of an empty one, 0 and `GENESIS`."""
+    row = connection.execute(query, values).one_or_none()
+    return (0, GENESIS) if row is None else (row.sequence, row.sha256)
+
+
+def _concerned(connection: Connection, of: bytes | None, facts: Mapping[str, str | int]) -> bytes | None:
+    """Return the owner whose chain a record belongs to; None where they never called over the network."""
+    if of is not None:
+        return connection.execute(_ENROLLED, {"of": of}).scalar_one_or_none()
+    deployment = facts.get("deployment")
+    if deployment is None and "group" in facts:
+        group = bytes.fromhex(str(facts["group"]))
+        deployment = connection.execute(_OF_GROUP, {"group": group}).scalar_one_or_none()
+    return connection.execute(_OF_DEPLOYMENT, {"deployment": deployment}).scalar_one_or_none()
+
+
+def _chain(
+    connection: Connection,
+    statement: Insert,
+    last: tuple[int, bytes],
+    event: str,
+    now_us: int,
+    facts: Mapping[str, str | int],
+    **more: bytes,
+) -> None:
+    sequence, previous = last[0] + 1, last[1]
     value: dict[str, Json] = {
         "event": event,
         "facts": dict(facts),
@@ -43,7 +94,7 @@ def append(connection: Connection, event: str, now_us: int, **facts: str | int) 
         "time_us": now_us,
     }
     record = encode(value)
-    connection.execute(_APPEND, {"sequence": sequence, "record": record, "sha256": _hash(record)})
+    connection.execute(statement, {"sequence": sequence, "record": record, "sha256": _hash(record), **more})
 
 
 def read(connection: Connection, after: int) -> list[Json]:
@@ -52,6 +103,18 @@ def read(connection: Connection, after: int) -> list[Json]:
         select(audit.c.record).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(MAX_PAGE)
     )
     return [decode(row.record, max_bytes=_MAX_RECORD_BYTES) for row in rows]
+
+
+def read_own(connection: Connection, owner: bytes, after: int) -> tuple[list[Json], int, bytes]:
+    """Return a page of an owner's own records, and number and hash of their last one."""
+    rows = connection.execute(
+        select(own_audit.c.record)
+        .where(own_audit.c.owner == owner, own_audit.c.sequence > after)
+        .order_by(own_audit.c.sequence)
+        .limit(MAX_PAGE)
+    )
+    records = [decode(row.record, max_bytes=_MAX_RECORD_BYTES) for row in rows]
+    return records, *_last(connection, _OWN_LAST, {"of": owner})
 
 
 def verify_chain(records: Iterable[Json], *, previous: bytes = GENESIS, sequence: int = 0) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import b64decode, b64encode
 from glasshouse.wire.group import Group
 
-__all__ = ["OwnerClient", "Reply", "request"]
+__all__ = ["OwnerClient", "Reply", "exchange", "request"]
 
 _TIMEOUT_S = 30.0
 _MAX_REPLY_BYTES = 4 * 1024 * 1024
@@ -84,11 +85,30 @@ def request(url: str, method: str, path: str, body: bytes | None = None, *, time
         connection: http.client.HTTPConnection = _UnixConnection(url.removeprefix("unix:"), timeout_s)
     else:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
+    return exchange(connection, url, method, path, body)
+
+
+def exchange(
+    connection: http.client.HTTPConnection,
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str] | None = None,
+) -> Reply:
+    """Send one request over a connection of its own, and close it; arguments and errors as of `request`."""
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json", "Connection": "close"})
+        named = {"Content-Type": "application/json", "Connection": "close", **(headers or {})}
+        connection.request(method, path, body, named)
         response = connection.getresponse()
         content = response.read(_MAX_REPLY_BYTES + 1)
         status = response.status
+    except ssl.SSLCertVerificationError as error:
+        raise PeerError(
+            Code.BROKER_UNTRUSTED,
+            f"what answers at {url} is not the gate that was added: its certificate is another",
+            hint="ask who runs it; if it has a new one: glasshouse gate add --force",
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         raise PeerError(
             Code.BROKER_UNREACHABLE,
@@ -148,7 +168,7 @@ class OwnerClient:
         value: dict[str, Json] = {
             "manifest": _envelope(manifest_envelope).to_json(),
             "package_key": b64encode(package_key),
-            "policy": policy.to_json(),
+            "policy": self._policy(manifest_envelope, policy),
         }
         return _text(self._ask("POST", "/v1/deployments", value), "deployment")
 
@@ -193,9 +213,10 @@ class OwnerClient:
         """Return how a group stands."""
         return self._ask("GET", f"/v1/groups/{group_id.hex()}")
 
-    def revoke(self, package_id: str) -> dict[str, Json]:
-        """Have a package's key released never again."""
-        return self._ask("POST", f"/v1/packages/{package_id}/revoke", {})
+    def revoke(self, package_id: str, *, running: bool = False) -> dict[str, Json]:
+        """Have a package's key released never again; with `running`, have its runs' leases run out too."""
+        value: dict[str, Json] = {"running": True} if running else {}
+        return self._ask("POST", f"/v1/packages/{package_id}/revoke", value)
 
     def deployment(self, deployment: str) -> dict[str, Json]:
         """Return a deployment's counters and standing."""
@@ -207,14 +228,23 @@ class OwnerClient:
 
     def audit(self, after: int = 0) -> list[Json]:
         """Return a page of audit records with numbers greater than `after`."""
-        records = self._ask("GET", f"/v1/audit?after={after}").get("records")
+        return self._page(after)[0]
+
+    def _page(self, after: int) -> tuple[list[Json], Json]:
+        """Return a page of audit records, and the signed head that came with it."""
+        answer = self._ask("GET", f"/v1/audit?after={after}")
+        records = answer.get("records")
         if not isinstance(records, list):
             raise PeerError(Code.BROKER_PROTOCOL, "an answer without records")
-        return records
+        return records, answer.get("head")
+
+    def _policy(self, _manifest_envelope: bytes, policy: DeploymentPolicy) -> Json:
+        """Return a policy as this broker takes it."""
+        return policy.to_json()
 
     def _ask(self, method: str, path: str, value: Mapping[str, Json] | None = None) -> dict[str, Json]:
         body = None if value is None else encode(value)
-        content = request(self._url, method, path, body, timeout_s=self._timeout_s).content()
+        content = self._send(method, path, body).content()
         try:
             answer = decode(content, max_bytes=_MAX_REPLY_BYTES)
         except FormatError:
@@ -222,6 +252,9 @@ class OwnerClient:
         if not isinstance(answer, dict):
             raise PeerError(Code.BROKER_PROTOCOL, "an answer that is not what was asked for")
         return answer
+
+    def _send(self, method: str, path: str, body: bytes | None) -> Reply:
+        return request(self._url, method, path, body, timeout_s=self._timeout_s)
 
 
 def _envelope(data: bytes) -> Envelope:

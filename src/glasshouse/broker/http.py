@@ -21,13 +21,24 @@ from starlette.responses import Response
 
 from glasshouse.broker.intake import PACE_US, Effect, Intake, Pace, address_of
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
+from glasshouse.broker.scope import EVERYTHING, Admission, Scope
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig  # older releases have none, and ignore the setting
 
-__all__ = ["MAX_BODY_BYTES", "Answer", "Decision", "Limits", "add_message_route", "add_route", "bare_app"]
+__all__ = [
+    "MAX_BODY_BYTES",
+    "Answer",
+    "Decision",
+    "Limits",
+    "add_message_route",
+    "add_open_route",
+    "add_route",
+    "add_signed_route",
+    "bare_app",
+]
 
 MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
@@ -45,10 +56,11 @@ _NO_TELEMETRY: TelemetryConfig = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What leaves: a status and canonical JSON."""
+    """What leaves: a status and canonical JSON, or plain text where it says so."""
 
     body: bytes
     status: int = 200
+    media_type: str = _JSON
 
     @classmethod
     def of(cls, value: Mapping[str, Json]) -> Answer:
@@ -96,7 +108,7 @@ class Limits:
     parameters: frozenset[str] = field(default_factory=frozenset)
 
 
-Handler: TypeAlias = Callable[[bytes, Mapping[str, str]], Answer]
+Handler: TypeAlias = Callable[[bytes, Mapping[str, str], Scope], Answer]
 Reader: TypeAlias = "Callable[[bytes], Decision]"
 Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[Answer]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -112,16 +124,49 @@ def bare_app() -> FastAPI:
 
 
 def add_route(app: FastAPI, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor) -> None:
-    """Answer `method` on `path` by running `handler` in `executor`.
+    """Answer `method` on `path` by running `handler` in `executor`, for the broker's own user.
 
     Args:
-        handler: takes the whole body and the path and query parameters; what it raises becomes a problem.
+        handler: takes the whole body, the path and query parameters and the caller's scope; what it raises becomes a
+            problem.
     """
 
     async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(executor, partial(handler, body, parameters))
+        call = partial(handler, body, parameters, EVERYTHING)
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
 
     app.add_api_route(path, _endpoint(work, limits), methods=[method], response_model=None)
+
+
+def add_signed_route(
+    app: FastAPI, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor, admission: Admission
+) -> None:
+    """Answer `method` on `path` for enrolled owners, each within their own scope.
+
+    Args:
+        handler: as of `add_route`.
+        admission: refuses what none of them signed, before its body is read.
+    """
+
+    def answer(request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
+        return handler(body, parameters, admission.take(request.state.signed, body))
+
+    async def work(request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(executor, partial(answer, request, body, parameters))
+
+    def admit(request: Request) -> None:
+        request.state.signed = admission.authenticate(request)
+
+    app.add_route(path, _endpoint(work, limits, admit), methods=[method])
+
+
+def add_open_route(app: FastAPI, path: str, look: Callable[[], Answer]) -> None:
+    """Answer GET on `path` for anyone with what costs nothing to tell."""
+
+    async def work(_request: Request, _body: bytes, _parameters: Mapping[str, str]) -> Answer:
+        return look()
+
+    app.add_route(path, _endpoint(work, Limits(body_bytes=0)), methods=["GET"])
 
 
 def add_message_route(
@@ -150,9 +195,10 @@ def add_message_route(
     app.add_route(path, _endpoint(work, limits), methods=["POST"])
 
 
-def _endpoint(work: Work, limits: Limits) -> Endpoint:
+def _endpoint(work: Work, limits: Limits, admit: Callable[[Request], None] = lambda _request: None) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
+            admit(request)
             parameters = _parameters(request, limits)
             answer = await work(request, await _read_body(request, limits), parameters)
         except GlasshouseError as error:
@@ -201,7 +247,7 @@ def _too_large(limits: Limits) -> FormatError:
 
 
 def _response(answer: Answer) -> Response:
-    media_type = _JSON if answer.status < 400 else PROBLEM_TYPE
+    media_type = answer.media_type if answer.status < 400 else PROBLEM_TYPE
     return Response(answer.body, status_code=answer.status, media_type=media_type, headers=_CLOSE)
 
 

@@ -22,7 +22,7 @@ from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.wire.fields import b64decode, b64encode
 from glasshouse.wire.kdf import derive, lengths_prefixed
 
-__all__ = ["KeyFile", "Purpose", "private_directory"]
+__all__ = ["KeyFile", "Purpose", "private_directory", "read_private_file", "write_private_file"]
 
 _PREFIX = "glasshouse-broker-key-v1 "
 _KEY_BYTES = 32
@@ -58,20 +58,7 @@ class KeyFile:
         Raises:
             UsageError: `file-missing`, or `usage` when it is not a regular file of ours with mode 0600.
         """
-        try:
-            # Not blocking: a pipe in this place would wait for a writer for ever.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise UsageError(
-                Code.FILE_MISSING, f"the broker's key file {path} is missing", hint="restore it from a backup"
-            ) from None
-        except OSError as error:
-            raise UsageError(Code.USAGE, f"the broker's key file {path} cannot be read: {error.strerror}") from None
-        try:
-            _check_private_file(descriptor, path)
-            text = os.read(descriptor, _MAX_FILE_BYTES)
-        finally:
-            os.close(descriptor)
+        text = read_private_file(path, max_bytes=_MAX_FILE_BYTES, what="broker's key file")
         return cls(_parse(text, path))
 
     @classmethod
@@ -82,20 +69,7 @@ class KeyFile:
         except UsageError as error:
             if error.code is not Code.FILE_MISSING:
                 raise
-        # Complete under a private name first, then linked: nobody ever sees half a key file, and a
-        # second process that was faster keeps its own.
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(f"{_PREFIX}{b64encode(secrets.token_bytes(_KEY_BYTES))}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
-            _sync_directory(path.parent)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_private_file(path, f"{_PREFIX}{b64encode(secrets.token_bytes(_KEY_BYTES))}\n".encode())
         return cls.open(path)
 
     def wrap(self, purpose: Purpose, name: str, secret: bytes) -> bytes:
@@ -149,16 +123,51 @@ def private_directory(path: Path, *, what: str) -> None:
         )
 
 
-def _check_private_file(descriptor: int, path: Path) -> None:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        raise UsageError(Code.USAGE, f"the broker's key file {path} is not a regular file of this user")
-    if stat.S_IMODE(found.st_mode) & 0o177:
-        raise UsageError(
-            Code.USAGE,
-            f"the broker's key file {path} has mode {stat.S_IMODE(found.st_mode):04o}, not 0600",
-            hint=f"if nobody else can have read it: chmod 600 {path}",
-        )
+def read_private_file(path: Path, *, max_bytes: int, what: str) -> bytes:
+    """Return what a file holds that none but this user may read.
+
+    Raises:
+        UsageError: `file-missing`, or `usage` when it is not a regular file of ours with mode 0600.
+    """
+    try:
+        # Not blocking: a pipe in this place would wait for a writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise UsageError(Code.FILE_MISSING, f"the {what} {path} is missing", hint="restore it from a backup") from None
+    except OSError as error:
+        raise UsageError(Code.USAGE, f"the {what} {path} cannot be read: {error.strerror}") from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise UsageError(Code.USAGE, f"the {what} {path} is not a regular file of this user")
+        if stat.S_IMODE(found.st_mode) & 0o177:
+            raise UsageError(
+                Code.USAGE,
+                f"the {what} {path} has mode {stat.S_IMODE(found.st_mode):04o}, not 0600",
+                hint=f"if nobody else can have read it: chmod 600 {path}",
+            )
+        return os.read(descriptor, max_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def write_private_file(path: Path, content: bytes) -> None:
+    """Make a file of mode 0600, unless a second process was faster: then its own stays.
+
+    It is complete under a private name first: nobody ever sees half of it.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        _sync_directory(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _parse(text: bytes, path: Path) -> bytes:

@@ -28,7 +28,7 @@ from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.broker.room import ACCEPTED_AT_ONCE, MOST_OF_ADDRESS, Room, room_for
 from glasshouse.errors import Code, FormatError, UsageError
 
-__all__ = ["BACKLOG", "Server", "bind_tcp", "bind_unix", "parse_bind"]
+__all__ = ["BACKLOG", "BoundedProtocol", "Server", "bind_tcp", "bind_unix", "parse_bind"]
 
 MAX_HEADER_BYTES = 4096
 MAX_HEADER_LINES = 64
@@ -43,7 +43,7 @@ GRACE_S = 5
 BACKLOG = 1024  # beyond it, the kernel makes a newcomer wait for a second
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _NOT_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\r(?!\n|\Z)")
-_LISTENERS = 2  # of a broker: they share its descriptors
+_LISTENERS = 3  # of a broker at most: they share its descriptors
 _PATH_BYTES = 100  # macOS allows 104 with its end, Linux 108
 
 
@@ -60,7 +60,7 @@ class _Requests(h11.Connection):
         return event
 
 
-class _BoundedProtocol(H11Protocol):
+class BoundedProtocol(H11Protocol):
     """One connection, cut off when its headers, or all of it, take too long, or when it idles and others need the room.
 
     Every answer closes its connection, so the second timer bounds slow bodies and slow readers alike. Pauses grow with
@@ -190,14 +190,20 @@ class _BoundedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """One listener that waits without ticking and leaves signals to its caller."""
+    """One listener that waits without ticking and leaves signals to its caller.
 
-    def __init__(self, app: FastAPI) -> None:
+    Args:
+        app: what it serves.
+        protocol: what each connection is given to: `BoundedProtocol`, or one that has it inside.
+        attributes: further attributes of its class.
+    """
+
+    def __init__(self, app: FastAPI, protocol: type[Any] = BoundedProtocol, **attributes: Any) -> None:
         room = Room(room_for(_LISTENERS), MOST_OF_ADDRESS)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("Bounded", (_BoundedProtocol,), {"room": room}),
+                http=type("Bounded", (protocol,), {"room": room, **attributes}),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",

@@ -1,4 +1,7 @@
-"""The owner's side of the broker: delegations, deployments, launches, revocation."""
+"""The owner's side of the broker: delegations, deployments, launches, revocation.
+
+Laws: each call is within its caller's scope; what is another owner's is answered as what does not exist.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ from glasshouse.broker.http import Answer
 from glasshouse.broker.keys import KeyFile, Purpose
 from glasshouse.broker.owners_groups import join_group
 from glasshouse.broker.releases import group_facts
-from glasshouse.broker.schema import deployments, launches, packages
-from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
+from glasshouse.broker.schema import deployments, launches, packages, stopped
+from glasshouse.broker.scope import Scope
+from glasshouse.errors import Code, FormatError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.package.layout import check_commitment
-from glasshouse.package.manifest import parse_signed
-from glasshouse.wire.canonical import decode
+from glasshouse.package.manifest import Manifest, parse_signed
+from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.group import Group
@@ -50,17 +55,19 @@ class OwnerSide:
         self._key = key
         self._clock_us = clock_us
 
-    def put_delegation(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    def put_delegation(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Keep the owner's delegation to this broker, in place of an older one.
 
         Raises:
             FormatError: not a delegation, or not signed by the owner that is named.
-            UsageError: `delegation-invalid` when it is to another broker, or over.
+            UsageError: `delegation-invalid` when it is to another broker, over, or another owner's than the caller.
         """
         fields = Fields(decode(body, max_bytes=MAX_BODY_BYTES), "request")
         envelope, owner = Envelope.from_json(fields.any("delegation")), fields.octets("owner", length=32)
         fields.end()
         delegation, now_us = Delegation.from_envelope(envelope, owner_public=owner), self._clock_us()
+        if not scope.covers(owner):
+            raise UsageError(Code.CHAIN_DELEGATION, "a delegation by another owner than asks")
         if delegation.broker_public != self._key.public or now_us >= delegation.not_after_us:
             raise UsageError(Code.CHAIN_DELEGATION, "a delegation to another broker key, or one that is over")
 
@@ -70,6 +77,7 @@ class OwnerSide:
                 connection,
                 "delegation",
                 now_us,
+                owner,
                 not_after_us=delegation.not_after_us,
                 owner=owner.hex(),
                 uses=" ".join(sorted(delegation.uses)),
@@ -78,33 +86,37 @@ class OwnerSide:
         self._database.write(decide)
         return Answer.of({})
 
-    def add_deployment(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    def add_deployment(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Record a package, its key and the policy of one deployment.
 
         Raises:
             FormatError, PackageError: the manifest does not hold, or the key is not this package's.
             RefusedError: `policy-loosened` or `package-revoked`.
-            UsageError: the policy is over, or the package id is taken by other content.
+            UsageError: the policy is over, the package id is taken by other content, or the package is another
+                owner's than the caller.
         """
         fields = Fields(decode(body, max_bytes=MAX_BODY_BYTES), "request")
         envelope = Envelope.from_json(fields.any("manifest")).encode()
         package_key = fields.octets("package_key", length=32)
-        policy = DeploymentPolicy.from_json(fields.any("policy"))
+        said = fields.any("policy")
         fields.end()
         manifest = parse_signed(envelope)
+        if not scope.covers(manifest.owner_signing):
+            raise UsageError(Code.PACKAGE_OWNER, "a package of another owner than asks")
+        policy, kept = self._policy(said, manifest, scope)
         check_commitment(package_key, manifest.package_id, manifest.key_commitment)
         policy.tightens(manifest.floor)
-        now_us, deployment = self._clock_us(), secrets.token_hex(ID_BYTES)
+        now_us, deployment, row_id = self._clock_us(), secrets.token_hex(ID_BYTES), scope.row_of(manifest.package_id)
         if now_us >= policy.not_after_us:
             raise UsageError(Code.POLICY_IMPOSSIBLE, "a deployment that is over before it begins")
 
         def decide(connection: Connection) -> None:
-            query = select(packages).where(packages.c.package_id == manifest.package_id)
+            query = select(packages).where(packages.c.package_id == row_id)
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
-                name = store.package_key_name(manifest.package_id, manifest.sha256)
+                name = store.package_key_name(row_id, manifest.sha256)
                 values = {
-                    "package_id": manifest.package_id,
+                    "package_id": row_id,
                     "owner": manifest.owner_signing,
                     "manifest_sha256": manifest.sha256,
                     "envelope": envelope,
@@ -116,9 +128,7 @@ class OwnerSide:
             elif row["revoked_us"] is not None:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's key was revoked")
             connection.execute(
-                insert(deployments).values(
-                    id=deployment, package_id=manifest.package_id, policy=policy.encode(), created_us=now_us
-                )
+                insert(deployments).values(id=deployment, package_id=row_id, policy=kept, created_us=now_us)
             )
             audit.append(
                 connection,
@@ -133,7 +143,18 @@ class OwnerSide:
         self._database.write(decide)
         return Answer.of({"deployment": deployment})
 
-    def add_launch(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    def _policy(self, said: Json, manifest: Manifest, scope: Scope) -> tuple[DeploymentPolicy, bytes]:
+        """Return a deployment's policy, and how it is kept: over the network as its owner signed it for this gate."""
+        if scope.owner is None:
+            policy = DeploymentPolicy.from_json(said)
+            return policy, policy.encode()
+        envelope = Envelope.from_json(said)
+        signed = SignedPolicy.from_envelope(envelope, owner_public=scope.owner)
+        if (signed.broker_public, signed.manifest_sha256) != (self._key.public, manifest.sha256):
+            raise FormatError(Code.SIGNATURE, "a policy that was signed for another gate or another package")
+        return signed.policy, envelope.encode()
+
+    def add_launch(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Record a launch and issue its token.
 
         Raises:
@@ -157,16 +178,15 @@ class OwnerSide:
         now_s = now_us // _SECOND_US
 
         def decide(connection: Connection) -> TokenClaims:
-            record = store.deployment_record(connection, deployment)
-            if record is None:
-                raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
+            found = store.standing_of(connection, deployment, scope)
+            record = found.record
             if record.revoked:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's key was revoked")
             if now_us >= record.policy.not_after_us:
                 raise RefusedError(Code.DEPLOYMENT_EXPIRED, "the deployment is over")
             try:
                 store.delegated(
-                    connection, record.package_id, Use.RELEASE, broker_public=self._key.public, now_us=now_us
+                    connection, found.package_row, Use.RELEASE, broker_public=self._key.public, now_us=now_us
                 )
             except VerificationError as error:  # here it is the owner who asks, and who can mend it
                 raise UsageError(error.code, error.message) from None
@@ -209,23 +229,33 @@ class OwnerSide:
         token = self._database.write(decide)
         return Answer.of({"expires_us": token.expires_s * _SECOND_US, "token": issue_token(self._key, token)})
 
-    def revoke(self, _body: bytes, parameters: Mapping[str, str]) -> Answer:
+    def revoke(self, body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Release a package's key never again; what was released stays released.
 
+        With `running`, heads of its runs are not countersigned any more either: their leases end them.
+
         Raises:
-            UsageError: `file-missing` when there is no such package.
+            FormatError: `schema-invalid`.
+            UsageError: `deployment-unknown` when there is no such package.
         """
-        package_id, now_us = parameters["package_id"], self._clock_us()
+        fields = Fields(decode(body, max_bytes=MAX_BODY_BYTES), "request")
+        running = fields.flag("running") if fields.has("running") else False
+        fields.end()
+        package_id, row_id, now_us = parameters["package_id"], scope.row_of(parameters["package_id"]), self._clock_us()
 
         def decide(connection: Connection) -> int:
-            query = select(packages.c.revoked_us).where(packages.c.package_id == package_id)
+            query = select(packages.c.revoked_us, packages.c.owner).where(packages.c.package_id == row_id)
             row = connection.execute(query).one_or_none()
             if row is None:
                 raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such package")
-            if row.revoked_us is not None:
-                return int(row.revoked_us)
-            connection.execute(update(packages).where(packages.c.package_id == package_id).values(revoked_us=now_us))
-            audit.append(connection, "revocation", now_us, package_id=package_id)
-            return now_us
+            revoked_us = now_us if row.revoked_us is None else int(row.revoked_us)
+            if row.revoked_us is None:
+                connection.execute(update(packages).where(packages.c.package_id == row_id).values(revoked_us=now_us))
+                audit.append(connection, "revocation", now_us, row.owner, package_id=package_id)
+            ended = select(stopped.c.package_id).where(stopped.c.package_id == row_id)
+            if running and connection.execute(ended).first() is None:
+                connection.execute(insert(stopped).values(package_id=row_id, stopped_us=now_us))
+                audit.append(connection, "revocation-of-runs", now_us, row.owner, package_id=package_id)
+            return revoked_us
 
-        return Answer.of({"package_id": package_id, "revoked_us": self._database.write(decide)})
+        return Answer.of({"package_id": package_id, "revoked_us": self._database.write(decide), "running": running})

@@ -14,6 +14,7 @@ from glasshouse.broker.database import Database
 from glasshouse.broker.groups import group_record, refuse
 from glasshouse.broker.http import Answer
 from glasshouse.broker.schema import groups, members
+from glasshouse.broker.scope import Scope
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.handshake.group_rules import GroupRecord, GroupState
 from glasshouse.wire.canonical import Json, decode
@@ -40,7 +41,7 @@ class OwnersGroups:
         self._database = database
         self._clock_us = clock_us
 
-    def add_group(self, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    def add_group(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Announce a group and give it its id.
 
         Raises:
@@ -56,9 +57,7 @@ class OwnersGroups:
         group_id, now_us = secrets.token_bytes(GROUP_ID_BYTES), self._clock_us()
 
         def decide(connection: Connection) -> None:
-            standing = store.standing(connection, deployment)
-            if standing is None:
-                raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
+            standing = store.standing_of(connection, deployment, scope)
             if machines > 1 and GROUP_EGRESS not in standing.record.policy.egress:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE, f"{machines} machines that the deployment's policy lets talk to nobody"
@@ -90,12 +89,12 @@ class OwnersGroups:
         self._database.write(decide)
         return Answer.of({"group": group_id.hex()})
 
-    def group(self, _body: bytes, parameters: Mapping[str, str]) -> Answer:
+    def group(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """How a group stands; raises `UsageError`, `run-unknown`."""
         group_id = _group_id(parameters)
 
         def look(connection: Connection) -> dict[str, Json]:
-            found = _found(connection, group_id)
+            found = _found(connection, group_id, scope)
             count = select(func.count()).select_from(members).where(members.c.group_id == group_id)
             accepted = connection.execute(count.where(members.c.evidence_sha256.is_not(None))).scalar_one()
             return {
@@ -111,7 +110,7 @@ class OwnersGroups:
 
         return Answer.of(self._database.read(look))
 
-    def refuse_group(self, body: bytes, parameters: Mapping[str, str]) -> Answer:
+    def refuse_group(self, body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Refuse a group that still waits, because one of its machines has ended.
 
         Raises:
@@ -125,12 +124,12 @@ class OwnersGroups:
         group_id, now_us = _group_id(parameters), self._clock_us()
 
         def decide(connection: Connection) -> str:
-            found = _found(connection, group_id)
+            found = _found(connection, group_id, scope)
             if machine >= found.machines:
                 raise UsageError(Code.USAGE, f"machine {machine} of a group of {found.machines}")
             store.lock_deployment(connection, found.deployment)
             refuse(connection, group_id, machine=machine, code=code, now_us=now_us)
-            return _found(connection, group_id).state.value
+            return group_record(connection, group_id).state.value
 
         return Answer.of({"state": self._database.write(decide)})
 
@@ -141,8 +140,10 @@ def join_group(connection: Connection, group: Group, *, deployment: str, jti: st
     Raises:
         UsageError: no such group of this deployment, or a machine that was launched before.
     """
-    found = _found(connection, group.id)
-    if (found.deployment, found.machines, found.ranks) != (deployment, group.machines, group.ranks):
+    found = _known(connection, group.id)
+    if found.deployment != deployment:
+        raise _unknown()  # it may be another owner's
+    if (found.machines, found.ranks) != (group.machines, group.ranks):
         raise UsageError(Code.USAGE, "a launch for another group than was announced")
     if found.state is not GroupState.OPEN:
         raise UsageError(Code.USAGE, f"a launch for a group that was {found.state}")
@@ -152,15 +153,27 @@ def join_group(connection: Connection, group: Group, *, deployment: str, jti: st
     connection.execute(insert(members).values(jti=jti, group_id=group.id, machine=group.machine))
 
 
-def _found(connection: Connection, group_id: bytes) -> GroupRecord:
+def _found(connection: Connection, group_id: bytes, scope: Scope) -> GroupRecord:
+    found = _known(connection, group_id)
+    standing = store.standing(connection, found.deployment)
+    if standing is None or not scope.covers(standing.owner):
+        raise _unknown()
+    return found
+
+
+def _known(connection: Connection, group_id: bytes) -> GroupRecord:
     try:
         return group_record(connection, group_id)
-    except RefusedError as error:  # here it is the owner who asks
-        raise UsageError(Code.RUN_UNKNOWN, error.message) from None
+    except RefusedError:  # here it is the owner who asks
+        raise _unknown() from None
+
+
+def _unknown() -> UsageError:
+    return UsageError(Code.RUN_UNKNOWN, "this broker has no such group")
 
 
 def _group_id(parameters: Mapping[str, str]) -> bytes:
     text = parameters["group"]
     if not _ID.fullmatch(text):
-        raise UsageError(Code.RUN_UNKNOWN, "not the id of a group")
+        raise _unknown()
     return bytes.fromhex(text)

@@ -37,6 +37,8 @@ _STATUS: dict[Code, int] = {
     Code.DEPLOYMENT_UNKNOWN: 404,
     Code.RUN_UNKNOWN: 404,
     Code.TOO_MANY_CHALLENGES: 429,
+    Code.OWNER_REQUEST: 401,
+    Code.OWNER_STALE: 409,
     Code.BROKER_UNREACHABLE: 503,
 }
 

@@ -53,7 +53,8 @@ class Reports:
         """Read a head; what is returned countersigns it if it is larger than and consistent with the last one.
 
         Raises:
-            RefusedError: `run-unknown`, or as `evidence.heads.countersign`.
+            RefusedError: `run-unknown`, `package-revoked` where the owner ends the package's runs, or as
+                `evidence.heads.countersign`.
             VerificationError: `delegation-invalid`: the owner has not delegated this, or no longer.
             FormatError: for what is not a submission.
         """
@@ -62,6 +63,8 @@ class Reports:
 
         def judge(connection: Connection) -> tuple[store.Attested, CountersignedHead]:
             found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+            if found.stopped:
+                raise RefusedError(Code.PACKAGE_REVOKED, "the package's owner ends its runs")
             now_us = self._now_us(found)
             self._delegated(connection, found, now_us)
             return found, countersign(

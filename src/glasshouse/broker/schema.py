@@ -30,8 +30,11 @@ __all__ = [
     "launches",
     "members",
     "metadata",
+    "own_audit",
+    "owners",
     "packages",
     "releases",
+    "stopped",
 ]
 
 SCHEMA_VERSION = 1
@@ -68,12 +71,28 @@ packages = Table(
     Column("revoked_us", BigInteger),
 )
 
+# Tables of their own, here too: a database from before is one of a broker that no owner calls over the network.
+owners = Table(
+    "owners",
+    metadata,
+    Column("owner", LargeBinary(32), primary_key=True),
+    Column("serial_us", BigInteger, nullable=False),  # of the last request that was taken
+)
+
+# Packages of which no head is countersigned any more.
+stopped = Table(
+    "stopped",
+    metadata,
+    Column("package_id", _ID, ForeignKey("packages.package_id"), primary_key=True),
+    Column("stopped_us", BigInteger, nullable=False),
+)
+
 deployments = Table(
     "deployments",
     metadata,
     Column("id", _ID, primary_key=True),
     Column("package_id", _ID, ForeignKey("packages.package_id"), nullable=False),
-    Column("policy", LargeBinary, nullable=False),
+    Column("policy", LargeBinary, nullable=False),  # of an owner over the network, as they signed it
     Column("releases", Integer, nullable=False, default=0),
     Column("decisions", BigInteger, nullable=False, default=0),
     Column("created_us", BigInteger, nullable=False),
@@ -165,6 +184,16 @@ releases = Table(
     Column("receipt_sha256", LargeBinary(32)),
     Column("receipt", LargeBinary),
     Column("outcome", String(16)),
+)
+
+# What concerns one owner who calls over the network, as a chain of its own: it shows nothing of other owners.
+own_audit = Table(
+    "own_audit",
+    metadata,
+    Column("owner", LargeBinary(32), ForeignKey("owners.owner"), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
 )
 
 audit = Table(

@@ -1,4 +1,4 @@
-"""The broker as a process: two listeners on one loop, and a graceful end."""
+"""The broker as a process: its listeners on one loop, and a graceful end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import BACKLOG, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.room import Troubles
 from glasshouse.broker.service import create_apps, open_broker
+from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, gate_server
 from glasshouse.broker.turns import Turns
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import b64encode
+from glasshouse.wire.fields import b64encode, hex_or_null
 
-__all__ = ["Ready", "serve"]
+__all__ = ["Network", "Ready", "serve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,18 +33,40 @@ class Ready:
         runtime_url: ``http://host:port`` or ``unix:/path``, as a launch file wants it.
         owner_socket: the owner's Unix socket.
         broker_public: the key that the owner delegates to.
+        gate: where it listens for owners and places over the network; None where it does not.
+        certificate: SHA-256 of its own certificate; None without TLS of its own.
     """
 
     runtime_url: str
     owner_socket: Path
     broker_public: bytes
+    gate: str | None = None
+    certificate: bytes | None = None
 
     def to_json(self) -> dict[str, Json]:
-        return {
+        value: dict[str, Json] = {
             "broker_public": b64encode(self.broker_public),
             "owner_socket": str(self.owner_socket),
             "runtime_url": self.runtime_url,
         }
+        if self.gate is not None:
+            value |= {"certificate": hex_or_null(self.certificate), "gate": self.gate}
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Where a broker listens for owners and places over the network, and which owners.
+
+    Attributes:
+        bind: ``host:port`` or ``unix:/path``.
+        owners: public signing keys of those who are enrolled.
+        plain: whether something in front of it has the certificate and speaks TLS; it sees package keys.
+    """
+
+    bind: str
+    owners: tuple[bytes, ...]
+    plain: bool = False
 
 
 def serve(
@@ -52,6 +75,7 @@ def serve(
     runtime_bind: str,
     owner_socket: Path,
     ready: Callable[[Ready], None],
+    network: Network | None = None,
     stop_at_eof: int | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, and finish what is being answered.
@@ -60,7 +84,8 @@ def serve(
         data_dir: database and key file; made with mode 0700.
         runtime_bind: ``host:port`` (port 0 chooses one) or ``unix:/path``.
         owner_socket: path of the owner's socket.
-        ready: called once both listeners take requests.
+        ready: called once all listeners take requests.
+        network: of a gate that stays; None for one that is called on this machine alone.
         stop_at_eof: a descriptor whose end of file stops the broker too: the life of whoever started it.
 
     Raises:
@@ -77,13 +102,23 @@ def serve(
         owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
         executor = stack.enter_context(Turns(broker.database))
         intake = stack.enter_context(contextlib.closing(Intake()))
-        apps = create_apps(broker, executor=executor, intake=intake)
+        enrolled = () if network is None else network.owners
+        apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled)
+        servers = [(Server(apps.runtime), runtime), (Server(apps.owner), owner)]
+        gate_url = certificate = None
+        if network is not None:
+            gate, gate_url = stack.enter_context(_listening(network.bind))
+            if not network.plain:
+                certificate = Certificate(data_dir / CERTIFICATE_NAME)
+                gate_url = gate_url.replace("http:", "https:", 1)
+            servers.append((gate_server(apps.gate, certificate), gate))
         told = Ready(
             runtime_url=runtime_url,
             owner_socket=Path(owner_url.removeprefix("unix:")),
             broker_public=broker.key.public,
+            gate=gate_url,
+            certificate=None if certificate is None else certificate.sha256,
         )
-        servers = [(Server(apps.runtime), runtime), (Server(apps.owner), owner)]
         gc.collect()
         gc.freeze()
         asyncio.run(_run(servers, lambda: ready(told), stop_at_eof))

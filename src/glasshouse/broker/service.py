@@ -1,12 +1,13 @@
-"""The two applications: what runtimes may ask, and what the owner may."""
+"""The applications: what runtimes may ask, what the broker's own user may, and what both may over the network."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fastapi import FastAPI
 from sqlalchemy.engine import URL
@@ -15,12 +16,22 @@ from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.broker import store
 from glasshouse.broker.database import Database
 from glasshouse.broker.gate import Gate, GateLimits
-from glasshouse.broker.http import Limits, add_message_route, add_route, bare_app
+from glasshouse.broker.http import (
+    Answer,
+    Handler,
+    Limits,
+    add_message_route,
+    add_open_route,
+    add_route,
+    add_signed_route,
+    bare_app,
+)
 from glasshouse.broker.intake import Intake, Pace
 from glasshouse.broker.keys import KeyFile, private_directory
 from glasshouse.broker.owner import OwnerSide
 from glasshouse.broker.owners_groups import OwnersGroups
 from glasshouse.broker.reports import Reports
+from glasshouse.broker.scope import Admission
 from glasshouse.broker.views import Views
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
@@ -49,10 +60,26 @@ class Broker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apps:
-    """The applications of the two listeners."""
+    """The applications of the listeners.
+
+    Attributes:
+        runtime: what runtimes may ask.
+        owner: what the broker's own user may, on a Unix socket.
+        gate: what runtimes may ask, and enrolled owners over the network.
+    """
 
     runtime: FastAPI
     owner: FastAPI
+    gate: FastAPI
+
+
+class Call(NamedTuple):
+    """One call of an owner's: a row of the table in spec/owner-api.md."""
+
+    method: str
+    path: str
+    handler: Handler
+    limits: Limits = Limits()
 
 
 def open_broker(data_dir: Path, *, clock_us: Callable[[], int] = system_clock_us) -> Broker:
@@ -86,8 +113,9 @@ def create_apps(
     intake: Intake,
     clock_us: Callable[[], int] = system_clock_us,
     limits: GateLimits | None = None,
+    owners: tuple[bytes, ...] = (),
 ) -> Apps:
-    """Return both applications over one opened broker.
+    """Return the applications over one opened broker.
 
     Args:
         broker: see `open_broker`.
@@ -95,36 +123,48 @@ def create_apps(
         intake: where messages of runtimes are read.
         clock_us: microseconds since the epoch.
         limits: how much one deployment may ask for.
+        owners: public signing keys of those who are enrolled: they alone may ask over the network.
     """
-    gate = Gate(broker.database, broker.key_file, broker.key, clock_us, limits or GateLimits())
+    decides = Gate(broker.database, broker.key_file, broker.key, clock_us, limits or GateLimits())
     reports = Reports(broker.database, broker.key, clock_us)
-    runtime, pace = bare_app(), Pace(clock_us)
+    runtime, owner, gate, pace = bare_app(), bare_app(), bare_app(), Pace(clock_us)
     for path, reader, body_bytes in (
-        ("/v1/challenge", gate.challenge, MAX_REQUEST_BYTES),
-        ("/v1/evidence", gate.evidence, MAX_EVIDENCE_BYTES),
-        ("/v1/release", gate.ask, MAX_RELEASE_REQUEST_BYTES),
+        ("/v1/challenge", decides.challenge, MAX_REQUEST_BYTES),
+        ("/v1/evidence", decides.evidence, MAX_EVIDENCE_BYTES),
+        ("/v1/release", decides.ask, MAX_RELEASE_REQUEST_BYTES),
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
     ):
         sizes = Limits(body_bytes=body_bytes)
-        add_message_route(runtime, path, reader, limits=sizes, executor=executor, intake=intake, pace=pace)
+        for app in (runtime, gate):
+            add_message_route(app, path, reader, limits=sizes, executor=executor, intake=intake, pace=pace)
+    views = Views(broker.database, broker.key, clock_us)
+    for path, look in (("/v1/broker", views.broker), ("/metrics", views.metrics)):
+        add_route(owner, "GET", path, look, limits=Limits(), executor=executor)
+    admission = Admission(broker.database, owners, broker.key.public, clock_us)
+    for call in _calls(broker, views, clock_us):
+        add_route(owner, call.method, call.path, call.handler, limits=call.limits, executor=executor)
+        add_signed_route(
+            gate, call.method, call.path, call.handler, limits=call.limits, executor=executor, admission=admission
+        )
+    add_open_route(gate, "/v1/broker", views.known)
+    add_open_route(gate, "/health", lambda: Answer.of({"status": "ok"}))
+    return Apps(runtime=runtime, owner=owner, gate=gate)
+
+
+def _calls(broker: Broker, views: Views, clock_us: Callable[[], int]) -> Iterable[Call]:
+    """Return what an owner may ask, on the Unix socket and over the network."""
     side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us)
-    group_side = OwnersGroups(broker.database, clock_us)
-    views = Views(broker.database, broker.key.public, clock_us)
-    owner = bare_app()
-    for method, path, action in (
-        ("GET", "/v1/broker", views.broker),
-        ("PUT", "/v1/delegation", side.put_delegation),
-        ("POST", "/v1/deployments", side.add_deployment),
-        ("GET", "/v1/deployments/{deployment}", views.deployment),
-        ("POST", "/v1/launches", side.add_launch),
-        ("POST", "/v1/groups", group_side.add_group),
-        ("GET", "/v1/groups/{group}", group_side.group),
-        ("POST", "/v1/groups/{group}/refuse", group_side.refuse_group),
-        ("POST", "/v1/packages/{package_id}/revoke", side.revoke),
-        ("GET", "/v1/runs/{run_id}", views.run),
-    ):
-        add_route(owner, method, path, action, limits=Limits(), executor=executor)
-    paged = Limits(parameters=frozenset({"after"}))
-    add_route(owner, "GET", "/v1/audit", views.audit, limits=paged, executor=executor)
-    return Apps(runtime=runtime, owner=owner)
+    groups = OwnersGroups(broker.database, clock_us)
+    return (
+        Call("PUT", "/v1/delegation", side.put_delegation),
+        Call("POST", "/v1/deployments", side.add_deployment),
+        Call("GET", "/v1/deployments/{deployment}", views.deployment),
+        Call("POST", "/v1/launches", side.add_launch),
+        Call("POST", "/v1/groups", groups.add_group),
+        Call("GET", "/v1/groups/{group}", groups.group),
+        Call("POST", "/v1/groups/{group}/refuse", groups.refuse_group),
+        Call("POST", "/v1/packages/{package_id}/revoke", side.revoke),
+        Call("GET", "/v1/runs/{run_id}", views.run),
+        Call("GET", "/v1/audit", views.audit, Limits(parameters=frozenset({"after"}))),
+    )

@@ -11,11 +11,13 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker import schema
 from glasshouse.broker.keys import KeyFile, Purpose
-from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
+from glasshouse.broker.scope import Scope
+from glasshouse.errors import Code, FormatError, RefusedError, UsageError, VerificationError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.broker_side import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.group_rules import GroupState
+from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.package.manifest import parse_signed
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey, key_id
@@ -36,6 +38,7 @@ __all__ = [
     "package_key_name",
     "put_delegation",
     "standing",
+    "standing_of",
     "sweep",
 ]
 
@@ -47,6 +50,7 @@ _STANDING = (
     select(
         schema.deployments.c.policy,
         schema.deployments.c.releases,
+        schema.packages.c.package_id,
         schema.packages.c.owner,
         schema.packages.c.envelope,
         schema.packages.c.wrapped_key,
@@ -80,8 +84,9 @@ _DELEGATED = (
     .where(schema.packages.c.package_id == bindparam("package_id"))
 )
 _ATTESTED = (
-    select(schema.releases, schema.deployments.c.package_id)
+    select(schema.releases, schema.deployments.c.package_id, schema.stopped.c.stopped_us)
     .join(schema.deployments, schema.deployments.c.id == schema.releases.c.deployment)
+    .outerjoin(schema.stopped, schema.stopped.c.package_id == schema.deployments.c.package_id)
     .where(schema.releases.c.run_id == bindparam("run_id"))
 )
 # A group whose deadline has passed is refused when anybody asks; nothing of it is appraised again.
@@ -124,9 +129,9 @@ def open_broker_key(connection: Connection, key_file: KeyFile) -> SigningKey:
     return SigningKey(key_file.unwrap(Purpose.SIGNING_KEY, key_id(row["public"]), row["wrapped_seed"]))
 
 
-def package_key_name(package_id: str, manifest_sha256: bytes) -> str:
-    """Return what a wrapped package key is bound to: the package and its content."""
-    return f"{package_id}:{manifest_sha256.hex()}"
+def package_key_name(package_row: str, manifest_sha256: bytes) -> str:
+    """Return what a wrapped package key is bound to: the package's row, which says whose it is, and its content."""
+    return f"{package_row}:{manifest_sha256.hex()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,17 +140,21 @@ class Standing:
 
     Attributes:
         record: what its owner recorded and signed.
+        owner: whose it is: the package's owner, their public signing key.
+        package_row: what the database calls the package; see `Scope.row_of`.
         released: its release counter.
         wrapped_key: the package key at rest.
     """
 
     record: DeploymentRecord
+    owner: bytes
+    package_row: str
     released: int
     wrapped_key: bytes
 
     def package_key(self, key_file: KeyFile) -> bytes:
         """Return the package key, unwrapped."""
-        name = package_key_name(self.record.package_id, self.record.manifest_sha256)
+        name = package_key_name(self.package_row, self.record.manifest_sha256)
         return key_file.unwrap(Purpose.PACKAGE_KEY, name, self.wrapped_key)
 
 
@@ -154,10 +163,28 @@ def standing(connection: Connection, deployment: str) -> Standing | None:
     row = connection.execute(_STANDING, {"deployment": deployment}).one_or_none()
     if row is None:
         return None
-    said = _said(row.envelope, row.owner, row.policy, deployment)
+    said = _said(row.envelope, row.owner, row.policy, deployment, row.package_id)
     delegation = row.delegation and _delegation(row.delegation, row.owner)
     record = replace(said, revoked=row.revoked_us is not None, delegation=delegation)
-    return Standing(record=record, released=row.releases, wrapped_key=row.wrapped_key)
+    return Standing(
+        record=record,
+        owner=row.owner,
+        package_row=row.package_id,
+        released=row.releases,
+        wrapped_key=row.wrapped_key,
+    )
+
+
+def standing_of(connection: Connection, deployment: str, scope: Scope) -> Standing:
+    """Return how a deployment of this caller's stands.
+
+    Raises:
+        UsageError: `deployment-unknown`, in the same words for another owner's and for none.
+    """
+    found = standing(connection, deployment)
+    if found is None or not scope.covers(found.owner):
+        raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
+    return found
 
 
 def deployment_record(connection: Connection, deployment: str) -> DeploymentRecord | None:
@@ -169,15 +196,22 @@ def deployment_record(connection: Connection, deployment: str) -> DeploymentReco
 # What follows from stored bytes alone is worked out once for the same bytes: signatures and schemas. Whether it may
 # still be acted on (revocation, validity, which delegation is the current one) is read and judged every time.
 @lru_cache(maxsize=_REMEMBERED)
-def _said(envelope: bytes, owner: bytes, policy: bytes, deployment: str) -> DeploymentRecord:
+def _said(envelope: bytes, owner: bytes, policy: bytes, deployment: str, package_row: str) -> DeploymentRecord:
     manifest = parse_signed(envelope, owner)
+    if package_row == manifest.package_id:  # it came by the socket of the broker's own user
+        said = DeploymentPolicy.parse(policy)
+    else:
+        signed = SignedPolicy.parse(policy, owner_public=owner)
+        if signed.manifest_sha256 != manifest.sha256:
+            raise FormatError(Code.SIGNATURE, "a policy that was signed for another package")
+        said = signed.policy
     return DeploymentRecord(
         deployment=deployment,
         package_id=manifest.package_id,
         manifest_sha256=manifest.sha256,
         key_commitment=manifest.key_commitment,
         floor=manifest.floor,
-        policy=DeploymentPolicy.parse(policy),
+        policy=said,
         revoked=False,
         delegation=None,
     )
@@ -253,13 +287,15 @@ class Attested:
 
     Attributes:
         row: its row in `releases`.
-        package_id: what it was given the key of.
+        package_id: what it was given the key of, as `Standing.package_row`.
         head: the last head that was countersigned for it, or None.
+        stopped: whether its owner wants none countersigned any more.
     """
 
     row: RowMapping
     package_id: str
     head: CountersignedHead | None
+    stopped: bool
 
 
 def attested(connection: Connection, run_id: str, signer: str, *, broker_public: bytes) -> Attested:
@@ -274,7 +310,8 @@ def attested(connection: Connection, run_id: str, signer: str, *, broker_public:
             head = row["head"] and CountersignedHead.parse(
                 row["head"], broker_public=broker_public, evidence_public=row["evidence_public"]
             )
-            return Attested(row=row, package_id=row["package_id"], head=head or None)
+            stopped = row["stopped_us"] is not None
+            return Attested(row=row, package_id=row["package_id"], head=head or None, stopped=stopped)
     raise RefusedError(Code.RUN_UNKNOWN, "no runtime with this key was attested for this run")
 
 

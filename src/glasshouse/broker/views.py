@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, RowMapping, func, select, true
 
 from glasshouse import __version__
-from glasshouse.broker import audit, store
+from glasshouse.broker import audit, schema, store
 from glasshouse.broker.database import Database
 from glasshouse.broker.http import Answer
 from glasshouse.broker.schema import challenges, deployments, launches, releases
+from glasshouse.broker.scope import Scope
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
+from glasshouse.handshake.audit_head import AuditHead
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.fields import b64encode
+from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
 __all__ = ["Views"]
@@ -27,27 +30,30 @@ class Views:
 
     Args:
         database: where everything is kept.
-        broker_public: the broker's key.
+        key: the broker's signing key: it signs heads of audit logs.
         clock_us: microseconds since the epoch.
     """
 
-    def __init__(self, database: Database, broker_public: bytes, clock_us: Callable[[], int]) -> None:
+    def __init__(self, database: Database, key: SigningKey, clock_us: Callable[[], int]) -> None:
         self._database = database
-        self._public = broker_public
+        self._key = key
+        self._public = key.public
         self._clock_us = clock_us
 
-    def broker(self, _body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    def broker(self, _body: bytes, _parameters: Mapping[str, str], _scope: Scope) -> Answer:
         """Who this broker is."""
+        return self.known()
+
+    def known(self) -> Answer:
+        """Who this broker is, which anyone may know."""
         return Answer.of({"broker_public": b64encode(self._public), "version": __version__})
 
-    def deployment(self, _body: bytes, parameters: Mapping[str, str]) -> Answer:
+    def deployment(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Counters and standing of one deployment; raises `UsageError`, `deployment-unknown`."""
         deployment, now_us = parameters["deployment"], self._clock_us()
 
         def look(connection: Connection) -> dict[str, Json]:
-            record = store.deployment_record(connection, deployment)
-            if record is None:
-                raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
+            record = store.standing_of(connection, deployment, scope).record
             mine = challenges.c.deployment == deployment
             count = select(func.count()).select_from(challenges).where(mine)
             is_open = challenges.c.used_us.is_(None) & (challenges.c.expires_us > now_us)
@@ -69,15 +75,15 @@ class Views:
 
         return Answer.of(self._database.read(look))
 
-    def run(self, _body: bytes, parameters: Mapping[str, str]) -> Answer:
+    def run(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """What a run's runtime last reported; raises `UsageError`, `run-unknown`."""
         run_id, now_us = parameters["run_id"], self._clock_us()
 
         def look(connection: Connection) -> dict[str, Json]:
             query = select(launches).where(launches.c.run_id == run_id)
             launch = connection.execute(query).mappings().one_or_none()
-            record = None if launch is None else store.deployment_record(connection, launch["deployment"])
-            if launch is None or record is None:
+            standing = None if launch is None else store.standing(connection, launch["deployment"])
+            if launch is None or standing is None or not scope.covers(standing.owner):
                 raise UsageError(Code.RUN_UNKNOWN, "this broker launched no such run")
             found = (
                 connection.execute(
@@ -90,20 +96,47 @@ class Views:
                 "created_us": launch["created_us"],
                 "deployment": launch["deployment"],
                 "expires_us": launch["expires_us"],
-                "package_id": record.package_id,
+                "package_id": standing.record.package_id,
                 "releases": len(found),
                 "run_id": run_id,
             }
-            return facts | self._reported(found[0] if found else None, record.policy.lease_s, now_us)
+            return facts | self._reported(found[0] if found else None, standing.record.policy.lease_s, now_us)
 
         return Answer.of(self._database.read(look))
 
-    def audit(self, _body: bytes, parameters: Mapping[str, str]) -> Answer:
-        """The audit log from a record on; raises `UsageError` for a number that is none."""
+    def audit(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
+        """The audit log from a record on, or an owner's own with its signed head; raises `UsageError` for no number."""
         after = parameters.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) <= 15):
             raise UsageError(Code.USAGE, "after is not the number of a record")
-        return Answer.of({"records": self._database.read(lambda connection: audit.read(connection, int(after)))})
+        owner = scope.owner
+        if owner is None:
+            return Answer.of({"records": self._database.read(lambda connection: audit.read(connection, int(after)))})
+        records, last, sha256 = self._database.read(lambda connection: audit.read_own(connection, owner, int(after)))
+        head = AuditHead(owner=owner, records=last, sha256=sha256, time_us=self._clock_us()).sign(self._key)
+        return Answer.of({"head": head.to_json(), "records": records})
+
+    def metrics(self, _body: bytes, _parameters: Mapping[str, str], _scope: Scope) -> Answer:
+        """How much there is of everything, as Prometheus reads it; for the broker's own user alone."""
+        received = releases.c.receipt.is_not(None)
+
+        def look(connection: Connection) -> list[tuple[str, int]]:
+            return [
+                (name, int(connection.execute(select(func.count()).select_from(table).where(which)).scalar_one()))
+                for name, table, which in (
+                    ("owners", schema.owners, true()),
+                    ("deployments", deployments, true()),
+                    ("launches", launches, true()),
+                    ("releases", releases, true()),
+                    ("receipts", releases, received),
+                    ("runs_without_receipt", releases, ~received),
+                    ("challenges", challenges, true()),
+                    ("audit_records", schema.audit, true()),
+                )
+            ]
+
+        lines = "".join(f"glasshouse_{name} {count}\n" for name, count in self._database.read(look))
+        return Answer(body=lines.encode(), media_type="text/plain; version=0.0.4")
 
     def _reported(self, row: RowMapping | None, lease_s: int, now_us: int) -> dict[str, Json]:
         """What the last runtime of a run said; one that is silent for longer than its lease is `lost`."""

@@ -49,6 +49,7 @@ _GROUPS = (
     ("identity", "the owner's identity: show, pem, export, restore, move"),
     ("machine", "machines that you have, reached by ssh: add, list, remove"),
     ("reference", "installations that a job may accept: add, list, remove"),
+    ("gate", "gates that stay: add, list, remove"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),
     ("broker", "the gate that releases keys"),
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Force",
+    "GateOption",
     "HomeOption",
     "Json",
     "Machine",
@@ -58,6 +59,10 @@ PassphraseFd = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+GateOption = Annotated[
+    str | None,
+    typer.Option("--gate", metavar="NAME", help="A gate that stays, by its name of `glasshouse gate`."),
+]
 Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run on several machines: which, from 0.")]
 
 

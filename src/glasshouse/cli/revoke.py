@@ -1,4 +1,4 @@
-"""`glasshouse revoke PACKAGE|RUN`: the package's key is released to no further runtime."""
+"""`glasshouse revoke PACKAGE|RUN`: the package's key is released to no further runtime, and running ones end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, locate
+from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
 from glasshouse.cli.output import Output
 
 __all__ = ["command"]
@@ -14,15 +14,37 @@ __all__ = ["command"]
 
 def command(
     what: Annotated[str, typer.Argument(metavar="PACKAGE|RUN", help="A sealed package, a package id or a run.")],
+    running: Annotated[
+        bool,
+        typer.Option("--running", help="End runs that have the key too: their leases are not renewed any more."),
+    ] = False,
+    gate: GateOption = None,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
+    from glasshouse.jobs.gates import gate_named
     from glasshouse.jobs.revoke import resolve, revoke
 
     output, place = Output(as_json), locate(home)
-    revoked = revoke(resolve(what, place), place)
-    output.result({"package": {"id": revoked.package_id}, "revoked": True, "runs_with_the_key": list(revoked.running)})
+    package_id, client = resolve(what, place), None
+    if gate is not None:
+        client = gate_named(place, gate).client(unlock(place, passphrase_file, passphrase_fd).signing)
+    revoked = revoke(package_id, place, gate=client, running=running)
+    output.result(
+        {
+            "package": {"id": revoked.package_id},
+            "revoked": True,
+            "running": running,
+            "runs_with_the_key": list(revoked.running),
+        }
+    )
     output.say(f"Package {revoked.package_id} is revoked: its key is released to nobody any more.", style="bold")
-    if revoked.running:
+    if revoked.running and running:
+        output.say("Runs that have it end within their lease, and their receipts stay without a countersignature.")
+    elif revoked.running:
         names = ", ".join(run[:8] for run in revoked.running)
-        output.warn(f"these runs have the key already: {names}; stop them with: glasshouse stop RUN")
+        output.warn(
+            f"these runs have the key already: {names}; stop them with: glasshouse stop RUN, or revoke --running"
+        )

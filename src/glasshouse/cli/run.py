@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
+from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import bytes_text, left_out_words
 from glasshouse.errors import Code, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from glasshouse.cli.view import View
-    from glasshouse.jobs.embedded import Embedded
+    from glasshouse.jobs.gates import Broker
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
     from glasshouse.jobs.jobfile import Job
@@ -48,6 +48,7 @@ def command(
             help="Where: a name of `glasshouse machine`, or ssh://user@host; several, with commas, for a group.",
         ),
     ] = "local",
+    gate: GateOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -63,6 +64,8 @@ def command(
         raise UsageError(Code.USAGE, "--raw runs on this machine: leave --machines out")
     if raw and on != "local":
         raise UsageError(Code.USAGE, "--raw runs on this machine: leave --on out")
+    if raw and gate is not None:
+        raise UsageError(Code.USAGE, "--raw asks no gate: leave --gate out")
     # The job file is checked before anybody is asked for a passphrase and before anything is started.
     job = _job(what)
     if job is not None and shape is not None:
@@ -72,7 +75,7 @@ def command(
         from glasshouse.cli.raw import run_raw_leg
 
         return run_raw_leg(what, job, output, place, identity, ranks=shape)
-    return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home, on=where)
+    return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home, on=where, gate=gate)
 
 
 def _shape(ranks: int | None, machines: int | None) -> Ranks | None:
@@ -95,6 +98,7 @@ def _protected(
     detach: bool,
     given: Path | None,
     on: list[str],
+    gate: str | None,
 ) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.seal import warn_of_losses
@@ -102,6 +106,7 @@ def _protected(
     from glasshouse.cli.view import View
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
+    from glasshouse.jobs.gates import Standing
     from glasshouse.jobs.places import place_of
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Silent
@@ -111,12 +116,15 @@ def _protected(
         one.check()  # before anything is sealed
     if job is not None:
         warn_of_losses(output, job)
-    folder, broker = RunFolder.create(place), Embedded(place)
+    folder = RunFolder.create(place)
+    broker: Broker = Embedded(place) if gate is None else Standing(place, gate, identity.signing)
     view = None if output.as_json else View(output.console)
     with _removed_if_unused(folder), runner.settled(folder, broker):
         try:
             with runner.stoppable():
-                prepared, left_out = _prepare(what, job, output, view, place, identity, folder, broker, where, ranks)
+                prepared, left_out = _prepare(
+                    what, job, output, view, place, identity, folder, broker, where, gate, ranks
+                )
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not is_reader_gone(error):
                 raise
@@ -168,8 +176,9 @@ def _prepare(
     place: Home,
     identity: Identity,
     folder: RunFolder,
-    broker: Embedded,
+    broker: Broker,
     where: list[Place],
+    gate: str | None,
     ranks: Ranks | None,
 ) -> tuple[Prepared, tuple[str, ...]]:
     """Seal a job file and prepare its run; return it, and what of the inputs' folders was left out."""
@@ -197,6 +206,7 @@ def _prepare(
             folder=folder,
             broker=broker,
             places=where,
+            gate=gate,
             ranks=ranks,
             sending=_unseen if view is None else view.sending,
         )

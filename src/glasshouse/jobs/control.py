@@ -167,7 +167,8 @@ def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
 def _stop_there(folder: RunFolder, record: RunRecord, home: Home) -> None:
     """Stop a run that goes on elsewhere without a supervisor, and have another one bring back what it leaves."""
     for one in folder.machines():
-        with contextlib.closing(place_of(home, one.load().place).run(one.path)) as placed:
+        there = place_of(home, one.load().place)
+        with contextlib.closing(there.run(one.path, relayed=record.gate is not None)) as placed:
             placed.connect()
             placed.stop()
     detach(folder, None, home=home)

@@ -9,6 +9,7 @@ the user's data folder  0700, shared by all of the owner's projects
   owners/NAME.pub       owners of others that are known here
   packages/ID.json      labels and deployment settings of packages
   machines.json         machines that have a name: how to reach them
+  gates.json            gates that have a name: where they are, and what of them is pinned
   references/NAME.json  installations that jobs may name: the digests of their files
   broker/               the embedded broker's data, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them
@@ -37,8 +38,8 @@ __all__ = ["PROJECT", "Home", "state_folder"]
 PROJECT = ".glasshouse"
 _OWN_NAMES = frozenset(
     {
-        *("broker", "keys", "machines.json", "model-signing.json", "owner.key", "owner.pub", "owners", "packages"),
-        *("projects", "raw", "references", "runs"),
+        *("broker", "gates.json", "keys", "machines.json", "model-signing.json", "owner.key", "owner.pub", "owners"),
+        *("packages", "projects", "raw", "references", "runs"),
     }
 )
 
@@ -142,6 +143,10 @@ class Home:
     @property
     def machines(self) -> Path:
         return self.path / "machines.json"
+
+    @property
+    def gates(self) -> Path:
+        return self.path / "gates.json"
 
     @property
     def references(self) -> Path:

@@ -10,7 +10,7 @@ from types import TracebackType
 from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.base import Order, Place, Placed
+from glasshouse.providers.base import Order, Place, Placed, RelayOrder
 from glasshouse.providers.local import LocalPlace
 
 __all__ = ["STOP_PATIENCE_S", "LeftError", "Placing", "see_out"]
@@ -43,16 +43,19 @@ class Placing:
     Args:
         places: of the machines, in order.
         folders: of the machines.
+        relays: where their runtimes' keepers carry their calls, each or None.
 
     Attributes:
         placed: their handles.
     """
 
-    def __init__(self, places: Sequence[Place], folders: Sequence[RunFolder]) -> None:
-        self._places, self._folders = places, folders
+    def __init__(
+        self, places: Sequence[Place], folders: Sequence[RunFolder], relays: Sequence[RelayOrder | None]
+    ) -> None:
+        self._places, self._folders, self._relays = places, folders, relays
         self.placed: list[Placed] = [
-            place.run(folder.path, max_bytes=folder.load().max_output_bytes)
-            for place, folder in zip(places, folders, strict=True)
+            place.run(folder.path, max_bytes=folder.load().max_output_bytes, relayed=relay is not None)
+            for place, folder, relay in zip(places, folders, relays, strict=True)
         ]
         self._started: list[Placed] = []
 
@@ -85,9 +88,9 @@ class Placing:
             PlatformError, UsageError, PeerError: as `Placed`.
         """
         peers = self._addresses() if len(self.placed) > 1 else ()
-        for placed, folder, launch in zip(self.placed, self._folders, launches, strict=True):
+        for placed, folder, relay, launch in zip(self.placed, self._folders, self._relays, launches, strict=True):
             check()
-            self._start(placed, folder, launch, peers, check)
+            self._start(placed, folder, launch, peers, relay, check)
 
     def take_over(self) -> None:
         """Stay with runtimes that were started before, and whose supervisor is gone."""
@@ -103,12 +106,18 @@ class Placing:
         return tuple(next(addresses[place.name]) for place in self._places)
 
     def _start(
-        self, placed: Placed, folder: RunFolder, launch: bytes, peers: tuple[str, ...], check: Callable[[], None]
+        self,
+        placed: Placed,
+        folder: RunFolder,
+        launch: bytes,
+        peers: tuple[str, ...],
+        relay: RelayOrder | None,
+        check: Callable[[], None],
     ) -> None:
         record = folder.load()
         package = record.sent or str(record.package)
         ranks = None if record.group is None else record.group.ranks
-        order = Order(package=package, max_seconds=record.max_duration_s, ranks=ranks, peers=peers)
+        order = Order(package=package, max_seconds=record.max_duration_s, ranks=ranks, peers=peers, relay=relay)
         here = record.place == LocalPlace.name
         if not here:
             # Before it is asked for: if this process is killed now, somebody has to look there.

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glasshouse.broker.client import OwnerClient
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_file, is_there
@@ -53,27 +54,34 @@ def resolve(name: str, home: Home) -> str:
         ) from None
 
 
-def revoke(package_id: str, home: Home) -> Revoked:
-    """Revoke at the broker, which is started if need be, and remember it here.
+def revoke(package_id: str, home: Home, *, gate: OwnerClient | None = None, running: bool = False) -> Revoked:
+    """Revoke at the broker, and remember it here.
+
+    Args:
+        package_id: which package.
+        home: the state home.
+        gate: the client of a gate that stays; None for the embedded broker, which is started if need be.
+        running: whether runs that have the key already are ended too: their leases run out.
 
     Raises:
         PeerError: `broker-unreachable`; nothing was remembered then.
     """
     broker = Embedded(home)
     try:
-        broker.ensure().client().revoke(package_id)
+        (gate or broker.ensure().client()).revoke(package_id, running=running)
     except UsageError as error:
         # A package that was never deployed has no key there; from here on it is not deployed either.
-        if error.code is not Code.DEPLOYMENT_UNKNOWN:
+        if error.code is not Code.DEPLOYMENT_UNKNOWN or gate is not None:
             raise
     finally:
-        broker.give_back()
+        if gate is None:
+            broker.give_back()
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)
-    running: list[str] = []
+    going: list[str] = []
     for folder in RunFolder.everywhere(home):
         with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
             run = folder.load()
             if run.package_id == package_id and run.active:
-                running.append(run.run_id)
-    return Revoked(package_id=package_id, running=tuple(sorted(running)))
+                going.append(run.run_id)
+    return Revoked(package_id=package_id, running=tuple(sorted(going)))

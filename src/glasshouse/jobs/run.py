@@ -18,7 +18,7 @@ from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentP
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.jobs.embedded import Embedded, Serving
+from glasshouse.jobs.gates import Broker, Reached, relay_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.installation import install_command
@@ -32,7 +32,7 @@ from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
-from glasshouse.providers.base import Place
+from glasshouse.providers.base import Place, RelayOrder
 from glasshouse.providers.local import LocalPlace
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
@@ -127,8 +127,9 @@ def prepare(
     home: Home,
     identity: Identity,
     folder: RunFolder,
-    broker: Embedded,
+    broker: Broker,
     places: Sequence[Place] = (),
+    gate: str | None = None,
     ranks: Ranks | None = None,
     say: Callable[[str], None] = lambda _step: None,
     sending: Callable[[int, int], None] = lambda _sent, _size: None,
@@ -141,6 +142,7 @@ def prepare(
         identity: the package's owner.
         folder: the new run's folder.
         broker: started if need be; belongs to the caller, who gives it back.
+        gate: its name, where it is a gate that stays.
         places: where it shall run: one for each machine of a group, in their order, or one for all; none for this
             machine.
         ranks: in how many ranks, on how many machines, the script runs; None for one process without a group.
@@ -173,19 +175,19 @@ def prepare(
     say("reference")
     accepted = known.deployment.reference
     references = references_of(home, accepted)
-    record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name))
+    record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name, gate=gate))
     sent: dict[str, str] = {}
-    gate: str | None = None
+    called: str | None = None
     with check_places(home, places, references, accepted) as check:
         if places[0].name != LocalPlace.name:
             record = replace(record, max_output_bytes=_most_output(kept, package_key, identity))
             check()
             # Before anything that expires is made: this may take hours.
             for place in each:
-                with contextlib.closing(place.run(folder.path)) as there:
+                with contextlib.closing(place.run(folder.path, relayed=gate is not None)) as there:
                     found = there.connect()
                     sent[place.name] = there.upload(kept, sending)
-                gate = found if gate is None else gate
+                called = found if called is None else called
         say("broker")
         serving = broker.ensure()
         check()
@@ -211,11 +213,11 @@ def prepare(
     placed: list[tuple[RunFolder, bytes]] = []
     for group, place in zip(groups, places, strict=True):
         its = folder if not placed else folder.add_machine()
+        relay = relay_of(home, gate, its.run_id)
         # Machine 0 is at the first place, which was asked for this run's gate; others' names differ.
-        its_gate = (gate if its is folder else _gate_at(place, its)) or serving.runtime_url
-        launch = _mint(
-            serving, manifest, deployment, its.run_id, delegation, group, broker_url=its_gate, place=place.name
-        )
+        first = its is folder and called is not None
+        url = (called if first else _called_at(place, its, relay)) or serving.runtime_url
+        launch = _mint(serving, manifest, deployment, its.run_id, delegation, group, broker_url=url, place=place.name)
         placed.append((its, launch))
         its.save(replace(record, run_id=its.run_id, group=group, place=place.name, sent=sent.get(place.name)))
     return Prepared(folder=folder, record=folder.load(), launch=placed[0][1], others=tuple(placed[1:]))
@@ -242,10 +244,13 @@ def _most_output(package: Path, key: bytes, identity: Identity) -> int:
         return OutputLimits.of(Package.open(stream, owner_signing=identity.signing.public).unlock(key).job).bytes
 
 
-def _gate_at(place: Place, folder: RunFolder) -> str | None:
-    """Return where the runtime of a run finds its gate at a place; raises `PeerError`."""
-    with contextlib.closing(place.run(folder.path)) as placed:
-        return placed.connect()
+def _called_at(place: Place, folder: RunFolder, relay: RelayOrder | None) -> str:
+    """Return where the runtime of a run finds its gate at a place, empty for the broker's own; raises `PeerError`."""
+    with contextlib.closing(place.run(folder.path, relayed=relay is not None)) as placed:
+        there = placed.connect()
+    if there is None and relay is not None:
+        return f"unix:{relay.socket}"
+    return there or ""
 
 
 def _needed_by_others_us(home: Home) -> int:
@@ -301,7 +306,7 @@ def _policy(manifest: Manifest, deployment: Deployment, references: References, 
 
 
 def _mint(
-    serving: Serving,
+    serving: Reached,
     manifest: Manifest,
     deployment: str,
     run_id: str,

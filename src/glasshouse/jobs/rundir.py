@@ -44,7 +44,10 @@ __all__ = ["Phase", "RunFolder", "RunRecord"]
 _ID_CHARS = 32
 _PIECE_BYTES = 1 << 20
 # What records of earlier versions do not have.
-_LATER = {"blamed": None, "group": None, "max_output_bytes": None, "place": "local", "placed": True, "sent": None}
+_LATER = {
+    "blamed": None, "gate": None, "group": None, "max_output_bytes": None, "place": "local", "placed": True,
+    "sent": None,
+}  # fmt: skip
 
 
 class Phase(StrEnum):
@@ -83,6 +86,7 @@ class RunRecord:
         place: where it runs, `local` or a machine's name or address.
         placed: of a place elsewhere: whether it was ever asked to start it.
         sent: what its package is called there; None where it is not sent.
+        gate: the name of the gate that releases its key; None for the embedded broker.
         max_output_bytes: the most that its outputs may have together; None for a run on this machine.
     """
 
@@ -113,6 +117,7 @@ class RunRecord:
     placed: bool = False
     sent: str | None = None
     max_output_bytes: int | None = None
+    gate: str | None = None
 
     @property
     def alive(self) -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
-from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.gates import Broker
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.places import place_of
 from glasshouse.jobs.placing import LeftError
@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def settled(folder: RunFolder, broker: Embedded) -> Iterator[None]:
+def settled(folder: RunFolder, broker: Broker) -> Iterator[None]:
     """See to it that a run which fails in this block is recorded as ended and gives its broker back.
 
     One that a person left (`LeftError`) goes on.
@@ -58,7 +58,7 @@ def run_here(
     launch: bytes | None,
     *,
     home: Home,
-    broker: Embedded,
+    broker: Broker,
     watcher: Watcher,
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
 ) -> Ended:

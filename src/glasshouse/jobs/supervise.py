@@ -17,9 +17,9 @@ from typing import Protocol
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
-from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.finish import Conclusion, conclude
 from glasshouse.jobs.follow import Seen, Tail
+from glasshouse.jobs.gates import Broker, relay_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
 from glasshouse.jobs.machines import together
@@ -112,7 +112,7 @@ def supervise(
     *,
     home: Home,
     place: Callable[[str], Place],
-    broker: Embedded,
+    broker: Broker,
     watcher: Watcher,
     interrupts: Interrupts,
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
@@ -136,7 +136,8 @@ def supervise(
     owner = read_public(home.owner_public)
     folders = (folder, *(other for other, _ in others))
     machines: list[_Machine] = []
-    with Placing([place(one.load().place) for one in folders], folders) as placing:
+    relays = [relay_of(home, one.load().gate, one.run_id) for one in folders]
+    with Placing([place(one.load().place) for one in folders], folders, relays) as placing:
         if launch is None:
             placing.take_over()
         else:
@@ -213,7 +214,7 @@ class _Supervision:
         broker, watcher, interrupts: as of `supervise`.
     """
 
-    def __init__(self, placed: Sequence[_Machine], broker: Embedded, watcher: Watcher, interrupts: Interrupts) -> None:
+    def __init__(self, placed: Sequence[_Machine], broker: Broker, watcher: Watcher, interrupts: Interrupts) -> None:
         self._placed = placed
         self._broker = broker
         self._watcher = watcher
@@ -283,7 +284,7 @@ class _Supervision:
         self._stop_s = min(self._stop_s, time.monotonic() + _GROUP_PATIENCE_S)
 
 
-def _tell_gate(broker: Embedded, group: Group, code: Code | None) -> None:
+def _tell_gate(broker: Broker, group: Group, code: Code | None) -> None:
     """Have nothing released to machines that wait for one that is gone; the gate's deadline would say it later."""
     serving = broker.serving
     if serving is not None and code is not Code.RANK_REFUSED:
@@ -336,7 +337,7 @@ def _tell(watcher: Watcher, *, event: Event, seen: Seen) -> None:
     watcher.event(event, seen)
 
 
-def _keep(broker: Embedded) -> None:
+def _keep(broker: Broker) -> None:
     """Start the broker again if it died; the runtime retries meanwhile, and its lease bounds how long."""
     if broker.serving is None:
         try:

@@ -15,8 +15,8 @@ from pathlib import Path
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
-from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.gates import broker_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
@@ -69,7 +69,8 @@ def main(arguments: list[str]) -> int:
             return ExitCode.USAGE
         # The order of the folders is that of the machines, and so is that of the lines.
         others = list(zip(folder.machines()[1:], launches[1:], strict=True))
-        ended = run_here(folder, launches[0], home=home, broker=Embedded(home), watcher=log, others=others)
+        broker = broker_of(home, folder)
+        ended = run_here(folder, launches[0], home=home, broker=broker, watcher=log, others=others)
     except GlasshouseError as error:
         log.line(str(error))
         return error.exit_code

@@ -7,7 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Order", "Place", "Placed"]
+__all__ = ["Order", "Place", "Placed", "RelayOrder"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayOrder:
+    """A gate that stays, to which the runtime's keeper carries its calls: with or without its owner's machine.
+
+    Attributes:
+        url: ``https://host[:port]``.
+        certificate: SHA-256 of its own certificate, in hex; None where the system's authorities vouch for it.
+        socket: where the runtime calls; None for where the place says.
+    """
+
+    url: str
+    certificate: str | None
+    socket: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +35,14 @@ class Order:
         ranks: how many ranks the job has on this machine, as the launch file says too; None for a run without a group.
         peers: where the runtimes of its group's machines reach each other, ``host:port`` in the order of the machines,
             this one's own too; empty for a run on one machine.
+        relay: where its calls go; None for its owner's own broker.
     """
 
     package: str
     max_seconds: int
     ranks: int | None = None
     peers: tuple[str, ...] = ()
+    relay: RelayOrder | None = None
 
 
 class Placed(Protocol):
@@ -133,11 +150,12 @@ class Place(Protocol):
             PlatformError: machines of this kind cannot reach each other.
         """
 
-    def run(self, folder: Path, *, max_bytes: int | None = None) -> Placed:
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Placed:
         """Return the handle on a run.
 
         Args:
             folder: the run's folder here; its name is the run's id. What the run leaves comes into ``out`` and
                 ``runtime.log`` there.
             max_bytes: the most that its outputs may have together; None for the most that any job's may.
+            relayed: whether its keeper carries its calls: its order has a `relay`.
         """

@@ -9,11 +9,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasshouse.errors import PlatformError
+from glasshouse.errors import Code, FormatError, PlatformError, UsageError
+from glasshouse.providers.base import RelayOrder
 from glasshouse.providers.runs import own_folder
 from glasshouse.providers.streams import MAX_CALLS
+from glasshouse.wire.fields import Fields
 
-__all__ = ["Gates"]
+__all__ = ["Gates", "relay_order"]
 
 # What a socket's address holds, less the end that makes it a string.
 _MAX_PATH_BYTES = 107
@@ -55,7 +57,7 @@ class Gates:
         Raises:
             OSError, PlatformError: it cannot be.
         """
-        path = self._sockets() / run
+        path = self.path(run)
         fresh = path.with_name(f"{run}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -70,6 +72,10 @@ class Gates:
         fresh.rename(path)
         self._gates[run] = _Gate(listener, path, number)
         return f"unix:{path}"
+
+    def path(self, run: str) -> Path:
+        """Return where the runtime of a run calls; raises `OSError`, `PlatformError`."""
+        return self._sockets() / run
 
     def drop(self, run: str) -> None:
         """Listen no more; one that does not is fine."""
@@ -106,3 +112,16 @@ class Gates:
             os.rmdir(made)  # noqa: PTH106
             return link.readlink()
         return Path(made)
+
+
+def relay_order(fields: Fields, path: Path) -> RelayOrder:
+    """Read to which gate a keeper carries the calls that come to `path`; raises `FormatError`."""
+    from glasshouse.providers.line import GateLine  # TLS is loaded where it is needed
+
+    url, certificate = fields.text("url", max_chars=512), fields.digest_or_null("certificate")
+    fields.end()
+    try:
+        GateLine(url=url, certificate=certificate)
+    except UsageError as error:
+        raise FormatError(Code.SCHEMA, error.message) from None
+    return RelayOrder(url=url, certificate=None if certificate is None else certificate.hex(), socket=str(path))

@@ -3,6 +3,8 @@
 Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
 it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.
 
+Where the folder's order names a gate, it carries the runtime's calls to that, whoever is connected or not.
+
 Laws: it leaves `keeper.json` before the runtime can have its launch file, and `ended` after its end; it ends with the
 runtime and no sooner; where it cannot do so, no runtime is left.
 """
@@ -14,13 +16,14 @@ import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ENDED", "KEEPER", "LOG", "SCRATCH", "boot", "main", "started_ticks"]
+__all__ = ["ENDED", "KEEPER", "LOG", "ORDER", "SCRATCH", "boot", "main", "relay_of", "started_ticks"]
 
-KEEPER, ENDED, LOG, SCRATCH = "keeper.json", "ended", "runtime.log", "empty"
+KEEPER, ENDED, LOG, ORDER, SCRATCH = "keeper.json", "ended", "runtime.log", "order.json", "empty"
 
 # The runtime sees these of the environment and no others.
 _PASSED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ")
@@ -51,7 +54,10 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # ignored here, and as it was in what this executes
     runtime: subprocess.Popen[bytes] | None = None
+    listener: socket.socket | None = None
     try:
+        relay = relay_of(folder)
+        listener = None if relay is None else _listener(relay["socket"])
         log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         runtime = subprocess.Popen(
             command, stdin=0, stdout=log, stderr=log, cwd="/", env=_environment(), start_new_session=True, umask=0o077
@@ -69,8 +75,51 @@ def main(arguments: list[str]) -> int:
     os.dup2(null, 0)
     _say({"pid": runtime.pid})
     os.dup2(null, 1)
-    _leave(folder / ENDED, str(runtime.wait()))
+    if listener is not None and relay is not None:
+        _carry(listener, relay)
+    ended = runtime.wait()
+    if listener is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(listener.getsockname())  # noqa: PTH108 - a socket's name is text
+    _leave(folder / ENDED, str(ended))
     return 0
+
+
+def relay_of(folder: Path) -> dict[str, str] | None:
+    """Return to which gate a run's calls are carried, and from where, as its order says; None where they are not.
+
+    Raises:
+        OSError, ValueError: an order that cannot be read.
+    """
+    try:
+        return json.loads((folder / ORDER).read_text()).get("relay")  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return None
+
+
+def _listener(path: str) -> socket.socket:
+    """Listen where the runtime will call; raises `OSError`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+        listener.bind(path)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _carry(listener: socket.socket, relay: dict[str, str]) -> None:
+    """Carry calls from now on, on threads of their own; TLS is loaded where it is needed."""
+    from glasshouse.providers.line import GateLine, Relay
+
+    pinned = None if relay["certificate"] is None else bytes.fromhex(relay["certificate"])
+    Relay(listener, GateLine(url=relay["url"], certificate=pinned))
 
 
 def _environment() -> dict[str, str]:

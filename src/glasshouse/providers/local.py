@@ -128,5 +128,5 @@ class LocalPlace:
         """Return free ports of the loopback; raises `PlatformError`."""
         return free_addresses("127.0.0.1", machines)
 
-    def run(self, folder: Path, *, max_bytes: int | None = None) -> LocalPlaced:
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> LocalPlaced:
         return LocalPlaced(folder)

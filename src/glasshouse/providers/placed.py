@@ -47,14 +47,22 @@ class RemotePlaced:
         run: the run's id, 32 hexadecimal digits.
         path_of: where a file of the run is kept here; its folder need not exist.
         max_bytes: the most that its sealed files may have together.
+        relayed: whether its keeper carries its calls to a gate, and not this connection.
 
     Attributes:
         problem: why it cannot be followed at this moment; empty while it can.
     """
 
     def __init__(
-        self, open_channel: Callable[[], Channel], run: str, path_of: Callable[[str], Path], *, max_bytes: int = 1 << 44
+        self,
+        open_channel: Callable[[], Channel],
+        run: str,
+        path_of: Callable[[str], Path],
+        *,
+        max_bytes: int = 1 << 44,
+        relayed: bool = False,
     ) -> None:
+        self._relayed = {"relayed": True} if relayed else {}
         self._open, self._run, self._path_of, self._max_bytes = open_channel, run, path_of, max_bytes
         self.problem = ""
         self._channel: Channel | None = None
@@ -85,7 +93,7 @@ class RemotePlaced:
         self.close()
         self._forget()
         try:
-            gate = self._prepared(channel.ask("prepare", run=self._run))
+            gate = self._prepared(channel.ask("prepare", run=self._run, **self._relayed))
         except GlasshouseError:
             channel.close()
             raise
@@ -135,7 +143,9 @@ class RemotePlaced:
         """
 
         def start() -> int:
-            channel = self._connected()
+            channel, more = self._connected(), {}
+            if order.relay is not None:
+                more["relay"] = {"certificate": order.relay.certificate, "url": order.relay.url}
             number = channel.post(
                 "start",
                 run=self._run,
@@ -144,6 +154,7 @@ class RemotePlaced:
                 max_seconds=order.max_seconds,
                 ranks=order.ranks,
                 peers=list(order.peers),
+                **more,
             )
             channel.send(number, launch)
             return channel.answer(number, within_s=_START_S).integer("pid")
@@ -256,7 +267,7 @@ class RemotePlaced:
                 time.sleep(min(wait_s, timeout_s))
                 return None
             self._channel = self._open()
-            self._preparing = self._channel.post("prepare", run=self._run)
+            self._preparing = self._channel.post("prepare", run=self._run, **self._relayed)
             self._due_s = time.monotonic() + ANSWER_S
         channel = self._connected()
         if time.monotonic() > self._due_s:

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.base import Order
-from glasshouse.providers.keeper import ENDED, KEEPER, LOG, SCRATCH, boot, started_ticks
+from glasshouse.providers.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
 
 __all__ = ["MOST_FILES", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
 
 RUN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
-_ORDER, _PACKAGE, _OUT = "order.json", "package.sealed", "out"
+_PACKAGE, _OUT = "package.sealed", "out"
 MOST_FILES = 500
 _START_S, _POLL_S = 30.0, 0.05
 _SETTLED_S = 60.0
@@ -115,7 +115,7 @@ class Run:
                     package = self._linked(package)
                 return _keep(self._folder, self._command(order, package), launch)
             except BaseException:
-                (self._folder / _ORDER).unlink()  # nothing goes on: it may be tried again
+                (self._folder / ORDER).unlink()  # nothing goes on: it may be tried again
                 raise
         except FileNotFoundError:
             raise UsageError(Code.FILE_MISSING, "the package was not sent to this machine") from None
@@ -124,7 +124,7 @@ class Run:
 
     def _claim(self, text: str) -> bool:
         """Leave the order; return whether this process did, and no other before it."""
-        order = self._folder / _ORDER
+        order = self._folder / ORDER
         try:
             descriptor = os.open(order, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -146,7 +146,7 @@ class Run:
         deadline_s = time.monotonic() + _START_S
         while (keeper := self._keeper()) is None and self.started and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)  # another process starts it at this moment
-        if keeper is None or (self._folder / _ORDER).read_text() != text:
+        if keeper is None or (self._folder / ORDER).read_text() != text:
             raise UsageError(
                 Code.RUN_EXISTS, "this machine was asked to start the run before, with something else or in vain"
             )
@@ -172,17 +172,25 @@ class Run:
     def package(self) -> str | None:
         """The digest of the file that it was started with, if it was."""
         try:
-            return str(json.loads((self._folder / _ORDER).read_text())["package"])
+            return str(json.loads((self._folder / ORDER).read_text())["package"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @property
+    def relayed(self) -> bool:
+        """Whether its keeper carries its calls to a gate."""
+        try:
+            return relay_of(self._folder) is not None
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    @property
     def started(self) -> bool:
-        return (self._folder / _ORDER).exists()
+        return (self._folder / ORDER).exists()
 
     @property
     def started_us(self) -> int:
-        return (self._folder / _ORDER).stat().st_mtime_ns // 1000
+        return (self._folder / ORDER).stat().st_mtime_ns // 1000
 
     def ended(self) -> int | None:
         """Return the runtime's exit code, negative for a signal; None while it goes on.

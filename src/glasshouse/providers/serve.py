@@ -26,7 +26,7 @@ from pathlib import Path
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.providers import facts
 from glasshouse.providers.base import Order
-from glasshouse.providers.gates import Gates
+from glasshouse.providers.gates import Gates, relay_order
 from glasshouse.providers.link import MAX_DATA_BYTES, Link
 from glasshouse.providers.local import free_addresses
 from glasshouse.providers.runs import MOST_FILES, RUN, Runs, is_name, numbered, own_folder
@@ -311,9 +311,11 @@ class Place:
             upload.close()
 
     def _prepare(self, _number: int, fields: Fields) -> Answer:
-        run = _run(fields)
+        run, relayed = _run(fields), fields.has("relayed") and fields.flag("relayed")
         fields.end()
         self._drop_gate(run)
+        if relayed or self._runs[run].relayed:  # its keeper listens, with whoever is connected and without
+            return {"gate": f"unix:{self._gates.path(run)}"}
         return {"gate": self._gates.open(run)}
 
     def _take_calls(self) -> None:
@@ -341,6 +343,7 @@ class Place:
             max_seconds=fields.integer("max_seconds", low=1),
             ranks=fields.integer_or_null("ranks"),
             peers=tuple(fields.texts("peers", max_items=_MAX_MACHINES)),
+            relay=relay_order(fields.child("relay"), self._gates.path(run)) if fields.has("relay") else None,
         )
         wanted = fields.integer("launch_bytes", low=1, high=_MAX_LAUNCH_BYTES)
         fields.end()
@@ -450,9 +453,11 @@ class Place:
         package = None if fields.null("package") else fields.digest("package").hex()
         fields.end()
         found = self._runs[run]
-        package = found.package or package
+        package, relayed = found.package or package, found.relayed
         found.remove()
         self._drop_gate(run)
+        if relayed:  # where its keeper was killed
+            self._gates.path(run).unlink(missing_ok=True)
         if package is not None:
             self._uploads.drop(package)
         return {}

@@ -253,10 +253,10 @@ class SshPlace:
                 after = max(page)
         return found
 
-    def run(self, folder: Path, *, max_bytes: int | None = None) -> RemotePlaced:
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> RemotePlaced:
         # Sealed outputs are a little longer than what they hold; a log fills its share and no more.
         most = (_MOST_BYTES if max_bytes is None else max_bytes) * 1001 // 1000 + _LOG_BYTES
-        return RemotePlaced(self._channel, folder.name, partial(_kept, folder), max_bytes=most)
+        return RemotePlaced(self._channel, folder.name, partial(_kept, folder), max_bytes=most, relayed=relayed)
 
     def _ask(self, act: Callable[[Channel], T]) -> T:
         """Ask a few questions, and keep the connection for what comes next."""

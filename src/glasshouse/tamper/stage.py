@@ -66,6 +66,7 @@ class Owner:
         releases: the deployment's release budget.
         profile: the hardening profile that floor and policy demand.
         egress: whom floor and policy let the worker reach.
+        signing: the owner's key; a new one by default.
 
     Attributes:
         signing: the owner's key.
@@ -81,8 +82,9 @@ class Owner:
         releases: int = 1,
         profile: Profile = Profile.STRICT,
         egress: tuple[str, ...] = (GROUP_EGRESS,),
+        signing: SigningKey | None = None,
     ) -> None:
-        self.signing, sealing = SigningKey.generate(), RecipientKey.generate()
+        self.signing, sealing = signing or SigningKey.generate(), RecipientKey.generate()
         self._broker = broker
         self._client = broker.client()
         self.package_key = secrets.token_bytes(32)

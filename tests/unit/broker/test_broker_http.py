@@ -33,9 +33,8 @@ RUNTIME_ROUTES = [
     ("POST", "/v1/receipt"),
     ("POST", "/v1/release"),
 ]
-OWNER_ROUTES = [
+CALLS = [
     ("GET", "/v1/audit"),
-    ("GET", "/v1/broker"),
     ("GET", "/v1/deployments/{deployment}"),
     ("GET", "/v1/groups/{group}"),
     ("GET", "/v1/runs/{run_id}"),
@@ -46,10 +45,15 @@ OWNER_ROUTES = [
     ("POST", "/v1/packages/{package_id}/revoke"),
     ("PUT", "/v1/delegation"),
 ]
+OWNER_ROUTES = sorted([*CALLS, ("GET", "/metrics"), ("GET", "/v1/broker")])
+# A bare route that answers GET has HEAD too, which no owner can sign.
+_ANYONES = [("GET", "/health"), ("GET", "/v1/broker")]
+_HEADS = [("HEAD", path) for method, path in (*CALLS, *_ANYONES) if method == "GET"]
+GATE_ROUTES = sorted([*RUNTIME_ROUTES, *CALLS, *_ANYONES, *_HEADS])
 
 
 def test_each_listener_has_exactly_its_routes(broker: LocalBroker) -> None:
-    for (app, _), expected in zip(broker._listeners, (RUNTIME_ROUTES, OWNER_ROUTES), strict=True):
+    for (app, _), expected in zip(broker._listeners, (RUNTIME_ROUTES, OWNER_ROUTES, GATE_ROUTES), strict=True):
         assert all(isinstance(route, Route) for route in app.routes)
         found = [(m, route.path) for route in app.routes if isinstance(route, Route) for m in route.methods or ()]
         assert sorted(found) == expected

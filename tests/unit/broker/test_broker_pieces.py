@@ -141,13 +141,13 @@ def test_a_connection_that_was_just_answered_keeps_no_broker_from_its_end(sent: 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel does not wait for bytes, the loop pauses")
 def test_the_kernel_joins_the_pieces_of_a_body(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
-    received = listen._BoundedProtocol.data_received
+    received = listen.BoundedProtocol.data_received
 
-    def count(line: listen._BoundedProtocol, data: bytes) -> None:
+    def count(line: listen.BoundedProtocol, data: bytes) -> None:
         reads.append(len(data))
         received(line, data)
 
-    monkeypatch.setattr(listen._BoundedProtocol, "data_received", count)
+    monkeypatch.setattr(listen.BoundedProtocol, "data_received", count)
     start = head("/v1/evidence", "Content-Type: application/json", "Content-Length: 124000")
     host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
@@ -183,7 +183,7 @@ def test_a_body_in_pieces_too_small_for_the_kernels_window_is_answered(
 
 def test_after_each_read_the_kernel_is_to_wait_for_no_more_than_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[int] = []
-    monkeypatch.setattr(listen._BoundedProtocol, "_wake_for", lambda _line, count: marks.append(count))
+    monkeypatch.setattr(listen.BoundedProtocol, "_wake_for", lambda _line, count: marks.append(count))
     whole = len(head("/v1/evidence", "Content-Length: 66000")) + 66_000
     sent_in_pieces(10_000, 0.0, of=66_000)
     left = [whole - 10_000 * reads for reads in range(1, 7)]

@@ -88,7 +88,7 @@ class Place:
     def addresses(self, machines: int) -> tuple[str, ...]:
         return tuple(f"10.0.0.{machine}:4000" for machine in range(machines))
 
-    def run(self, folder: Path, *, max_bytes: int | None = None) -> Played:
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Played:
         self.folders.append(folder)
         return self.machines[len(self.folders) - 1]
 

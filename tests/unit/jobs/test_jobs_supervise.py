@@ -43,7 +43,7 @@ class Machine:
     pid: int = NOBODY.pid
     problem: str = ""
 
-    def run(self, _folder: Path, *, max_bytes: int | None = None) -> Machine:
+    def run(self, _folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Machine:
         return self
 
     def connect(self) -> None:
@@ -328,7 +328,7 @@ def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoMachine:
-        def run(self, _folder: Path, *, max_bytes: int | None = None) -> Machine:
+        def run(self, _folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Machine:
             raise PlatformError(Code.PLATFORM, "no machine today")
 
     monkeypatch.setattr(runner, "place_of", lambda _home, _name: NoMachine())

@@ -18,6 +18,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> i
     def fail(*_arguments: object, **_options: object) -> None:
         raise error
 
+    monkeypatch.setattr(supervisor, "broker_of", lambda _home, _folder: None)
     monkeypatch.setattr(supervisor, "run_here", fail)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"launch file")))
     return supervisor.main([str(tmp_path), "f" * 32])

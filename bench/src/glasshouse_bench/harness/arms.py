@@ -305,7 +305,7 @@ class _Telling(LocalPlace):
     def __init__(self, started: Callable[[int], None]) -> None:
         self._started = started
 
-    def run(self, folder: Path, *, max_bytes: int | None = None) -> LocalPlaced:
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> LocalPlaced:
         return _Told(folder, self._started)
 
 

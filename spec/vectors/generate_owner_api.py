@@ -1,0 +1,175 @@
+"""Writes spec/vectors/owner-api/ again: signed requests to a gate, good ones and one for each thing that can be wrong.
+
+Run: python spec/vectors/generate_owner_api.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from glasshouse.attestation.measured import PARTS, Measured, References
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.errors import Code
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.owner_request import REQUEST_TYPE, sign_request
+from glasshouse.handshake.signed_policy import SIGNED_POLICY_TYPE, SignedPolicy
+from glasshouse.wire import dsse, jwt
+from glasshouse.wire.canonical import encode
+from glasshouse.wire.fields import b64encode
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.signing import SigningKey
+
+FOLDER = Path(__file__).resolve().parent / "owner-api"
+OWNER, OTHER, STRANGER, GATE = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3, 4))
+NOW_US = 1_900_000_000_123_456
+RUN = "/v1/runs/" + "ab" * 16
+BODY = encode({"deployment": "cd" * 16, "machines": 2, "ranks": 1})
+INVALID, STALE = Code.OWNER_REQUEST.value, Code.OWNER_STALE.value
+
+
+def signed(**changes: Any) -> str:
+    given = {"gate_public": GATE.public, "method": "GET", "target": RUN, "body": b"", "serial_us": NOW_US}
+    return sign_request(OWNER, **{**given, **changes})
+
+
+def forged(key: SigningKey = OWNER, typ: str = REQUEST_TYPE, **changes: Any) -> str:
+    """A request whose claims are not what the house would write."""
+    issued_s = NOW_US // 1_000_000
+    claims = {
+        "aud": GATE.key_id,
+        "body_sha256": sha256(b"").hex(),
+        "exp": issued_s + 300,
+        "iat": issued_s,
+        "method": "GET",
+        "serial_us": NOW_US,
+        "target": RUN,
+    } | changes
+    return "Glasshouse " + jwt.issue(key, typ=typ, claims={k: v for k, v in claims.items() if v is not None})
+
+
+def case(description: str, authorization: str | None, *, code: str | None = None, **given: Any) -> dict[str, Any]:
+    inputs = {"authorization": authorization, "body": "", "last_us": 0, "method": "GET", "target": RUN}
+    return {
+        "description": description,
+        "expect": {"code": code, **({} if code else {"owner": OWNER.public.hex()})},
+        "input": inputs | {"now_us": NOW_US} | given,
+    }
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    posted: dict[str, Any] = {"method": "POST", "target": "/v1/groups", "body": BODY}
+    asked = {"method": "POST", "target": "/v1/groups", "body": BODY.decode()}
+    yield "look", case("a request without a body", signed())
+    yield "announce", case("a request with a body", signed(**posted), **asked)
+    yield "page", case("a target with a query", signed(target="/v1/audit?after=7"), target="/v1/audit?after=7")
+    yield "early", case("a clock five minutes ahead", signed(serial_us=NOW_US + 300_000_000))
+    yield "late", case("a clock almost five minutes behind", signed(serial_us=NOW_US - 299_000_000))
+    yield "next", case("one after the last", signed(), last_us=NOW_US - 1)
+    # 1
+    yield "absent", case("no field", None, code=INVALID)
+    yield "scheme", case("another scheme", signed().replace("Glasshouse", "Bearer"), code=INVALID)
+    yield "long", case("more than 1,024 characters", signed() + "A" * 1024, code=INVALID)
+    yield "two-parts", case("not a compact token", signed().rpartition(".")[0], code=INVALID)
+    _, claims, signature = signed().removeprefix("Glasshouse ").split(".")
+    crit = b64encode(encode({"alg": "EdDSA", "crit": [], "kid": OWNER.key_id, "typ": REQUEST_TYPE}))
+    yield "crit", case("a header with crit", f"Glasshouse {crit}.{claims}.{signature}", code=INVALID)
+    # 2
+    yield "stranger", case("signed by one who is not enrolled", forged(STRANGER), code=INVALID)
+    # 3
+    kid = b64encode(encode({"alg": "EdDSA", "kid": OTHER.key_id, "typ": REQUEST_TYPE}))
+    yield "other", case("the key id of another enrolled owner", f"Glasshouse {kid}.{claims}.{signature}", code=INVALID)
+    yield (
+        "flipped",
+        case("a signature of other claims", forged(method="PUT").rpartition(".")[0] + "." + signature, code=INVALID),
+    )
+    yield "launch-token", case("a launch token's type", forged(typ="glasshouse-launch+jwt"), code=INVALID)
+    yield "other-gate", case("for another gate", signed(gate_public=STRANGER.public), code=INVALID)
+    # 4
+    yield "too-early", case("a clock more than five minutes ahead", signed(serial_us=NOW_US + 301_000_000), code=STALE)
+    yield "too-late", case("made five minutes ago", signed(serial_us=NOW_US - 300_000_000), code=STALE)
+    # 5
+    yield "method", case("another method", signed(), method="PUT", code=INVALID)
+    yield "target", case("another run", signed(), target="/v1/runs/" + "ac" * 16, code=INVALID)
+    yield "query", case("a query that was not signed", signed(), target=RUN + "?after=1", code=INVALID)
+    outside = "/v1/runs/../broker"
+    yield "outside", case("a target of another form", forged(target=outside), target=outside, code=INVALID)
+    yield "further", case("one more claim", forged(jti="1"), code=INVALID)
+    yield "lacking", case("one claim less", forged(body_sha256=None), code=INVALID)
+    yield "long-lived", case("valid for a day", forged(exp=NOW_US // 1_000_000 + 86_400), code=INVALID)
+    yield "two-times", case("a serial of another second", forged(serial_us=NOW_US - 5_000_000), code=INVALID)
+    # 6
+    yield (
+        "body",
+        case("another body", signed(**posted), **(asked | {"body": BODY.decode().replace("2", "3")}), code=INVALID),
+    )
+    yield "no-body", case("a body that is gone", signed(**posted), **(asked | {"body": ""}), code=INVALID)
+    # 7
+    yield "again", case("the last one again", signed(), last_us=NOW_US, code=STALE)
+    yield "overtaken", case("a later one was taken", signed(), last_us=NOW_US + 1, code=STALE)
+
+
+def policy_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    policy = DeploymentPolicy(
+        assurance=Assurance.SOFTWARE,
+        profile=Profile.STRICT,
+        egress=(),
+        references=References.of(Measured(**{part: sha256(part.encode()) for part in PARTS})),
+        release_budget=1,
+        not_after_us=NOW_US + 10**9,
+        lease_s=60,
+        max_duration_s=3600,
+    )
+    good = SignedPolicy(broker_public=GATE.public, manifest_sha256=sha256(b"manifest"), policy=policy)
+    payload = good.sign(OWNER).payload
+
+    def of(description: str, envelope: dsse.Envelope, code: Code | None = None) -> dict[str, Any]:
+        expect: dict[str, Any] = {"code": code and code.value}
+        if code is None:
+            expect["policy_sha256"] = policy.sha256.hex()
+        return {"description": description, "expect": expect, "input": {"envelope": envelope.encode().decode()}}
+
+    yield "policy", of("a signed policy", good.sign(OWNER))
+    yield "policy-stranger", of("signed by another owner", good.sign(OTHER), Code.SIGNATURE)
+    two = dsse.sign(SIGNED_POLICY_TYPE, payload, [OWNER, OTHER])
+    yield "policy-two-signers", of("signed by one more", two, Code.SIGNATURE)
+    forged_type = dsse.sign("application/vnd.glasshouse.delegation+json", payload, [OWNER])
+    yield "policy-wrong-type", of("as a delegation", forged_type, Code.WRONG_TYPE)
+    delegation = Delegation(broker_public=GATE.public, uses=frozenset(Use), not_before_us=0, not_after_us=NOW_US)
+    yield "policy-delegation", of("a delegation in its place", delegation.sign(OWNER), Code.WRONG_TYPE)
+    lacking = encode({"broker_public": b64encode(GATE.public), "policy": policy.to_json()})
+    no_manifest = dsse.sign(SIGNED_POLICY_TYPE, lacking, [OWNER])
+    yield "policy-no-manifest", of("of no package", no_manifest, Code.SCHEMA)
+
+
+def build() -> dict[str, bytes]:
+    """Return the files by name."""
+    keys = {"gate": GATE.public.hex(), "owners": [OWNER.public.hex(), OTHER.public.hex()]}
+    files = {"keys.json": _encoded(keys)}
+    for name, document in (*cases(), *policy_cases()):
+        if f"{name}.json" in files:
+            raise ValueError(f"two vectors with the name {name}")
+        files[f"{name}.json"] = _encoded(document)
+    return files
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def main() -> None:
+    files = build()
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.json"):
+        if old.name not in files:
+            old.unlink()
+    for name, content in files.items():
+        (FOLDER / name).write_bytes(content)
+    print(f"{len(files)} vectors in {FOLDER}")
+
+
+if __name__ == "__main__":
+    main()

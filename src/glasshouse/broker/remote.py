@@ -1,0 +1,156 @@
+"""The owner's client of a gate that is reached over the network: each request is signed (spec/owner-api.md)."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Callable
+
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.audit import GENESIS, verify_chain
+from glasshouse.broker.client import OwnerClient, Reply, exchange
+from glasshouse.errors import Code, PeerError, UsageError, VerificationError
+from glasshouse.handshake.audit_head import AuditHead
+from glasshouse.handshake.owner_request import WINDOW_S, sign_request
+from glasshouse.handshake.signed_policy import SignedPolicy
+from glasshouse.package.manifest import parse_signed
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["GateClient"]
+
+_TRIES = 5
+_TIMEOUT_S = 30.0
+
+
+class _Connection(http.client.HTTPConnection):
+    """A request over a connection that somebody else makes."""
+
+    def __init__(self, host: str, connect: Callable[[], socket.socket]) -> None:
+        super().__init__(host)
+        self._connect = connect
+
+    def connect(self) -> None:
+        self.sock = self._connect()
+        self.sock.settimeout(_TIMEOUT_S)
+
+
+class GateClient(OwnerClient):
+    """Asks a gate that others use too.
+
+    Args:
+        url: of the gate, for errors and the Host field.
+        connect: returns a connection to it whose other end is known to be it.
+        gate_public: its signing key, as it is pinned.
+        owner: signs what is asked; None for who may only ask what anyone may.
+        clock_us: microseconds since the epoch.
+
+    Every method raises `PeerError` when the gate is away, and its refusal as the exception that its code stands for.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        connect: Callable[[], socket.socket],
+        gate_public: bytes,
+        owner: SigningKey | None,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._url = url
+        self._connect = connect
+        self._public = gate_public
+        self._owner = owner
+        self._clock_us = clock_us
+        self._last_us = 0
+
+    def _policy(self, manifest_envelope: bytes, policy: DeploymentPolicy) -> Json:
+        if self._owner is None:
+            raise UsageError(Code.IDENTITY, "a policy for a gate is signed by its owner, who is not here")
+        manifest_sha256 = parse_signed(manifest_envelope, self._owner.public).sha256
+        signed = SignedPolicy(broker_public=self._public, manifest_sha256=manifest_sha256, policy=policy)
+        return signed.sign(self._owner).to_json()
+
+    def _send(self, method: str, path: str, body: bytes | None) -> Reply:
+        """Send a request; one that a later one of the same owner overtook on its way is made again."""
+        reply = self._once(method, path, body)
+        for _ in range(_TRIES - 1):
+            if self._owner is None or not self._overtaken(reply):
+                break
+            reply = self._once(method, path, body)
+        return reply
+
+    def _once(self, method: str, path: str, body: bytes | None) -> Reply:
+        headers = {}
+        if self._owner is not None:
+            self._last_us = max(self._clock_us(), self._last_us + 1)
+            headers["Authorization"] = sign_request(
+                self._owner,
+                gate_public=self._public,
+                method=method,
+                target=path,
+                body=body or b"",
+                serial_us=self._last_us,
+            )
+        host = self._url.removeprefix("https://").rstrip("/")
+        return exchange(_Connection(host, self._connect), self._url, method, path, body, headers)
+
+    def _overtaken(self, reply: Reply) -> bool:
+        """Return whether a request came out of order, and could come again; its successor comes after what was said."""
+        if reply.status != http.HTTPStatus.CONFLICT:
+            return False
+        problem = reply.problem()
+        if problem.code is not Code.OWNER_STALE or not problem.expected.isdigit():
+            return False
+        expected_us = int(problem.expected[:16])
+        if expected_us <= self._last_us or expected_us > self._clock_us() + WINDOW_S * 1_000_000:
+            return False
+        self._last_us = expected_us - 1
+        return True
+
+    def own_audit(self, *, kept: tuple[int, bytes] = (0, GENESIS)) -> tuple[list[Json], tuple[int, bytes]]:
+        """Return all records of this owner's audit log, verified, and number and hash of the last.
+
+        Args:
+            kept: what an earlier call returned so.
+
+        Raises:
+            FormatError: a head that the gate did not sign.
+            VerificationError: `log-invalid`: records that do not follow each other or do not lead to the signed head,
+                or a log that is not the one of which a head was kept.
+        """
+        owner = b"" if self._owner is None else self._owner.public
+        records: list[Json] = []
+        number, sha256, seen = 0, GENESIS, kept[0] == 0
+        while True:
+            page, signed = self._page(number)
+            head = AuditHead.from_envelope(Envelope.from_json(signed), gate_public=self._public)
+            for record in page:
+                sha256, number = verify_chain([record], previous=sha256, sequence=number), number + 1
+                seen = seen or (number, sha256) == kept
+            records += page
+            if not page or number >= head.records:
+                break
+        if head.owner != owner or (head.records, head.sha256) != (number, sha256):
+            raise VerificationError(Code.LOG_INVALID, "the gate's audit log does not lead to the head that it signed")
+        if not seen:
+            raise VerificationError(
+                Code.LOG_INVALID,
+                f"the gate's audit log is not the one of which it showed {kept[0]} records before",
+                hint="its database was edited, or an older one was put back: what was revoked since is forgotten there",
+            )
+        return records, (number, sha256)
+
+    def check_known(self) -> None:
+        """See that the gate answers, and that its key is the pinned one.
+
+        Raises:
+            PeerError: `broker-unreachable`, or `broker-untrusted` for another key.
+        """
+        if self.broker_public() != self._public:
+            raise PeerError(
+                Code.BROKER_UNTRUSTED,
+                f"what answers at {self._url} is not the gate that was added: its key is another",
+                hint="ask who runs it; if it has a new one: glasshouse gate add --force",
+            )

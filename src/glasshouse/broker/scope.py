@@ -1,0 +1,104 @@
+"""Whose things a call may see: an enrolled owner's own, or, on the Unix socket of the broker's own user, all.
+
+Laws: what is another owner's is answered as if it did not exist; a request over the network is authenticated before its
+body is read, and taken once, also across restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+from starlette.requests import Request
+
+from glasshouse.broker.database import Database
+from glasshouse.broker.schema import owners as enrolled
+from glasshouse.handshake.owner_request import OwnerRequest, authenticate, check_body, check_serial
+from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.signing import key_id
+
+__all__ = ["EVERYTHING", "Admission", "Scope"]
+
+_ROW_LABEL = b"glasshouse gate package v1"
+_LAST = select(enrolled.c.serial_us).where(enrolled.c.owner == bindparam("named"))
+_TAKE = update(enrolled).where(enrolled.c.owner == bindparam("named")).values(serial_us=bindparam("new_us"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """What one caller may see and change.
+
+    Attributes:
+        owner: their public signing key; None for the broker's own user, who may see everything.
+    """
+
+    owner: bytes | None
+
+    def covers(self, owner: bytes) -> bool:
+        """Return whether what belongs to `owner` is this caller's."""
+        return self.owner is None or self.owner == owner
+
+    def row_of(self, package_id: str) -> str:
+        """Return the name under which the database keeps this caller's package.
+
+        Of each owner its own: a package id is no secret, and with one name for all another owner could take it first.
+        """
+        if self.owner is None:
+            return package_id
+        return sha256(lengths_prefixed(_ROW_LABEL, self.owner, package_id.encode()))[:16].hex()
+
+
+EVERYTHING = Scope(owner=None)
+
+
+class Admission:
+    """Lets requests of enrolled owners in.
+
+    Args:
+        database: where it is kept which was taken last.
+        owners: public signing keys of those who are enrolled.
+        gate_public: this gate's signing key.
+        clock_us: microseconds since the epoch.
+    """
+
+    def __init__(
+        self, database: Database, owners: tuple[bytes, ...], gate_public: bytes, clock_us: Callable[[], int]
+    ) -> None:
+        self._database = database
+        self._owners: Mapping[str, bytes] = {key_id(owner): owner for owner in owners}
+        self._public = gate_public
+        self._clock_us = clock_us
+
+    def authenticate(self, request: Request) -> OwnerRequest:
+        """Judge a request by its head alone; raises `RefusedError`."""
+        named = request.headers.getlist("authorization")
+        query = request.scope["query_string"]
+        target = request.scope["raw_path"] + (b"?" + query if query else b"")
+        return authenticate(
+            named[0] if len(named) == 1 else None,
+            owners=self._owners,
+            gate_public=self._public,
+            method=request.method,
+            target=target.decode("latin-1"),
+            now_us=self._clock_us(),
+        )
+
+    def take(self, request: OwnerRequest, body: bytes) -> Scope:
+        """Take an authenticated request, with its whole body, once; on the deciding thread.
+
+        Raises:
+            RefusedError: `owner-request-invalid` for another body, `owner-request-stale` for one that was taken before.
+        """
+        check_body(request, body)
+
+        def decide(connection: Connection) -> None:
+            last_us = connection.execute(_LAST, {"named": request.owner}).scalar_one_or_none()
+            check_serial(request, last_us or 0)
+            if last_us is None:
+                connection.execute(insert(enrolled).values(owner=request.owner, serial_us=request.serial_us))
+            else:
+                connection.execute(_TAKE, {"named": request.owner, "new_us": request.serial_us})
+
+        self._database.write(decide)
+        return Scope(owner=request.owner)

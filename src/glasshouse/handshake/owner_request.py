@@ -1,0 +1,193 @@
+"""An owner's signed request to a gate that others use too: who asks which gate for what, when and in which order.
+
+Laws: what is not signed by an owner who is enrolled is refused before anything of it is acted on, and every such
+refusal is the same; a request is for one gate, one method, one target and one body; it is taken once.
+Source: spec/owner-api.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.wire import jwt
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.kdf import sha256
+from glasshouse.wire.signing import SigningKey, key_id
+
+__all__ = [
+    "REQUEST_TYPE",
+    "WINDOW_S",
+    "OwnerRequest",
+    "StaleRequestError",
+    "authenticate",
+    "check_body",
+    "check_serial",
+    "sign_request",
+]
+
+REQUEST_TYPE = "glasshouse-owner-request+jwt"
+WINDOW_S = 300
+_SCHEME = "Glasshouse "
+_MAX_CHARS = 1024
+_METHODS = ("GET", "POST", "PUT")
+_TARGET = re.compile(r"/v1/[a-z0-9/]{1,160}(\?after=[0-9]{1,15})?")
+_SECOND_US = 1_000_000
+
+
+class StaleRequestError(RefusedError):
+    """A request that an enrolled owner signed, and that comes too late, too early or not in order.
+
+    Args:
+        message: which of them.
+        expected, actual: both sides, in microseconds since the epoch.
+    """
+
+    def __init__(self, message: str, *, expected: int, actual: int) -> None:
+        super().__init__(Code.OWNER_STALE, message, hint="set the clock that is wrong: timedatectl set-ntp true")
+        self.expected = str(expected)
+        self.actual = str(actual)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerRequest:
+    """What was asked for, by whom.
+
+    Attributes:
+        owner: their public signing key.
+        body_sha256: of the body that belongs to it.
+        serial_us: when it was made; an owner's requests have it in ascending order, none twice.
+    """
+
+    owner: bytes
+    body_sha256: bytes
+    serial_us: int
+
+
+def sign_request(
+    owner: SigningKey, *, gate_public: bytes, method: str, target: str, body: bytes, serial_us: int
+) -> str:
+    """Return the value of the ``Authorization`` field for one request.
+
+    Args:
+        owner: who asks.
+        gate_public: the signing key of the gate that is asked.
+        method: `GET`, `POST` or `PUT`.
+        target: path and query, as they stand in the request line.
+        body: all of it; empty where there is none.
+        serial_us: the time in microseconds, and more than any before.
+
+    Raises:
+        ValueError: a method or target that no gate has.
+    """
+    if method not in _METHODS or not _TARGET.fullmatch(target):
+        raise ValueError("a method or target that no gate has")
+    issued_s = serial_us // _SECOND_US
+    claims: dict[str, Json] = {
+        "aud": key_id(gate_public),
+        "body_sha256": sha256(body).hex(),
+        "exp": issued_s + WINDOW_S,
+        "iat": issued_s,
+        "method": method,
+        "serial_us": serial_us,
+        "target": target,
+    }
+    return _SCHEME + jwt.issue(owner, typ=REQUEST_TYPE, claims=claims)
+
+
+def authenticate(
+    authorization: str | None,
+    *,
+    owners: Mapping[str, bytes],
+    gate_public: bytes,
+    method: str,
+    target: str,
+    now_us: int,
+) -> OwnerRequest:
+    """Make checks 1 to 5 of spec/owner-api.md, before anything of the body is read.
+
+    Args:
+        authorization: the field's value, if there is one.
+        owners: public signing keys of those who are enrolled, by their key ids.
+        gate_public: this gate's signing key.
+        method, target: of the request.
+        now_us: this gate's time.
+
+    Raises:
+        RefusedError: `owner-request-invalid`, whatever it is that does not hold.
+        StaleRequestError: `owner-request-stale`: signed, and of another time.
+    """
+    try:
+        # 1: bounded, and of the one form.
+        if authorization is None or len(authorization) > _MAX_CHARS or not authorization.startswith(_SCHEME):
+            raise _invalid()
+        token = jwt.parse(authorization.removeprefix(_SCHEME))
+        # 2: nothing is computed for a key that this gate does not know.
+        owner = owners.get(token.kid)
+        if owner is None:
+            raise _invalid()
+        # 3: signature, type and gate.
+        claims = Fields(_verified(token, owner, gate_public, now_us), "owner request")
+        claims.any("aud")
+        issued_s, serial_us = claims.integer("iat"), claims.integer("serial_us")
+        body_sha256 = claims.digest("body_sha256")
+        said = claims.choice("method", _METHODS), claims.text("target")
+        ends_s = claims.integer("exp")
+        claims.end()
+    except FormatError:
+        raise _invalid() from None
+    if ends_s != issued_s + WINDOW_S or serial_us // _SECOND_US != issued_s:
+        raise _invalid()
+    # 5: this request and no other.
+    if said != (method, target) or not _TARGET.fullmatch(target):
+        raise _invalid()
+    return OwnerRequest(owner=owner, body_sha256=body_sha256, serial_us=serial_us)
+
+
+def _verified(token: jwt.Token, owner: bytes, gate_public: bytes, now_us: int) -> dict[str, Json]:
+    """Make checks 3 and 4 on a token; its date is looked at only once its signature holds."""
+    try:
+        verified = token.verify(
+            public=owner,
+            typ=REQUEST_TYPE,
+            audience=key_id(gate_public),
+            now_s=now_us // _SECOND_US,
+            early_s=WINDOW_S,
+        )
+    except FormatError as error:
+        if error.code is not Code.TOKEN_EXPIRED:
+            raise
+        made_us = Fields(dict(token.claims), "owner request").integer("serial_us")
+        raise StaleRequestError(
+            "the request was not made now: this clock and the gate's differ", expected=now_us, actual=made_us
+        ) from None
+    return dict(verified)
+
+
+def check_body(request: OwnerRequest, body: bytes) -> None:
+    """Make check 6: the body is the one that was signed; raises `RefusedError`, `owner-request-invalid`."""
+    if sha256(body) != request.body_sha256:
+        raise _invalid()
+
+
+def check_serial(request: OwnerRequest, last_us: int) -> None:
+    """Make check 7: the request is later than the last one of its owner that was taken.
+
+    Raises:
+        StaleRequestError: `owner-request-stale`: it was taken before, or a later one was.
+    """
+    if request.serial_us <= last_us:
+        raise StaleRequestError(
+            "this request, or a later one, was taken before", expected=last_us + 1, actual=request.serial_us
+        )
+
+
+def _invalid() -> RefusedError:
+    return RefusedError(
+        Code.OWNER_REQUEST,
+        "not a request that an owner who is enrolled at this gate signed for it",
+        hint="who runs the gate enrols you: glasshouse broker serve --owner owner.pub",
+    )

@@ -1,0 +1,188 @@
+"""An owner with a gate that stays: added, run against, revoked at; and gone and back in the middle of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, ExitCode
+from glasshouse.providers.runs import Runs
+from simulators.command_line import Shell
+from tools.ports import free_port
+from tools.sshd import needs_sshd, serving_ssh
+from tools.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Keeper:
+    """Who runs the gate: another user, with a home of their own.
+
+    Attributes:
+        told: what the gate says of itself.
+    """
+
+    shell: Shell
+    port: int
+    owner: Path
+    told: dict[str, Any]
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        where = ("--bind", f"127.0.0.1:{self.port}", "--advertise", self.url)
+        self.process = self.shell.start("broker", "serve", *where, "--owner", str(self.owner), "--json")
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()
+        self.told = json.loads(line)
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(20) == 0
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    folder = tmp_path_factory.mktemp("owner")
+    made = Shell(folder)
+    assert made.ask("init").code == 0
+    made.job("short", "24")
+    for name in ("long", "longer"):
+        job = made.job(name, "1200")
+        job.write_text(job.read_text() + 'lease = "6s"\n')
+    yield made
+    assert made.left_running() == []
+
+
+@pytest.fixture(scope="module")
+def keeper(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    folder = tmp_path_factory.mktemp("gate")
+    made = Keeper(Shell(folder), free_port(), shell.home / "owner.pub", {})
+    made.start()
+    pinned = ("--key", made.told["key"], "--certificate", made.told["certificate"])
+    added = shell.ask("gate", "add", "small", made.url, *pinned)
+    assert added.code == 0, added.err
+    yield made
+    made.stop()
+
+
+def test_another_gate_than_the_one_that_is_pinned_is_not_added(shell: Shell, keeper: Keeper) -> None:
+    for key, certificate in (("00" * 32, keeper.told["certificate"]), (keeper.told["key"], "00" * 32)):
+        pinned = ("--key", key, "--certificate", certificate)
+        refused = shell.ask("gate", "add", "other", keeper.url, *pinned, "--json")
+        assert (refused.code, refused.error["code"]) == (ExitCode.UNREACHABLE, Code.BROKER_UNTRUSTED)
+    assert [one["name"] for one in shell.ask("gate", "list", "--json").object["gates"]] == ["small"]
+
+
+def test_a_run_whose_gate_stays_ends_as_any_other(shell: Shell, keeper: Keeper) -> None:
+    ended = shell.ask("run", "short.toml", "--gate", "small", "--json")
+    assert ended.code == ExitCode.DONE, ended.err
+    assert (ended.object["outcome"], ended.object["receipt"]["verdict"]) == ("completed", "good")
+    assert shell.ask("verify", "latest").code == ExitCode.DONE
+    assert shell.ask("fetch", "latest", "-o", "outputs").code == ExitCode.DONE
+    assert not (shell.home / "broker" / "serving.json").exists(), "no broker was started here"
+
+
+def test_a_gate_that_restarts_in_the_middle_of_a_run_is_found_again(shell: Shell, keeper: Keeper) -> None:
+    shell.job("middle", "160")
+    known = shell.known()
+    placed = shell.ask("run", "middle.toml", "--gate", "small", "--detach", "--json").object
+    shell.wait_until_running(known)
+    keeper.stop()
+    keeper.start()
+    ended = shell.ask("attach", placed["run_id"], "--json")
+    assert (ended.code, ended.object["receipt"]["verdict"]) == (ExitCode.DONE, "good"), ended.err
+
+
+def test_runs_of_a_revoked_package_end_within_their_lease(shell: Shell, keeper: Keeper) -> None:
+    known = shell.known()
+    placed = shell.ask("run", "long.toml", "--gate", "small", "--detach", "--json").object
+    shell.wait_until_running(known)
+    revoked = shell.ask("revoke", placed["run_id"], "--running", "--gate", "small", "--json")
+    assert revoked.code == ExitCode.DONE, revoked.err
+    assert revoked.object["runs_with_the_key"] == [placed["run_id"]]
+    wait_for(lambda: shell.ask("status", placed["run_id"], "--json").object["outcome"] is not None)
+    found = shell.ask("status", placed["run_id"], "--json").object
+    assert found["code"] == Code.LEASE_LOST
+    assert found["outcome"] != "completed"
+
+
+def test_the_audit_log_of_a_gate_is_checked_and_remembered(shell: Shell, keeper: Keeper) -> None:
+    first = shell.ask("broker", "audit", "--gate", "small", "--json")
+    assert first.code == ExitCode.DONE, first.err
+    events = [record["event"] for record in first.object["records"]]
+    assert events[:4] == ["delegation", "deployment", "launch", "challenge"]
+    [kept] = shell.ask("gate", "list", "--json").object["gates"]
+    assert kept["audited"]["records"] == len(events)
+    assert shell.ask("broker", "audit", "--gate", "small").code == ExitCode.DONE
+    whole = keeper.shell.ask("broker", "audit", "--json")
+    assert whole.code == ExitCode.DONE, whole.err
+    assert len(whole.object["records"]) == len(events), "there is one owner"
+
+
+@needs_sshd
+def test_a_run_elsewhere_needs_nothing_of_its_owner_once_it_is_placed(
+    shell: Shell, keeper: Keeper, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("two")
+    there = folder / "there"
+    with serving_ssh(folder / "ssh") as host:
+        ways = ("--python", sys.executable, "--config", str(host.options[1]), "--folder", str(there))
+        url = f"ssh://{host.host}:{host.port}"
+        assert shell.ask("machine", "add", "lab", url, *ways).code == 0
+        job = shell.job("away", "300")
+        job.write_text(job.read_text() + 'lease = "6s"\n')
+        known = shell.known()
+        placed = shell.ask("run", "away.toml", "--on", "lab", "--gate", "small", "--detach", "--json").object
+        run = shell.wait_until_running(known)
+        os.kill(run["supervisor"]["pid"], signal.SIGKILL)
+        wait_for(lambda: shell.ask("status", placed["run_id"], "--json").object["phase"] == "unattended")
+        # It trains for longer than its lease, and ends by itself, with nobody of its owner's there.
+        [left] = [one for name, one in Runs(there / "runs") if name == placed["run_id"]]
+        wait_for(lambda: left.ended() is not None)
+        assert left.ended() == 0
+        ended = shell.ask("attach", placed["run_id"], "--json")
+        assert (ended.code, ended.object["outcome"], ended.object["receipt"]["verdict"]) == (0, "completed", "good")
+        assert shell.ask("fetch", placed["run_id"], "-o", "away").code == ExitCode.DONE
+        assert [name for name, _ in Runs(there / "runs")] == []
+        assert list(there.glob("**/sockets/*")) == []
+
+
+def test_an_owner_whom_the_gate_does_not_know_runs_nothing_there(
+    keeper: Keeper, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stranger = Shell(tmp_path_factory.mktemp("stranger"))
+    assert stranger.ask("init").code == 0
+    stranger.job("short", "1")
+    pinned = ("--key", keeper.told["key"], "--certificate", keeper.told["certificate"])
+    assert stranger.ask("gate", "add", "small", keeper.url, *pinned).code == 0
+    refused = stranger.ask("run", "short.toml", "--gate", "small", "--json")
+    assert (refused.code, refused.error["code"]) == (ExitCode.REFUSED, Code.OWNER_REQUEST)
+
+
+def test_a_gate_says_what_it_lacks_before_it_starts(shell: Shell) -> None:
+    for arguments in (
+        ("--bind", "127.0.0.1:0"),
+        ("--bind", "127.0.0.1:0", "--advertise", "https://gate.example:1"),
+        ("--advertise", "https://gate.example:1"),
+        ("--bind", "127.0.0.1:0", "--advertise", "http://gate.example:1", "--owner", str(shell.home / "owner.pub")),
+    ):
+        assert shell.ask("broker", "serve", *arguments).code == ExitCode.USAGE

@@ -1,0 +1,84 @@
+"""The vectors of spec/owner-api.md: requests that a gate takes, and one for each thing that it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, GlasshouseError
+from glasshouse.handshake.owner_request import authenticate, check_body, check_serial
+from glasshouse.handshake.signed_policy import SignedPolicy
+from glasshouse.wire.signing import key_id
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "spec" / "vectors" / "owner-api"
+KEYS = json.loads((FOLDER / "keys.json").read_bytes())
+ALL = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob("*.json")) if path.name != "keys.json"}
+CASES = {name: case for name, case in ALL.items() if not name.startswith("policy")}
+POLICIES = {name: case for name, case in ALL.items() if name.startswith("policy")}
+if len(CASES) < 25 or len(POLICIES) < 6:
+    raise RuntimeError(f"only {len(CASES)} and {len(POLICIES)} vectors in {FOLDER}")
+
+
+def take(given: dict[str, Any]) -> bytes:
+    """Make checks 1 to 7, and return whose request it is."""
+    owners = [bytes.fromhex(one) for one in KEYS["owners"]]
+    request = authenticate(
+        given["authorization"],
+        owners={key_id(owner): owner for owner in owners},
+        gate_public=bytes.fromhex(KEYS["gate"]),
+        method=given["method"],
+        target=given["target"],
+        now_us=given["now_us"],
+    )
+    check_body(request, given["body"].encode())
+    check_serial(request, given["last_us"])
+    return request.owner
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_request_is_taken_or_refused_as_the_vector_says(name: str) -> None:
+    expected = CASES[name]["expect"]
+    if expected["code"] is None:
+        assert take(CASES[name]["input"]).hex() == expected["owner"]
+        return
+    with pytest.raises(GlasshouseError) as caught:
+        take(CASES[name]["input"])
+    assert caught.value.code is Code(expected["code"])
+
+
+def test_what_is_invalid_is_refused_in_one_and_the_same_words() -> None:
+    said = set()
+    for case in CASES.values():
+        if case["expect"]["code"] == Code.OWNER_REQUEST:
+            with pytest.raises(GlasshouseError) as caught:
+                take(case["input"])
+            said.add((caught.value.message, caught.value.hint))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_signed_policy_is_read_or_refused_as_the_vector_says(name: str) -> None:
+    data, expected = POLICIES[name]["input"]["envelope"].encode(), POLICIES[name]["expect"]
+    owner = bytes.fromhex(KEYS["owners"][0])
+    if expected["code"] is None:
+        signed = SignedPolicy.parse(data, owner_public=owner)
+        assert signed.policy.sha256.hex() == expected["policy_sha256"]
+        assert signed.broker_public.hex() == KEYS["gate"]
+        return
+    with pytest.raises(GlasshouseError) as caught:
+        SignedPolicy.parse(data, owner_public=owner)
+    assert caught.value.code is Code(expected["code"])
+
+
+def test_the_generator_writes_the_same_files_again() -> None:
+    spec = importlib.util.spec_from_file_location("generate_owner_api", ROOT / "spec/vectors/generate_owner_api.py")
+    assert spec
+    assert spec.loader
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert generator.build() == {path.name: path.read_bytes() for path in FOLDER.glob("*.json")}
