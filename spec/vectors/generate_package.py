@@ -200,6 +200,12 @@ def hostile_manifests() -> Iterator[Vector]:
         ),
         ("manifest-workload-unknown", "a workload nobody knows", "schema-invalid", changing(workload="gpt")),
         ("manifest-floor-off", "a floor that demands nothing", "policy-impossible", changing(floor=weak)),
+        (
+            "manifest-floor-memory",
+            "a workspace in memory, which is said by no word",
+            "schema-invalid",
+            changing(floor={**weak, "profile": "standard", "workspace": "memory"}),
+        ),
         ("manifest-digest-upper-case", "hex in upper case", "schema-invalid", changing(index_sha256="AB" * 32)),
         ("manifest-float", "a length that is not an integer", "schema-invalid", float_length()),
         (

@@ -3,7 +3,7 @@
 Capabilities beside Docker's default set are gone for good, and a filter refuses what Docker's default profile refuses
 without CAP_SYS_ADMIN: no new namespace, mount, keyring or counter, and ``clone3`` is not there. A command that begins
 with ``-m`` is run by this interpreter, with its options. With ``SHM=BYTES`` before the command, for root, /dev/shm is a
-fresh tmpfs of that size.
+fresh tmpfs of that size, and no other but /tmp can be written to.
 Source: moby/profiles/seccomp/default.json; capabilities(7).
 """
 
@@ -14,7 +14,7 @@ import os
 import sys
 
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import seccomp
+from glasshouse.runtime import mounts, seccomp
 from glasshouse.runtime.kernel import REAL, KernelError
 
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD,
@@ -54,6 +54,9 @@ def small_shared_memory(size: str) -> None:
     """Mount a fresh /dev/shm, which this process and its own alone see."""
     REAL.unshare(linux.CLONE_NEWNS)
     REAL.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    for place in mounts.Table.read(REAL).places("tmpfs"):
+        if place != "/tmp" and not place.startswith(("/dev/", "/proc/", "/sys/")):
+            REAL.mount("none", place, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY)
     REAL.mount("shm", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, f"mode=1777,size={size}")
 
 

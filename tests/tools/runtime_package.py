@@ -39,6 +39,7 @@ def seal(
     chunk_bytes: int = 1 << 16,
     owner: SigningKey | None = None,
     egress: tuple[str, ...] = (),
+    disk: bool = False,
 ) -> OwnersPackage:
     owner, recipient, key = owner or SigningKey.generate(), RecipientKey.generate(), secrets.token_bytes(32)
     with path.open("w+b") as out:
@@ -50,7 +51,7 @@ def seal(
             ],
             job=job or {},
             workload=workload,
-            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile, egress=egress),
+            floor=Floor(assurance=Assurance.SOFTWARE, profile=profile, egress=egress, disk=disk),
             owner=owner,
             owner_sealing=recipient.public,
             recipients=[recipient.public],

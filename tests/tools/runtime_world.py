@@ -48,6 +48,7 @@ class Broken:
     max_duration_s: int = 3600
     profile: Profile = Profile.STANDARD
     egress: tuple[str, ...] = ()
+    disk: bool = False
 
 
 @dataclass
@@ -284,7 +285,13 @@ def workload_world(
     broken = broken or Broken()
     job = canonical(workload, params)
     package = seal(
-        folder / "job.sealed", files, job=job, workload=workload, profile=broken.profile, egress=broken.egress
+        folder / "job.sealed",
+        files,
+        job=job,
+        workload=workload,
+        profile=broken.profile,
+        egress=broken.egress,
+        disk=broken.disk,
     )
     home = folder / "broker"
     home.mkdir(mode=0o700)

@@ -105,6 +105,12 @@ _POLICY = (
         'Whom the worker may reach; `["group"]` are the other machines of a run of several.',
         (),
     ),
+    Field(
+        "workspace",
+        Choice(("memory", "disk")),
+        "Where the worker's files may lie on a machine that lets nothing be mounted, as most containers.",
+        "memory",
+    ),
     Field("max_duration", Duration(limit_s=MAX_DURATION_S), "A longer run is wiped.", _UNSET.max_duration_s),
     Field("lease", Duration(limit_s=MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
     Field("releases", Integer(low=1, high=MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
@@ -268,6 +274,7 @@ def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
             assurance=Assurance(policy["assurance"]),
             profile=Profile(policy["profile"]),
             egress=tuple(sorted(set(policy["egress"]))),
+            disk=policy["workspace"] == "disk",
         )
     except FormatError as error:
         raise UsageError(Code.JOB_INVALID, f"policy.egress: {error.message}; write it as host:port, or group") from None

@@ -25,6 +25,7 @@ from glasshouse.runtime import (
     landlock,
     loopback,
     mounts,
+    named_directory,
     oom_score,
     seccomp,
     surroundings,
@@ -221,7 +222,9 @@ def _ranks(kernel: Kernel) -> Finding:
     if _works(connected):
         return _finding("ranks", Standing.GOOD, "loopback", "ranks (--ranks) can have a network that leads nowhere")
     if seccomp.supports(kernel.machine) and _works(lambda: _install_filter(kernel)):
-        consequence = "ranks (--ranks) inherit their connections; a job on several machines (--machines) is refused here"
+        consequence = (
+            "ranks (--ranks) inherit their connections; a job on several machines (--machines) is refused here"
+        )
         return _finding("ranks", Standing.WEAKER, "inherited", consequence)
     return _finding("ranks", Standing.WEAKER, "none", "a job in several ranks (--ranks) is refused here; others run")
 
@@ -246,7 +249,9 @@ def _workspace(kernel: Kernel) -> Finding:
         return _finding(
             "workspace", Standing.GOOD, "tmpfs", "the worker's files stay in memory, or in swap if there is"
         )
-    consequence = "the worker's files get a name on this machine and are removed afterwards: unverifiable"
+    place = named_directory.largest()
+    where = "no memory file system" if place is None else f"{place[0]} ({place[1] / 1e6:.0f} MB free)"
+    consequence = f'the worker\'s files get a name in {where}; a job that takes more needs workspace = "disk"'
     return _finding("workspace", Standing.WEAKER, _NAMED, consequence)
 
 

@@ -96,6 +96,10 @@ class Table:
                 found = above
         return found
 
+    def places(self, kind: str) -> list[str]:
+        """Return where file systems of a kind are mounted, as far as their names lead there."""
+        return [mount.place for mount in self._mounts.values() if mount.kind == kind and self.at(mount.place) is mount]
+
     def uncommon(self) -> list[Mount]:
         """Return remote file systems and overlays that a name leads to: what lies beneath another mount is not seen."""
         mounts = [mount for mount in self._mounts.values() if mount.remote or mount.kind == OVERLAY]

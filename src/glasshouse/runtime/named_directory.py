@@ -1,9 +1,10 @@
 """A directory of the agent's own that other processes could see by name.
 
-It holds the targets of the launcher's trials for a moment; only where no private root can be is it the
-worker's workspace. The agent holds a lock (`flock`) on it until it is removed, and the kernel lets go of that with the
-agent: so the next start, or the owner's side, removes what a killed agent left, and nothing that is in use, in whatever
-container that may be. Versions before held no lock: for theirs the process in the name counts, too.
+It holds the targets of the launcher's trials for a moment; only where no private root can be is it the worker's
+workspace, in the largest memory file system that this user may write to: on a disk it lies where there is none, or too
+small a one and the owner allows it. The agent holds a lock (`flock`) on it until it is removed, and the kernel lets go
+of that with the agent: so the next start, or the owner's side, removes what a killed agent left, and nothing that is in
+use, in whatever container that may be. Versions before held no lock: for theirs the process in the name counts, too.
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
@@ -14,11 +15,16 @@ import fcntl
 import os
 
 from glasshouse.errors import Code, PlatformError
+from glasshouse.runtime import available_memory
 
-__all__ = ["NamedDirectory", "left", "make", "remove_left", "sweep"]
+__all__ = ["NamedDirectory", "largest", "left", "make", "remove_left", "room", "sweep"]
 
 _PREFIX = "glasshouse-ws-"
 _TRIES = 3
+_MOUNTS = "/proc/self/mountinfo"
+_MEMORY = "tmpfs"
+_SHARED = "/dev/shm"  # noqa: S108
+_OF_THE_KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class NamedDirectory:
@@ -41,14 +47,24 @@ class NamedDirectory:
         return gone
 
 
-def make(parents: list[str] | None = None) -> NamedDirectory:
+def make(parents: list[str] | None = None, *, least_bytes: int = 0, disk: bool = False) -> NamedDirectory:
     """Make an empty directory, readable by this user alone; in memory where the machine has such a place.
+
+    Args:
+        parents: where it may lie, the best first; by default what this machine has.
+        least_bytes: what shall have room in it.
+        disk: whether, where memory has less, it had better lie on the disk.
 
     Raises:
         PlatformError: `platform-unsupported`: there is no place for one.
     """
     name = f"{_PREFIX}{os.getpid()}-{_begun(str(os.getpid()))}-"
-    for parent in [parent for parent in (_parents() if parents is None else parents) for _ in range(_TRIES)]:
+    if parents is None:
+        memory = _in_memory()
+        others = _elsewhere(memory)
+        small = not memory or _free_bytes(memory[0]) < least_bytes
+        parents = others + memory if small and disk else memory + others
+    for parent in [parent for parent in parents for _ in range(_TRIES)]:
         path = f"{parent}/{name}{os.urandom(8).hex()}"
         try:
             os.mkdir(path, 0o700)
@@ -59,6 +75,23 @@ def make(parents: list[str] | None = None) -> NamedDirectory:
         except OSError:
             _gone(path)  # another container looked in this very moment; or there are no locks here
     raise PlatformError(Code.PLATFORM, "this machine has no directory for a workspace")
+
+
+def room(path: str) -> tuple[bool, int]:
+    """Return whether a directory lies in memory, and how many bytes have room there."""
+    from glasshouse.runtime import mounts
+
+    try:
+        mount = mounts.Table(_read(_MOUNTS)).at(os.path.realpath(path))
+        return mount is not None and mount.kind == _MEMORY, _free_bytes(path)
+    except (OSError, ValueError):
+        return False, 0
+
+
+def largest() -> tuple[str, int] | None:
+    """Return the memory file system with the most room, and how many bytes that is; None where there is none."""
+    memory = _in_memory()
+    return (memory[0], _free_bytes(memory[0])) if memory else None
 
 
 def sweep(parents: list[str] | None = None) -> int:
@@ -139,7 +172,43 @@ def _gone(path: str) -> bool:
 
 def _parents() -> list[str]:
     """Return where such a directory may lie: memory first."""
-    return [path for path in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")) if os.path.isdir(path)]  # noqa: S108
+    memory = _in_memory()
+    return memory + _elsewhere(memory)
+
+
+def _in_memory() -> list[str]:
+    """Return the memory file systems that this user may write to, the one with the most room first."""
+    try:
+        text = _read(_MOUNTS)
+    except OSError:
+        return []  # no Linux
+    from glasshouse.runtime import mounts
+
+    try:
+        places = mounts.Table(text).places(_MEMORY)
+    except ValueError:
+        return []
+    own = [place for place in places if place == _SHARED or not (place + "/").startswith(_OF_THE_KERNEL)]
+    return sorted((place for place in own if os.access(place, os.W_OK | os.X_OK)), key=_free_bytes, reverse=True)
+
+
+def _elsewhere(memory: list[str]) -> list[str]:
+    paths = (_SHARED, os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
+    return [path for path in paths if path not in memory and os.path.isdir(path)]
+
+
+def _free_bytes(path: str) -> int:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0
+    # One without a limit of its own says that it has no blocks at all.
+    return found.f_bavail * found.f_frsize if found.f_blocks else available_memory.available_bytes()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _begun(pid: str) -> str:

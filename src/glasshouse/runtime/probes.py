@@ -112,7 +112,8 @@ def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
         return Probe(name=name, result=ProbeResult.FOUND, detail="files-left")
     if worker.report.workspace is WorkspaceKind.DIRECTORY:
         # It is gone by name; what a disk or a file system keeps of it cannot be seen from here.
-        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail="was-a-directory")
+        detail = "was-on-a-disk" if worker.on_disk else "was-a-directory"
+        return Probe(name=name, result=ProbeResult.UNVERIFIABLE, detail=detail)
     if private_root.is_memory(kernel, worker.report.base) != (False, False):
         return Probe(name=name, result=ProbeResult.FOUND, detail="mount-left")
     if not worker.own_process_namespace:

@@ -64,6 +64,8 @@ class SandboxSpec:
         pycache_prefix: an empty private directory for the launcher's own interpreter.
         hidden: what may lie beneath none of `read_paths`: the run's own folder.
         package: descriptor of the sealed package, of which the worker is handed a view that reaches no disk.
+        least_bytes: what must have room in the workspace.
+        disk: whether it may lie on a disk, where it can have no mount and memory has no such room.
     """
 
     argv: tuple[str, ...]
@@ -77,6 +79,8 @@ class SandboxSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     package: int | None = None
+    least_bytes: int = 0
+    disk: bool = False
 
     def __post_init__(self) -> None:
         if self.workspace_bytes < 1 << 20:
@@ -153,6 +157,7 @@ class Worker:
         pidfd: readable once both have ended; -1 until `confirm`.
         report: None until `confirm`.
         package: descriptor of the sealed package for the worker; -1 until `confirm`, and where it is handed none.
+        on_disk: whether its workspace lies on a disk; False until `confirm`.
     """
 
     def __init__(
@@ -166,6 +171,7 @@ class Worker:
         self.report: SandboxReport | None = None
         self.exit_code: int | None = None
         self.package = -1
+        self.on_disk = False
         self._source = source
         self._kernel, self._private, self._controls = kernel, private, controls
         self._launcher, self._answer, self._look = launcher, answer, look
@@ -206,6 +212,8 @@ class Worker:
         )
         if "named-workspace" not in notes:
             self._private.remove()
+        else:
+            self.on_disk = not named_directory.room(self._private.path)[0]
         return self.report
 
     @property
@@ -383,7 +391,7 @@ def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worke
             hint="nothing may listen beneath the interpreter's folder or a Python package; see: ss -xl",
         )
     named_directory.sweep()
-    private = named_directory.make()
+    private = named_directory.make(least_bytes=spec.least_bytes, disk=spec.disk)
     controls = Controls(private.path)
     ours, theirs = socket.socketpair()
     answer, theirs_answer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -9,6 +9,7 @@ secret and hardens itself.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from glasshouse.runtime.custodian import Custodian, Regions
     from glasshouse.runtime.relay import Relay
     from glasshouse.wire.hpke import RecipientKey
+    from glasshouse.wire.policy import Floor
 
 __all__ = ["Beginning", "begin"]
 
 # Not `-m`: runpy costs 45 ms uncompiled.
 _WORKER = "from glasshouse.workloads.worker import main; main()"
 _LEAST_WORKSPACE_BYTES = 64 << 20
+# Inputs are laid out once; outputs, caches and temporary files lie beside them.
+_LEAST_BESIDE_INPUTS_BYTES = 32 << 20
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,6 +46,7 @@ class Beginning:
     """What has come into being; each field is set when it does.
 
     Attributes:
+        least_bytes: what must have room in the worker's workspace.
         error: why there is no more than this.
     """
 
@@ -52,6 +57,7 @@ class Beginning:
     relay: Relay | None = None
     regions: Regions | None = None
     custodian: Custodian | None = None
+    least_bytes: int = 0
     error: GlasshouseError | None = None
 
 
@@ -94,9 +100,8 @@ def _begin(
     if options.ranks is not None and manifest.workload != "script":
         raise UsageError(Code.USAGE, "only the job of a script runs in several ranks")
     paths = sandbox.default_read_paths() if look is None else look.paths
-    specification = _specification(
-        options, manifest.workload, manifest.floor.egress, found.package_file.fileno(), paths
-    )
+    specification = _specification(options, manifest.workload, manifest.floor, found.package_file.fileno(), paths)
+    found.least_bytes = specification.least_bytes
     found.worker = sandbox.start(specification, look=look)
     # It may import its frameworks as soon as it lives; it is given nothing before it has been observed.
     found.worker.link.sendall(control({"type": "prepare"}))
@@ -112,7 +117,7 @@ def _begin(
 
 
 def _specification(
-    options: Options, workload: str, egress: tuple[str, ...], package: int, read_paths: tuple[str, ...]
+    options: Options, workload: str, floor: Floor, package: int, read_paths: tuple[str, ...]
 ) -> sandbox.SandboxSpec:
     prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
     argv = ("-c", _WORKER, "--fd", "3", "--workload", workload, "--workspace", "{workspace}")
@@ -123,10 +128,12 @@ def _specification(
         workspace_bytes=_workspace_bytes(),
         read_paths=read_paths,
         device_paths=sandbox.default_devices(),
-        egress=egress,
+        egress=floor.egress,
         loopback=options.ranks is not None,
         hidden=(options.out,),
         package=package,
+        least_bytes=os.fstat(package).st_size + _LEAST_BESIDE_INPUTS_BYTES,
+        disk=floor.disk,
     )
 
 

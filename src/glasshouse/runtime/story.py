@@ -6,14 +6,14 @@ import time
 from functools import partial
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.hardening import CheckResult, HardeningReport, anti_debug, missing
+from glasshouse.attestation.hardening import CheckResult, HardeningReport, WorkspaceKind, anti_debug, missing
 from glasshouse.attestation.measurement import measure_environment, measure_runtime
 from glasshouse.errors import Code, InternalError, PackageError, PlatformError, RefusedError, RunError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime import checks, gpus, mounts, probes
+from glasshouse.runtime import checks, gpus, mounts, named_directory, probes
 from glasshouse.runtime.attest import attest, now_us
 from glasshouse.runtime.custodian import Custodian, Regions
 from glasshouse.runtime.gate import Gate
@@ -111,6 +111,7 @@ def _harden(run: Run, parts: _Parts) -> None:
     run.gpus = gpus.in_sight()
     session.reach(Stage.CONFIRMED, within_s=SANDBOX_PATIENCE_S)
     worker = session.worker
+    _demand_workspace(worker, run.begun.least_bytes, disk=parts.manifest.floor.disk)
     if parts.identity.token.group is not None:
         _demand_ranks(worker, parts.identity.token.group.machines)
     group = not worker.own_process_namespace
@@ -175,8 +176,15 @@ def _observe(run: Run, parts: _Parts) -> HardeningReport:
         worker=worker,
         workspace=report.workspace,
         secret_memory=secret.kind,
-        details=checks.details(session.worker) | ({} if run.begun.relay is None else {"group-relay": 1}),
+        details=checks.details(session.worker) | _further_details(run, session.worker),
     )
+
+
+def _further_details(run: Run, worker: Worker) -> dict[str, str | int]:
+    # Never both: a relay is for ranks on several machines, and those have a private root.
+    if run.begun.relay is not None:
+        return {"group-relay": 1}
+    return {"workspace-on-disk": 1} if worker.on_disk else {}
 
 
 # What fails where a file system's server sees what is asked of it.
@@ -223,6 +231,25 @@ def _session(pid: int) -> SessionRecord:
         return SessionRecord.of(pid)
     except OSError:
         raise RunError(Code.WORKER_FAILED, "the worker ended before it was confirmed") from None
+
+
+def _demand_workspace(worker: Worker, least_bytes: int, *, disk: bool) -> None:
+    """Where the worker's files can have no mount of their own, memory has room for them, or the owner allows a disk."""
+    if worker.report is None or worker.report.workspace is not WorkspaceKind.DIRECTORY:
+        return
+    in_memory, free_bytes = named_directory.room(worker.named_path)
+    if (in_memory or disk) and free_bytes >= least_bytes:
+        return
+    place = "memory that is there" if not disk else "memory that is there and its disk"
+    most = f"{free_bytes / 1e6:.0f} MB" if in_memory or disk else "nothing"
+    # The hint is all that is said where the run was started.
+    raise PlatformError(
+        Code.PLATFORM,
+        "this machine lets nothing be mounted, and has too little room for the worker's files",
+        hint=f"the job's files take {least_bytes / 1e6:.0f} MB, and {place} has {most}: take another offer or more "
+        "GPUs, with which more shared memory comes (docker: --shm-size)"
+        + ("" if disk else '; or let them lie on the machine\'s disk: workspace = "disk" in [policy]'),
+    )
 
 
 def _demand_ranks(worker: Worker, machines: int) -> None:

@@ -18,6 +18,7 @@ GROUP_EGRESS = "group"
 
 _PEER = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}")
 _MAX_PEERS = 16
+_DISK = "disk"  # memory has no word: that it is left out is its one encoding
 
 
 class _Ordered(StrEnum):
@@ -55,11 +56,13 @@ class Floor:
         assurance: least level of assurance.
         profile: least hardening profile, `standard` or `strict`.
         egress: ``host:port`` peers that the worker may reach, or `GROUP_EGRESS`; empty means none.
+        disk: whether the worker's files may lie on the machine's disk where nothing can be mounted.
     """
 
     assurance: Assurance
     profile: Profile
     egress: tuple[str, ...] = ()
+    disk: bool = False
 
     def __post_init__(self) -> None:
         if self.profile is Profile.OFF:
@@ -73,7 +76,12 @@ class Floor:
                 raise FormatError(Code.SCHEMA, "an egress peer that is neither host:port nor group")
 
     def to_json(self) -> dict[str, Json]:
-        return {"assurance": self.assurance.value, "egress": list(self.egress), "profile": self.profile.value}
+        floor: dict[str, Json] = {
+            "assurance": self.assurance.value,
+            "egress": list(self.egress),
+            "profile": self.profile.value,
+        }
+        return {**floor, "workspace": _DISK} if self.disk else floor
 
     @classmethod
     def from_json(cls, value: Json) -> Floor:
@@ -83,6 +91,7 @@ class Floor:
             assurance=Assurance(fields.choice("assurance", list(Assurance))),
             profile=Profile(fields.choice("profile", list(Profile))),
             egress=tuple(fields.texts("egress", max_items=_MAX_PEERS)),
+            disk=fields.has("workspace") and fields.choice("workspace", [_DISK]) == _DISK,
         )
         fields.end()
         return floor

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,70 @@ def test_a_directory_that_is_swept_before_it_is_locked_is_made_again(
 def test_no_place_for_a_directory_is_a_platform_error(tmp_path: Path) -> None:
     with pytest.raises(PlatformError):
         named_directory.make([str(tmp_path / "missing")])
+
+
+# where it lies
+
+
+class Places:
+    """Memory file systems and a disk, each with so much room, as this machine's table of mounts would have them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **memory_bytes: int) -> None:
+        self.folder, self._bytes = folder, {str(folder / name): size for name, size in memory_bytes.items()}
+        (folder / "disk").mkdir()
+        lines = ["20 1 0:1 / / rw - ext4 /dev/vda rw"]
+        for number, path in enumerate(self._bytes):
+            Path(path).mkdir()
+            lines.append(f"{30 + number} 20 0:{number + 2} / {path} rw - tmpfs tmpfs rw")
+        table = "\n".join(lines).encode()
+        monkeypatch.setattr(named_directory, "_read", lambda _path: table)
+        monkeypatch.setattr(named_directory, "_free_bytes", self.free_bytes)
+        monkeypatch.setattr(named_directory, "_SHARED", str(folder / "shm"))
+        monkeypatch.setenv("TMPDIR", str(folder / "disk"))
+
+    def free_bytes(self, path: str) -> int:
+        return next((size for place, size in self._bytes.items() if (path + "/").startswith(place + "/")), 1 << 40)
+
+    def made(self, **options: Any) -> str:
+        own = named_directory.make(**options)
+        try:
+            in_memory, free_bytes = named_directory.room(own.path)
+            place = Path(own.path).parent
+            assert in_memory is (place.name != "disk")
+            assert free_bytes == self.free_bytes(own.path)
+            return place.name
+        finally:
+            own.remove()
+
+
+def test_it_lies_in_the_memory_file_system_with_the_most_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Places(tmp_path, monkeypatch, shm=64 << 20, scratch=8 << 30, run=1 << 30)
+    assert places.made(least_bytes=100 << 20) == "scratch"
+    assert named_directory.largest() == (str(tmp_path / "scratch"), 8 << 30)
+    (tmp_path / "scratch").chmod(0o500)
+    if os.geteuid():
+        assert places.made() == "run"
+
+
+def test_it_lies_on_a_disk_where_memory_is_too_small_and_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places(tmp_path, monkeypatch, shm=64 << 20)
+    assert places.made(least_bytes=100 << 20, disk=True) == "disk"
+    assert places.made(least_bytes=64 << 20, disk=True) == "shm"
+    assert places.made(least_bytes=100 << 20) == "shm", "and is refused before the key is asked for"
+
+
+def test_without_a_memory_file_system_it_lies_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Places(tmp_path, monkeypatch)
+    assert places.made() == "disk"
+    assert named_directory.largest() is None
+
+
+def test_what_a_killed_agent_left_is_found_in_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Places(tmp_path, monkeypatch, shm=1 << 20, scratch=1 << 30)
+    left = [tmp_path / place / f"glasshouse-ws-{GONE}-1-feed" for place in ("disk", "scratch", "shm")]
+    for path in left:
+        path.mkdir()
+    assert named_directory.left() == sorted(map(str, left))
+    assert named_directory.sweep() == 3

@@ -62,8 +62,18 @@ def test_every_demand_is_in_the_digest() -> None:
         floor(assurance=Assurance.TPM).sha256,
         floor(profile=Profile.STRICT).sha256,
         floor(egress=("a:1",)).sha256,
+        floor(disk=True).sha256,
     }
-    assert len(digests) == 4
+    assert len(digests) == 5
+
+
+def test_that_files_may_lie_on_a_disk_is_said_and_that_they_may_not_is_left_out() -> None:
+    assert Floor.from_json(floor(disk=True).to_json()) == floor(disk=True)
+    assert floor(disk=True).to_json()["workspace"] == "disk"
+    assert "workspace" not in floor().to_json()
+    for word in ("memory", "", None, True):
+        with pytest.raises(FormatError, match=r"floor\.workspace"):
+            Floor.from_json({**floor().to_json(), "workspace": word})
 
 
 @pytest.mark.parametrize("change", [{"assurance": "none"}, {"profile": "paranoid"}, {"more": 1}, {"egress": None}])
