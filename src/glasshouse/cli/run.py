@@ -142,6 +142,7 @@ def _protected(
                 broker=broker,
                 watcher=Silent() if view is None else view,
                 others=prepared.others,
+                places=where,
             )
     # Names are sealed with the outputs; the owner's key opens them.
     try:

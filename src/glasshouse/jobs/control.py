@@ -167,8 +167,9 @@ def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
 def _stop_there(folder: RunFolder, record: RunRecord, home: Home) -> None:
     """Stop a run that goes on elsewhere without a supervisor, and have another one bring back what it leaves."""
     for one in folder.machines():
-        there = place_of(home, one.load().place)
-        with contextlib.closing(there.run(one.path, relayed=record.gate is not None)) as placed:
+        place = place_of(home, one.load().place)
+        relayed = record.gate is not None
+        with contextlib.closing(place), contextlib.closing(place.run(one.path, relayed=relayed)) as placed:
             placed.connect()
             placed.stop()
     detach(folder, None, home=home)

@@ -153,21 +153,21 @@ def sweep(home: Home, name: str) -> tuple[int, list[str]]:
         raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
     with contextlib.closing(place):
         there, removed = place.runs(), 0
-    for folder in RunFolder.everywhere(home):
-        for one in folder.machines():
-            record = one.load()
-            # One that was not placed yet when its command was killed has a package there at most.
-            over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
-            if record.place != name or not over:
-                continue
-            package = record.sent or (digest_of(record.package) if record.package.exists() else None)
-            with contextlib.closing(place.run(one.path)) as placed:
-                if there.get(record.run_id):
-                    Embedded(home).ensure()  # signs for its end
-                    placed.interrupt()
-                    see_out(placed)
-                placed.remove(package)
-            removed += there.pop(record.run_id, None) is not None
+        for folder in RunFolder.everywhere(home):
+            for one in folder.machines():
+                record = one.load()
+                # One that was not placed yet when its command was killed has a package there at most.
+                over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
+                if record.place != name or not over:
+                    continue
+                package = record.sent or (digest_of(record.package) if record.package.exists() else None)
+                with contextlib.closing(place.run(one.path)) as placed:
+                    if there.get(record.run_id):
+                        Embedded(home).ensure()  # signs for its end
+                        placed.interrupt()
+                        see_out(placed)
+                    placed.remove(package)
+                removed += there.pop(record.run_id, None) is not None
     Embedded(home).give_back()
     return removed, sorted(there)
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
@@ -22,6 +21,7 @@ from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
+from glasshouse.providers.base import Place
 from glasshouse.wire.states import Outcome
 
 __all__ = ["detach", "run_here", "settled", "stoppable"]
@@ -61,31 +61,43 @@ def run_here(
     broker: Broker,
     watcher: Watcher,
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
+    places: Sequence[Place] = (),
 ) -> Ended:
     """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
 
     Args:
         folder, launch: the run's folder and launch file, of machine 0; as of `supervise`.
         others: those of the other machines of its group.
+        places: of its machines, as far as the caller has them: a connection that is kept is used again.
 
     Raises:
         PlatformError: it could not be placed.
         GlasshouseError: as `supervise`.
     """
-    interrupts = Interrupts()
+    interrupts, known = Interrupts(), {place.name: place for place in places}
+
+    def place(name: str) -> Place:
+        if name not in known:
+            known[name] = place_of(home, name)
+        return known[name]
+
     # A run that goes on elsewhere is not ended by a failure to follow it.
     whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
     with whole, _handled(interrupts):
-        ended = supervise(
-            folder,
-            launch,
-            home=home,
-            place=partial(place_of, home),
-            broker=broker,
-            watcher=watcher,
-            interrupts=interrupts,
-            others=others,
-        )
+        try:
+            ended = supervise(
+                folder,
+                launch,
+                home=home,
+                place=place,
+                broker=broker,
+                watcher=watcher,
+                interrupts=interrupts,
+                others=others,
+            )
+        finally:
+            for one in known.values():
+                one.close()
         broker.give_back()
         return ended
 

@@ -159,3 +159,6 @@ class Place(Protocol):
             max_bytes: the most that its outputs may have together; None for the most that any job's may.
             relayed: whether its keeper carries its calls: its order has a `relay`.
         """
+
+    def close(self) -> None:
+        """End what was kept open from one question, or handle, to the next."""

@@ -148,6 +148,11 @@ class Channel:
         self._link.send(message)
         return number
 
+    @property
+    def busy(self) -> bool:
+        """Whether it was given up, or a question has no answer yet, or a call is carried."""
+        return self.lost or bool(self._open) or bool(len(self._streams))
+
     def answered(self, number: int) -> bool:
         """Return whether a question has its answer."""
         return number in self._answers

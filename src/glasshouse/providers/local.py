@@ -130,3 +130,6 @@ class LocalPlace:
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> LocalPlaced:
         return LocalPlaced(folder)
+
+    def close(self) -> None:
+        """Leave nothing open: nothing is kept."""

@@ -48,6 +48,7 @@ class RemotePlaced:
         path_of: where a file of the run is kept here; its folder need not exist.
         max_bytes: the most that its sealed files may have together.
         relayed: whether its keeper carries its calls to a gate, and not this connection.
+        leave: takes a connection that is good when it is no longer used; it is closed otherwise.
 
     Attributes:
         problem: why it cannot be followed at this moment; empty while it can.
@@ -61,8 +62,10 @@ class RemotePlaced:
         *,
         max_bytes: int = 1 << 44,
         relayed: bool = False,
+        leave: Callable[[Channel], None] = Channel.close,
     ) -> None:
         self._relayed = {"relayed": True} if relayed else {}
+        self._leave = leave
         self._open, self._run, self._path_of, self._max_bytes = open_channel, run, path_of, max_bytes
         self.problem = ""
         self._channel: Channel | None = None
@@ -209,7 +212,7 @@ class RemotePlaced:
         """Leave it to itself: it goes on."""
         for channel in (self._channel, self._opening):
             if channel is not None:
-                channel.close()
+                (Channel.close if channel.busy else self._leave)(channel)
         self._channel = self._opening = None
 
     def _connected(self) -> Channel:

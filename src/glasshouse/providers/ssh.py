@@ -236,9 +236,12 @@ class SshPlace:
 
     def measurement(self) -> Json:
         """Return the parts of what the machine's installation measures to, by its word; raises as `examine`."""
-        with contextlib.closing(self._channel()) as channel:
+
+        def ask(channel: Channel) -> Json:
             told: Json = channel.ask("measure", within_s=_MEASURE_S, after=None).any("measurement")
             return told
+
+        return self._ask(ask)
 
     def measured_files(self) -> dict[str, bytes]:
         """Return the files behind it, by the machine's word: part/name → SHA-256; raises as `examine`."""
@@ -256,7 +259,9 @@ class SshPlace:
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> RemotePlaced:
         # Sealed outputs are a little longer than what they hold; a log fills its share and no more.
         most = (_MOST_BYTES if max_bytes is None else max_bytes) * 1001 // 1000 + _LOG_BYTES
-        return RemotePlaced(self._channel, folder.name, partial(_kept, folder), max_bytes=most, relayed=relayed)
+        return RemotePlaced(
+            self._channel, folder.name, partial(_kept, folder), max_bytes=most, relayed=relayed, leave=self._keep
+        )
 
     def _ask(self, act: Callable[[Channel], T]) -> T:
         """Ask a few questions, and keep the connection for what comes next."""
@@ -270,8 +275,12 @@ class SshPlace:
             if isinstance(error, PeerError) and (stale or (channel.silent and self._failed == 0)):
                 return self._ask(act)
             raise
-        self._kept = time.monotonic(), channel
+        self._keep(channel)
         return found
+
+    def _keep(self, channel: Channel) -> None:
+        self.close()
+        self._kept = time.monotonic(), channel
 
     def _channel(self) -> Channel:
         """Return the connection that was kept, or another one; it is the caller's."""

@@ -331,6 +331,9 @@ def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
         def run(self, _folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Machine:
             raise PlatformError(Code.PLATFORM, "no machine today")
 
+        def close(self) -> None:
+            pass
+
     monkeypatch.setattr(runner, "place_of", lambda _home, _name: NoMachine())
     broker = NoBroker(world.home)
     with pytest.raises(PlatformError):
