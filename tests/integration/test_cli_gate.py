@@ -114,10 +114,14 @@ def test_a_gate_that_restarts_in_the_middle_of_a_run_is_found_again(shell: Shell
 
 def test_runs_of_a_revoked_package_end_within_their_lease(shell: Shell, keeper: Keeper) -> None:
     known = shell.known()
-    placed = shell.ask("run", "long.toml", "--gate", "small", "--detach", "--json").object
+    job = shell.folder / "long.toml"
+    job.write_text('gate = "small"\n' + job.read_text())
+    placed = shell.ask("run", "long.toml", "--detach", "--json").object
     shell.wait_until_running(known)
-    revoked = shell.ask("revoke", placed["run_id"], "--running", "--gate", "small", "--json")
+    # Without a word of the gate: it is remembered who has the key.
+    revoked = shell.ask("revoke", placed["run_id"], "--running", "--json")
     assert revoked.code == ExitCode.DONE, revoked.err
+    assert revoked.object["gates"] == ["small"]
     assert revoked.object["runs_with_the_key"] == [placed["run_id"]]
     wait_for(lambda: shell.ask("status", placed["run_id"], "--json").object["outcome"] is not None)
     found = shell.ask("status", placed["run_id"], "--json").object
@@ -184,5 +188,9 @@ def test_a_gate_says_what_it_lacks_before_it_starts(shell: Shell) -> None:
         ("--bind", "127.0.0.1:0", "--advertise", "https://gate.example:1"),
         ("--advertise", "https://gate.example:1"),
         ("--bind", "127.0.0.1:0", "--advertise", "http://gate.example:1", "--owner", str(shell.home / "owner.pub")),
+        (
+            *("--bind", "0.0.0.0:0", "--advertise", "https://gate.example:1"),
+            *("--owner", str(shell.home / "owner.pub"), "--behind-proxy"),
+        ),
     ):
         assert shell.ask("broker", "serve", *arguments).code == ExitCode.USAGE

@@ -135,5 +135,27 @@ def _network(bind: str | None, advertise: str | None, owners: list[Path], *, pla
             "a gate needs --advertise https://HOST:PORT and at least one --owner FILE",
             hint="FILE is an owner.pub: its owner has it from glasshouse identity show",
         )
+    _check_plain(bind, plain=plain)
     GateLine(url=advertise, certificate=None)  # an address that owners and launch files can name
     return Network(bind=bind, owners=tuple(read_public(path).signing for path in owners), plain=plain)
+
+
+def _check_plain(bind: str, *, plain: bool) -> None:
+    """Refuse to take package keys without TLS from anywhere but this machine."""
+    import ipaddress
+
+    from glasshouse.broker.listen import parse_bind
+
+    where = parse_bind(bind)
+    if not plain or isinstance(where, Path):
+        return
+    try:
+        loopback = ipaddress.ip_address(where[0]).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise UsageError(
+            Code.USAGE,
+            f"--behind-proxy on {where[0]} would take package keys over the network in the clear",
+            hint="bind it to 127.0.0.1 or to unix:/path, and let the proxy on this machine reach it there",
+        )

@@ -68,6 +68,8 @@ def command(
         raise UsageError(Code.USAGE, "--raw asks no gate: leave --gate out")
     # The job file is checked before anybody is asked for a passphrase and before anything is started.
     job = _job(what)
+    if gate is None and job is not None:
+        gate = job.gate
     if job is not None and shape is not None:
         shape.check(job.workload, job.floor)
     identity = unlock(place, passphrase_file, passphrase_fd)

@@ -73,6 +73,7 @@ def _brief(found: Look) -> dict[str, Any]:
         "run_id": record.run_id,
         "name": record.name,
         "workload": record.workload,
+        "gate": record.gate,
         "phase": found.doing,
         "state": seen.state.value if seen.state else None,
         "outcome": record.outcome,

@@ -147,6 +147,9 @@ FIELDS = (
     Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
     Field("name", Text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
     Field(
+        "gate", Text(max_chars=64), "A gate that stays, by its name here; by default a broker on this machine.", None
+    ),
+    Field(
         "inputs",
         Mapped(
             key=Text(form=r"[^\x00]*", words="a path"),
@@ -186,6 +189,7 @@ class Job:
         backups: owner files whose keys may open key store entry and outputs too.
         follow_links: whether links to regular files are inputs, wherever those files lie.
         exclude: gitignore patterns of what the inputs' folders do not bring along.
+        gate: the name of the gate that releases its key; None for a broker on this machine.
     """
 
     name: str
@@ -200,6 +204,7 @@ class Job:
     backups: tuple[Path, ...]
     follow_links: bool = False
     exclude: tuple[str, ...] = ()
+    gate: str | None = None
 
 
 def load(path: Path) -> Job:
@@ -243,6 +248,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         backups=tuple(folder / path for path in package["backup"]),
         follow_links=package["follow_links"],
         exclude=package["exclude"],
+        gate=found["gate"],
     )
 
 

@@ -28,6 +28,7 @@ class PackageRecord:
         workload: `mlp`, `lora` or `script`.
         deployment: how to deploy it.
         revoked: whether its owner has revoked its key.
+        gates: names of the gates that were given its key.
     """
 
     package_id: str
@@ -35,11 +36,13 @@ class PackageRecord:
     workload: str
     deployment: Deployment
     revoked: bool = False
+    gates: tuple[str, ...] = ()
 
     def save(self, home: Home) -> None:
         """Write the record; raises `UsageError`."""
         value: dict[str, Any] = {
             "deployment": self.deployment.to_json(),
+            "gates": list(self.gates),
             "name": self.name,
             "package_id": self.package_id,
             "revoked": self.revoked,
@@ -71,6 +74,7 @@ class PackageRecord:
                 workload=str(value["workload"]),
                 deployment=_deployment(dict(value["deployment"])),
                 revoked=bool(value["revoked"]),
+                gates=tuple(map(str, value.get("gates", ()))),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None

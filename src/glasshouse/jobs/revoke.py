@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,28 +55,24 @@ def resolve(name: str, home: Home) -> str:
         ) from None
 
 
-def revoke(package_id: str, home: Home, *, gate: OwnerClient | None = None, running: bool = False) -> Revoked:
-    """Revoke at the broker, and remember it here.
+def revoke(package_id: str, home: Home, *, gates: Sequence[OwnerClient] = (), running: bool = False) -> Revoked:
+    """Revoke at the home's own broker, which is started if need be, and at gates, and remember it here.
 
     Args:
         package_id: which package.
         home: the state home.
-        gate: the client of a gate that stays; None for the embedded broker, which is started if need be.
+        gates: clients of all gates that may have its key: see `PackageRecord.gates`.
         running: whether runs that have the key already are ended too: their leases run out.
 
     Raises:
-        PeerError: `broker-unreachable`; nothing was remembered then.
+        PeerError: `broker-unreachable`, of any of them; nothing was remembered then.
     """
     broker = Embedded(home)
     try:
-        (gate or broker.ensure().client()).revoke(package_id, running=running)
-    except UsageError as error:
-        # A package that was never deployed has no key there; from here on it is not deployed either.
-        if error.code is not Code.DEPLOYMENT_UNKNOWN or gate is not None:
-            raise
+        for client in (*gates, broker.ensure().client()):
+            _revoke_at(client, package_id, running=running)
     finally:
-        if gate is None:
-            broker.give_back()
+        broker.give_back()
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)
     going: list[str] = []
@@ -85,3 +82,12 @@ def revoke(package_id: str, home: Home, *, gate: OwnerClient | None = None, runn
             if run.package_id == package_id and run.active:
                 going.append(run.run_id)
     return Revoked(package_id=package_id, running=tuple(sorted(going)))
+
+
+def _revoke_at(client: OwnerClient, package_id: str, *, running: bool) -> None:
+    try:
+        client.revoke(package_id, running=running)
+    except UsageError as error:
+        # A package that was never deployed has no key there; from here on it is not deployed either.
+        if error.code is not Code.DEPLOYMENT_UNKNOWN:
+            raise

@@ -205,6 +205,8 @@ def prepare(
     client = serving.client()
     client.put_delegation(delegation, identity.signing.public)
     say("deploy")
+    if gate is not None and gate not in known.gates:  # before it has the key: a revocation must find it
+        replace(known, gates=(*known.gates, gate)).save(home)
     deployment = client.add_deployment(envelope, package_key, policy)
     record = replace(record, deployment=deployment, broker=serving.owner_socket)
     groups: tuple[Group | None, ...] = (None,)
