@@ -102,7 +102,7 @@ async def nothing(ready: Connection) -> None:
         await serving
 
 
-def _answer(answer: Answer, _body: bytes, _parameters: Mapping[str, str]) -> Answer:
+def _answer(answer: Answer, _body: bytes, _parameters: Mapping[str, str], _scope: object) -> Answer:
     return answer
 
 

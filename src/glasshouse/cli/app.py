@@ -48,6 +48,7 @@ _HELP_NAMES = ["-h", "--help"]
 _GROUPS = (
     ("identity", "the owner's identity: show, pem, export, restore, move"),
     ("machine", "machines that you have, reached by ssh: add, list, remove"),
+    ("runtime", "what a machine needs that has no Glasshouse: bundle"),
     ("reference", "installations that a job may accept: add, list, remove"),
     ("gate", "gates that stay: add, list, remove"),
     ("owners", "owners whose receipts you recognise: add, list, remove"),

@@ -20,7 +20,7 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     url: Annotated[str, typer.Argument(metavar="ssh://USER@HOST[:PORT]", help="How ssh reaches it.")],
     python: Annotated[
-        str, typer.Option("--python", metavar="PATH", help="The interpreter there that has Glasshouse installed.")
+        str, typer.Option("--python", metavar="PATH", help="The interpreter there that has Glasshouse, or torch.")
     ] = "python3",
     folder: Annotated[
         str | None, typer.Option("--folder", metavar="PATH", help="Where runs are kept there while they last.")
@@ -31,6 +31,10 @@ def add(
     address: Annotated[
         str | None,
         typer.Option("--address", metavar="HOST", help="Where other machines of a group reach it; where ssh does."),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="Bring Glasshouse along: a file of `glasshouse runtime bundle`."),
     ] = None,
     force: Force = False,
     home: HomeOption = None,
@@ -44,11 +48,14 @@ def add(
         "folder": folder,
         "config": None if config is None else str(config.absolute()),
         "address": address,
+        "bundle": None if bundle is None else str(bundle.absolute()),
     }
     machine = Machine(url=url, python=python, **{name: value for name, value in given.items() if value is not None})
     add_machine(Home.locate(home).require(), name, machine, replace=force)
     output.result({"name": name, "url": url, "python": python})
     output.say(f"{name} is {url} now.")
+    if bundle is not None:
+        output.say(f"Glasshouse comes from {bundle}; torch, and what else a job imports, are those of its {python}.")
 
 
 @group.command("list", help="The machines that have a name here.")

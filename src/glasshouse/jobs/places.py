@@ -7,8 +7,10 @@ import re
 import socket
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
+from glasshouse.jobs.bundle import read_bundle
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_there, read_state, write_state
 from glasshouse.jobs.home import Home
@@ -36,10 +38,11 @@ class Machine:
 
     Attributes:
         url: ``ssh://[user@]host[:port]``.
-        python: the interpreter there in which Glasshouse is installed.
+        python: the interpreter there in which Glasshouse is installed, or that a bundle is unpacked for.
         folder: where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder.
         config: a configuration file of ssh; None for the user's own.
         address: where the other machines of a group reach it; None for where ssh does.
+        bundle: a file that `glasshouse runtime bundle` made, to be had there; None where Glasshouse is installed.
     """
 
     url: str
@@ -47,6 +50,7 @@ class Machine:
     folder: str = OWN_FOLDER
     config: str | None = None
     address: str | None = None
+    bundle: str | None = None
 
     def host(self) -> SshHost:
         """Return how ssh reaches it; raises `UsageError`."""
@@ -70,6 +74,8 @@ def add_machine(home: Home, name: str, machine: Machine, *, replace: bool = Fals
     if not _NAME.fullmatch(name) or name == LOCAL:
         raise UsageError(Code.USAGE, f"not a name for a machine: {name!r}")
     machine.host()
+    if machine.bundle is not None:
+        read_bundle(Path(machine.bundle))
     if machine.address is not None and not _HOST.fullmatch(machine.address):
         raise UsageError(Code.USAGE, f"not an address of a machine: {machine.address!r}")
     known = known_machines(home)
@@ -113,8 +119,15 @@ def place_of(home: Home, name: str) -> Place:
     machine = known.get(name) or (Machine(url=name) if "://" in name else None)
     if machine is None:
         raise _unknown(name, known)
-    serve = (machine.python, "-I", "-B", "-m", "glasshouse.providers.serve", machine.folder)
-    return SshPlace(name, machine.host(), serve, connect=partial(_gate, home), address=machine.address)
+    return SshPlace(
+        name,
+        machine.host(),
+        machine.python,
+        machine.folder,
+        connect=partial(_gate, home),
+        address=machine.address,
+        bundle=None if machine.bundle is None else Path(machine.bundle),
+    )
 
 
 def examine(home: Home, name: str) -> list[Finding]:

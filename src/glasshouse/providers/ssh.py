@@ -11,6 +11,7 @@ import platform
 import re
 import shlex
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
+from glasshouse.providers.bundled import install
 from glasshouse.providers.channel import Channel
 from glasshouse.providers.keeper import LOG
 from glasshouse.providers.placed import RemotePlaced
@@ -112,7 +114,7 @@ def _quoted(word: str) -> str:
 
 
 class SshPlace:
-    """A machine that is reached by `ssh`, and has Glasshouse installed.
+    """A machine that is reached by `ssh`, and has Glasshouse installed or is sent a bundle of it.
 
     A shared connection of the user's (``ControlMaster``) saves logins, and hangs with its line for as long as its own
     settings say: after a failure every second try goes past it.
@@ -120,9 +122,11 @@ class SshPlace:
     Args:
         name: as its owner calls it.
         host: the machine.
-        serve: the command there, which serves the place.
+        python: the interpreter there that has Glasshouse, or that a bundle is unpacked for.
+        folder: where the place is kept there.
         connect: returns a socket that is connected to the gate, for the calls of runtimes.
         address: where the other machines of a group reach it; None for where ssh does.
+        bundle: a file that is had there before anything else; None where Glasshouse is installed there.
     """
 
     container_source = "minted"
@@ -131,15 +135,18 @@ class SshPlace:
         self,
         name: str,
         host: SshHost,
-        serve: Sequence[str],
+        python: str,
+        folder: str,
         *,
         connect: Callable[[], socket.socket],
         address: str | None = None,
+        bundle: Path | None = None,
     ) -> None:
         self.name = name
-        self._address = address
-        self._host, self._serve = host, tuple(serve)
-        self._connect = connect
+        self._address, self._host, self._connect = address, host, connect
+        self._python, self._folder = python, folder
+        # Not sent yet; several threads of this process may want it at once.
+        self._bundle, self._sending = bundle, threading.Lock()
         self._last: Channel | None = None
         self._kept: tuple[float, Channel] | None = None
         self._failed = 0
@@ -289,10 +296,16 @@ class SshPlace:
             return kept[1]
         if kept is not None:
             kept[1].close()
+        with self._sending:
+            if self._bundle is not None:
+                way = partial(self._host.command, connect_s=_CONNECT_S)
+                self._python = install(way, self.name, self._bundle, python=self._python, folder=self._folder)
+                self._bundle = None
         self._failed = self._failed + 1 if self._last is not None and self._last.lost else 0
         # Both ways are tried quickly first, and then with patience.
         connect_s = _AGAIN_S if self._failed % 4 in (1, 2) else _CONNECT_S
-        command = self._host.command(self._serve, connect_s=connect_s, alone=self._failed % 2 == 1)
+        serve = (self._python, "-I", "-B", "-m", "glasshouse.providers.serve", self._folder)
+        command = self._host.command(serve, connect_s=connect_s, alone=self._failed % 2 == 1)
         self._last = Channel(command, connect=self._connect)
         return self._last
 

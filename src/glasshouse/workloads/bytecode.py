@@ -38,6 +38,7 @@ __all__ = ["MEASURED", "allow_third_party"]
 MEASURED = frozenset({"_cffi_backend", "blake3", "cryptography", "glasshouse"})
 """Packages whose sources the runtime measurement covers, wherever they are installed."""
 
+_SITES = ("dist-packages", "site-packages")
 _HEADER_BYTES = 16
 
 
@@ -73,12 +74,17 @@ class _Loader(SourceFileLoader):
         return code
 
 
+def _site_folders() -> list[str]:
+    """Return this environment's folders of packages, and those of others that a `.pth` file adds to the search path."""
+    return [*site.getsitepackages(), *(path for path in sys.path if os.path.basename(path.rstrip("/")) in _SITES)]  # noqa: PTH119
+
+
 def allow_third_party(folders: list[str] | None = None) -> None:
     """From now on, modules below `folders` (site-packages by default) are loaded through their caches.
 
     Call it before the owner's code can be imported.
     """
-    roots = tuple(folder.rstrip("/") for folder in (site.getsitepackages() if folders is None else folders))
+    roots = tuple(folder.rstrip("/") for folder in (_site_folders() if folders is None else folders))
 
     class Loader(_Loader):
         without_cache = MEASURED | {name.partition(".")[0] for name in sys.modules}

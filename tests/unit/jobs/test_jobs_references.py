@@ -50,7 +50,7 @@ class Told(SshPlace):
     """A machine that says what a test tells it to."""
 
     def __init__(self, files: Files, *, parts: Json = None) -> None:
-        super().__init__("lab", SshHost(host="nowhere"), ("true",), connect=lambda: pytest.fail("nobody calls"))
+        super().__init__("lab", SshHost(host="nowhere"), "python3", "-", connect=lambda: pytest.fail("nobody calls"))
         self._files, self._parts = files, parts
 
     def measurement(self) -> Json:

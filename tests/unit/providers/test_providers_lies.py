@@ -128,7 +128,7 @@ class Listing(SshPlace):
     """A machine whose channel is a liar's."""
 
     def __init__(self, lies: Lies, *story: list[Step]) -> None:
-        super().__init__("lab", SshHost(host="nowhere"), ("true",), connect=lies.connect)
+        super().__init__("lab", SshHost(host="nowhere"), "python3", "-", connect=lies.connect)
         self._lies, self._story = lies, story
 
     def _channel(self) -> Channel:

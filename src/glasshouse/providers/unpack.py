@@ -1,0 +1,175 @@
+"""Has a bundle on this machine, and says where: the owner's ssh runs this with the machine's own Python.
+
+Arguments: the place's folder (``-`` for the user's own), the bundle's SHA-256, its size, a nonce. It answers on a line
+of its own ``glasshouse-bundle NONCE have PATH`` where it is here already, and ``… send`` where it is not; then it reads
+the bundle from standard input, and answers ``… have PATH`` or ``… no WHY``. PATH is the interpreter with Glasshouse.
+
+Laws: nothing but the standard library is imported, for nothing else need be there; a bundle has its name only when it
+was whole, had its digest and ran; two that are sent at once do not meet; nothing outside the place's folder is written.
+"""
+
+# pathlib would be another import for nothing; the syntax is that of Python 3.8, so that an old one is refused in words.
+# ruff: noqa: PTH103, PTH111, PTH112, PTH118, PTH120, PTH123, PTH100, PTH102, PTH104, PTH211
+from __future__ import annotations
+
+import compileall
+import hashlib
+import json
+import os
+import re
+import shutil
+import site
+import stat
+import subprocess
+import sys
+import zipfile
+from typing import BinaryIO, Callable  # noqa: UP035 - as above
+
+__all__ = ["MANIFEST", "MAX_BYTES", "RefusedBundle", "install", "main", "unpack"]
+
+MAX_BYTES = 512 << 20
+MANIFEST = "bundle.json"
+_MAX_MEMBERS = 20_000
+_MEMBER = re.compile(r"site-packages(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
+_TRY = "import _cffi_backend, blake3, glasshouse.wire.hpke, glasshouse.runtime.agent, glasshouse.providers.serve"
+_TRY_S = 120
+
+
+class RefusedBundle(Exception):  # noqa: N818 - an answer to the owner
+    """This machine cannot use the bundle; the text says why."""
+
+
+def unpack(archive: str, goal: str) -> None:
+    """Make an environment of a bundle, without pip.
+
+    Args:
+        archive: the bundle's file.
+        goal: the folder to make.
+
+    Raises:
+        RefusedBundle: it is not for this machine, or is none.
+        OSError: it cannot be written.
+    """
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with zipfile.ZipFile(archive) as bundle:
+        members = bundle.infolist()
+        names = [member.filename for member in members]
+        if len(members) > _MAX_MEMBERS or sum(member.file_size for member in members) > MAX_BYTES:
+            raise RefusedBundle("it has more in it than a bundle may")
+        if names[:1] != [MANIFEST] or len(set(names)) < len(names) or not all(map(_MEMBER.fullmatch, names[1:])):
+            raise RefusedBundle("it is no bundle")
+        told = json.loads(bundle.read(MANIFEST))
+        for what, found in (("system", os.uname().sysname), ("machine", os.uname().machine), ("python", version)):
+            if not isinstance(told, dict) or told.get(what) != found:
+                raise RefusedBundle(f"it is for the {what} {told.get(what)}, and this machine has {found}")
+        library = os.path.join(goal, "lib", f"python{version}")
+        for member in members[1:]:
+            path = os.path.join(library, *member.filename.split("/"))
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with bundle.open(member) as source, open(path, "xb") as out:
+                shutil.copyfileobj(source, out)
+    _environment(goal, os.path.join(library, "site-packages"), version)
+
+
+def _environment(goal: str, packages: str, version: str) -> None:
+    """Add what makes an environment of a folder: a link to the interpreter, and where else packages are found.
+
+    The machine's own packages, of which torch is one, are paths in a `.pth` file: no start-up code of theirs is run.
+    """
+    base = str(getattr(sys, "_base_executable", "") or sys.executable)
+    os.makedirs(os.path.join(goal, "bin"))
+    os.symlink(base, os.path.join(goal, "bin", "python"))
+    with open(os.path.join(goal, "pyvenv.cfg"), "x") as out:
+        out.write(f"home = {os.path.dirname(base)}\ninclude-system-site-packages = false\nversion = {version}\n")
+    with open(os.path.join(packages, "machine.pth"), "x") as out:
+        out.writelines(f"{path}\n" for path in site.getsitepackages() if os.path.isdir(path) and "\n" not in path)
+    # For the programs beside the runtime, which itself reads none of it.
+    compileall.compile_dir(packages, quiet=2)
+
+
+def install(folder: str, digest: str, size: int, source: BinaryIO, say: Callable[[], None]) -> str:
+    """Return the interpreter of a bundle, which is read from `source` where it is not here.
+
+    Args:
+        folder: the place's, made if need be.
+        digest, size: the bundle's.
+        source: read from after `say` was called.
+        say: asks for the bundle.
+
+    Raises:
+        RefusedBundle: it cannot be used here.
+        OSError: it cannot be written.
+    """
+    if not re.fullmatch("[0-9a-f]{64}", digest) or not 0 < size <= MAX_BYTES:
+        raise RefusedBundle("it is no bundle")
+    for path in (folder, os.path.join(folder, "runtimes")):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise RefusedBundle(f"{path} is not this user's own folder, which no other may write to")
+    goal = os.path.join(folder, "runtimes", digest)
+    python = os.path.join(goal, "bin", "python")
+    if os.path.isdir(goal):
+        return python
+    say()
+    scratch = f"{goal}.{os.getpid()}.part"
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.mkdir(scratch, 0o700)
+    made = os.path.join(scratch, "runtime")
+    try:
+        _receive(os.path.join(scratch, "bundle"), digest, size, source)
+        unpack(os.path.join(scratch, "bundle"), made)
+        _try(os.path.join(made, "bin", "python"))
+        try:
+            os.rename(made, goal)
+        except OSError:
+            if not os.path.isdir(goal):  # else another was faster, with the same
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return python
+
+
+def _receive(path: str, digest: str, size: int, source: BinaryIO) -> None:
+    seen, left = hashlib.sha256(), size
+    with open(path, "xb") as out:
+        while left:
+            data = source.read(min(left, 1 << 20))
+            if not data:
+                raise RefusedBundle("it did not come whole")
+            seen.update(data)
+            out.write(data)
+            left -= len(data)
+    if seen.hexdigest() != digest:
+        raise RefusedBundle("it was damaged on its way")
+
+
+def _try(python: str) -> None:
+    """See that what was unpacked runs on this machine: its native code may want another library than there is."""
+    command = [python, "-I", "-B", "-c", _TRY]
+    tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_S, check=False)
+    if tried.returncode:
+        lines = tried.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise RefusedBundle(f"it does not run here: {lines[-1] if lines else 'it printed nothing'}")
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the owner, and return 0 when the bundle is here."""
+    folder, digest, size, nonce = arguments
+    usual = os.path.join(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "glasshouse-place")
+    folder = usual if folder == "-" else os.path.abspath(os.path.expanduser(folder))
+
+    def say(words: str) -> None:
+        sys.stdout.write(f"\nglasshouse-bundle {nonce} {words}\n")
+        sys.stdout.flush()
+
+    try:
+        say("have " + install(folder, digest, int(size), sys.stdin.buffer, lambda: say("send")))
+    except (RefusedBundle, OSError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+        say("no " + " ".join(str(error).split())[:500])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[-4:]))
