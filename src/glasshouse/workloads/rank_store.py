@@ -30,6 +30,8 @@ MAX_VALUE_BYTES = 16 << 10
 MAX_KEY_CHARS = 1024
 MAX_KEYS = 16
 _WORDS = ("add", "append", "check", "compare", "count", "delete", "forget", "get", "set", "wait")
+_WITH_VALUE = ("append", "compare", "set")
+_OF_ONE = ("add", "get", *_WITH_VALUE)
 _MOST_VALUES = 1 << 16
 _MOST_WAITING = 1 << 10
 _MOST_DIGITS = 15
@@ -38,9 +40,38 @@ _MAX_AMOUNT = 10**_MOST_DIGITS
 Answer: TypeAlias = Callable[[Message], None]
 
 
+class _Question(NamedTuple):
+    """One message of a rank, as above."""
+
+    number: int
+    what: str
+    keys: list[str]
+    value: bytes
+    expected: bytes
+    amount: int
+
+    @classmethod
+    def read(cls, message: Message) -> _Question:
+        """Read a message; raises `FormatError`."""
+        fields = Fields(message, "store")
+        fields.choice("type", ["store"])
+        what = fields.choice("what", _WORDS)
+        question = cls(
+            number=fields.integer("id"),
+            what=what,
+            keys=fields.texts("keys", max_items=MAX_KEYS, max_chars=MAX_KEY_CHARS),
+            value=fields.octets("value", max_length=MAX_VALUE_BYTES) if what in _WITH_VALUE else b"",
+            expected=fields.octets("expected", max_length=MAX_VALUE_BYTES) if what == "compare" else b"",
+            amount=fields.integer("amount", low=-_MAX_AMOUNT, high=_MAX_AMOUNT) if what == "add" else 0,
+        )
+        fields.end()
+        if what in _OF_ONE and len(question.keys) != 1:
+            raise FormatError(Code.SCHEMA, f"{len(question.keys)} keys where one belongs")
+        return question
+
+
 class _Waiting(NamedTuple):
-    keys: frozenset[str]
-    value_of: str | None
+    question: _Question
     answer: Answer
 
 
@@ -63,83 +94,64 @@ class KeyValues:
         Raises:
             FormatError: it is none of these messages.
         """
-        fields = Fields(message, "store")
-        fields.choice("type", ["store"])
-        number = fields.integer("id")
-        what = fields.choice("what", _WORDS)
-        keys = fields.texts("keys", max_items=MAX_KEYS, max_chars=MAX_KEY_CHARS)
-        answers: list[tuple[Answer, Message]]
+        question = _Question.read(message)
         try:
             with self._lock:
-                answers = self._carry_out(fields, (rank, number), what, keys, answer)
+                answers = self._carry_out(rank, question, answer)
         except ValueError as refused:
-            answers = [(answer, {"id": number, "refused": str(refused), "type": "stored"})]
-        else:
-            fields.end()
-        for send, said in answers:
-            send(said)
+            answers = [(answer, question, {"refused": str(refused)})]
+        for send, asked, said in answers:
+            send({"id": asked.number, "type": "stored", **said})
 
-    def _carry_out(
-        self, fields: Fields, question: tuple[int, int], what: str, keys: list[str], answer: Answer
-    ) -> list[tuple[Answer, Message]]:
-        stored: Message = {"id": question[1], "type": "stored"}
+    def _carry_out(self, rank: int, question: _Question, answer: Answer) -> list[tuple[Answer, _Question, Message]]:
+        what, keys = question.what, question.keys
         if what == "forget":
-            self._waiting.pop(question, None)
+            self._waiting.pop((rank, question.number), None)
             return []
-        if what == "count":
-            return [(answer, {**stored, "count": len(self._values)})]
-        if what == "check":
-            return [(answer, {**stored, "count": sum(key in self._values for key in keys)})]
-        if what == "delete":
-            return [(answer, {**stored, "count": sum(self._values.pop(key, None) is not None for key in keys)})]
         if what in ("get", "wait"):
             if len(self._waiting) >= _MOST_WAITING:
                 raise ValueError("more questions to the store at once than it keeps")
-            value_of = _one(keys) if what == "get" else None
-            self._waiting[question] = _Waiting(frozenset(keys), value_of, answer)
+            self._waiting[rank, question.number] = _Waiting(question, answer)
             return self._due()
-        key = _one(keys)
-        result = self._change(fields, what, key)
-        due = self._due()
-        return [(answer, {**stored, **result}), *due]
+        if what in _WITH_VALUE or what == "add":
+            said = self._change(question)
+            return [(answer, question, said), *self._due()]
+        if what == "delete":
+            count = sum(self._values.pop(key, None) is not None for key in keys)
+        else:
+            count = len(self._values) if what == "count" else sum(key in self._values for key in keys)
+        return [(answer, question, {"count": count})]
 
-    def _change(self, fields: Fields, what: str, key: str) -> Message:
+    def _change(self, question: _Question) -> Message:
+        (key,) = question.keys
         held = self._values.get(key)
-        if what == "add":
-            total = _number(held) + fields.integer("amount", low=-_MAX_AMOUNT, high=_MAX_AMOUNT)
+        if question.what == "add":
+            total = _number(held) + question.amount
             self._put(key, str(total).encode())
             return {"count": total}
-        value = fields.octets("value", max_length=MAX_VALUE_BYTES)
-        if what == "compare":
-            expected = fields.octets("expected", max_length=MAX_VALUE_BYTES)
+        if question.what == "compare":
             # As TCPStore: a key that is not there is set if nothing was expected, else what was expected comes back.
-            if held is not None and held != expected:
+            if held is not None and held != question.expected:
                 return {"value": b64encode(held)}
-            if held is None and expected:
-                return {"value": b64encode(expected)}
-        self._put(key, (held or b"") + value if what == "append" else value)
-        return {"value": b64encode(value)}
+            if held is None and question.expected:
+                return {"value": b64encode(question.expected)}
+        self._put(key, (held or b"") + question.value if question.what == "append" else question.value)
+        return {"value": b64encode(question.value)}
 
     def _put(self, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE_BYTES or (key not in self._values and len(self._values) >= _MOST_VALUES):
             raise ValueError(f"the store takes {_MOST_VALUES} values, each of {MAX_VALUE_BYTES} bytes at most")
         self._values[key] = value
 
-    def _due(self) -> list[tuple[Answer, Message]]:
+    def _due(self) -> list[tuple[Answer, _Question, Message]]:
         """Take out the questions whose keys are all there, with their answers."""
-        due = {question: one for question, one in self._waiting.items() if one.keys <= self._values.keys()}
-        answers: list[tuple[Answer, Message]] = []
-        for question, (_, value_of, answer) in due.items():
-            del self._waiting[question]
-            said: Message = {"id": question[1], "type": "stored"}
-            answers.append((answer, said if value_of is None else {**said, "value": b64encode(self._values[value_of])}))
+        due = [asked for asked, one in self._waiting.items() if self._values.keys() >= set(one.question.keys)]
+        answers: list[tuple[Answer, _Question, Message]] = []
+        for asked in due:
+            question, answer = self._waiting.pop(asked)
+            said: Message = {"value": b64encode(self._values[question.keys[0]])} if question.what == "get" else {}
+            answers.append((answer, question, said))
         return answers
-
-
-def _one(keys: list[str]) -> str:
-    if len(keys) != 1:
-        raise FormatError(Code.SCHEMA, f"{len(keys)} keys where one belongs")
-    return keys[0]
 
 
 def _number(held: bytes | None) -> int:

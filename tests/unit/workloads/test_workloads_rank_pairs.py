@@ -16,7 +16,7 @@ from glasshouse.runtime.kernel import REAL
 from glasshouse.task.handle import Task
 from glasshouse.task.inputs import FolderInputs
 from glasshouse.wire import frames, ranks
-from glasshouse.workloads import rank_processes
+from glasshouse.workloads import rank_processes, rank_store
 from glasshouse.workloads.rank_pairs import PairServer
 from glasshouse.workloads.rank_server import Given
 from tools.forked import in_child
@@ -268,6 +268,54 @@ print(calls > 10)
 """
     assert place.say(JOINED + code) == ["True"]
     assert len(place.server._doors) <= 2
+
+
+NONSENSE = [
+    {"type": "store", "id": 1, "keys": ["k"], "what": "sell"},
+    {"type": "store", "id": 1, "keys": ["k"], "what": "set", "value": "not base64!"},
+    {"type": "store", "id": 1, "keys": ["k"], "what": "set", "value": "YQ", "more": 1},
+    {"type": "store", "id": 1, "keys": ["k"] * 17, "what": "check"},
+    {"type": "store", "id": 1, "keys": ["k" * 1025], "what": "check"},
+    {"type": "store", "id": 1, "keys": ["a", "b"], "what": "get"},
+    {"type": "store", "id": 1, "keys": ["k"], "what": "add", "amount": "1"},
+    {"type": "door", "id": 1, "name": "0" * 32},
+    {"type": "call", "id": 1, "name": "0" * 33},
+    {"type": "call", "id": 1, "name": None},
+    {"type": "group-secret", "id": 1, "token": "00" * 32},
+    {"type": "group-secret"},
+]
+
+
+def test_a_rank_that_says_what_no_rank_says_is_let_go_of_and_the_others_go_on(place: Place) -> None:
+    other = place.start(JOINED + "print('joined', flush=True); print(asked('get', 'end'))", rank=1)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "joined\n"
+    for message in NONSENSE:
+        code = f"channel._link.send({message!r}); time.sleep(20); print('still there')"
+        process = place.start(JOINED + code)
+        assert process.communicate(timeout=30)[0] == "", message
+        assert process.returncode == 1, "the end of its channel is the end of a rank"
+    assert place.say(JOINED + "asked('set', 'end', value='YQ')") == []
+    assert other.communicate(timeout=30)[0] == "{'value': 'YQ'}\n"
+
+
+def test_the_store_bounds_what_it_keeps_and_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "_MOST_VALUES", 2)
+    monkeypatch.setattr(rank_store, "_MOST_WAITING", 2)
+    code = """
+print([list(asked("set", key, value="YQ")) for key in ("a", "b", "a", "c")])
+print(list(asked("append", "a", value="YQ" * 10_000)))
+for number in (901, 902):
+    channel._link.send({"type": "store", "id": number, "keys": ["never"], "what": "wait"})
+print(asked("wait", "never"))
+"""
+    assert place.say(JOINED + code) == [
+        "[['value'], ['value'], ['value'], ['refused']]",
+        "['value']",
+        "{'refused': 'more questions to the store at once than it keeps'}",
+    ]
+    big = "print(asked('append', 'a', value='YWFh' * 3_000), asked('get', 'b'))"
+    assert place.say(JOINED + big)[0].startswith("{'refused': 'the store takes")
 
 
 # starting and ending them
