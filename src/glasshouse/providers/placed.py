@@ -314,20 +314,13 @@ class RemotePlaced:
             raise PeerError(Code.SCHEMA, "the place names files that no run has")
         over = not answer.null("ended")
         for name, size in files.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                raise PeerError(Code.SCHEMA, "the place names a file without a size")
-            if size < self._there.get(name, 0):
-                if not over:
-                    raise PeerError(Code.SCHEMA, "the place names a file that has shrunk")
-                # A machine that was started anew lost what its disk did not have yet; what is here stays.
-                size = max(size, self._here(name))
-            if size > _MAX_BYTES.get(name, self._max_bytes):
-                raise PeerError(Code.SCHEMA, f"the place names more bytes of {name} than a run has")
-            self._there[name] = size
+            self._there[name] = self._length(name, size, over=over)
         if sum(size for name, size in self._there.items() if name not in _MAX_BYTES) > self._max_bytes:
             raise PeerError(Code.SCHEMA, "the place names more bytes than the run may leave")
         for name in files:
             self._finish(name)
+            if name in _GROWING and self._there[name] == 0:
+                os.close(self._opened(self._path_of(name)))  # an empty log says something that none at all does not
             if self._here(name) < self._there[name]:
                 self._lacking[name] = None
         for folder in self._whole:
@@ -336,6 +329,19 @@ class RemotePlaced:
         self._serial = answer.integer("serial")
         # Where it did not name all, the end is told when the rest is here too.
         self._ended = _exit_code(answer) if over and not answer.flag("more") else None
+
+    def _length(self, name: str, size: Json, *, over: bool) -> int:
+        """Return how long a file is there, as the place says."""
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise PeerError(Code.SCHEMA, "the place names a file without a size")
+        if size > _MAX_BYTES.get(name, self._max_bytes):
+            raise PeerError(Code.SCHEMA, f"the place names more bytes of {name} than a run has")
+        if size < self._there.get(name, 0):
+            if not over:
+                raise PeerError(Code.SCHEMA, "the place names a file that has shrunk")
+            # A machine that was started anew lost what its disk did not have yet; what is here stays.
+            size = max(size, self._here(name))
+        return size
 
     def _finish(self, name: str) -> None:
         """Give a file its name that came whole before this process followed it."""
@@ -368,14 +374,17 @@ class RemotePlaced:
                 return path.stat().st_size
         return 0
 
+    @staticmethod
+    def _opened(path: Path) -> int:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
     def _arrived(self, channel: Channel, number: int, name: str, start: int) -> None:
         wanted, data = channel.answer(number).integer("bytes"), channel.data(number)
         path, size = self._path_of(name), self._there[name]
         if len(data) != wanted or not data or start + len(data) > size:
             raise PeerError(Code.SCHEMA, f"the place sent other bytes of {name} than it was asked for")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        goal = path if name in _GROWING else _partial(path)
-        descriptor = os.open(goal, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = self._opened(path if name in _GROWING else _partial(path))
         try:
             # Pieces come in the order in which they were asked for.
             if os.fstat(descriptor).st_size != start:

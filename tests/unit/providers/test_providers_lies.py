@@ -105,11 +105,12 @@ def test_a_run_is_not_followed_into_what_it_cannot_have_left(
 
 def test_a_machine_that_was_started_anew_takes_nothing_from_what_is_here(lies: Lies, tmp_path: Path) -> None:
     """Its disk lost the end of a log that had come already; the run has ended, and its owner is told so."""
-    (after,) = news({"events.log": 1, "receipt.json": 0}, ended=-9)
+    (after,) = news({"events.log": 1, "heads.log": 0, "receipt.json": 0}, ended=-9)
     story = [PREPARED, news({"events.log": 3}), [], [{"data": 3}, {"id": "ID", "ok": {"bytes": 3}}, after | {"id": 3}]]
     placed = RemotePlaced(lambda: lies.channel(*story), "ab" * 16, lambda name: tmp_path / name)
     assert -9 in [placed.wait(0.1) for _ in range(100)]
     assert (tmp_path / "events.log").read_bytes() == b"xxx"
+    assert (tmp_path / "heads.log").read_bytes() == b"", "that there is none of the broker's is told too"
     placed.close()
 
 
