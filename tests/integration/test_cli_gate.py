@@ -137,6 +137,16 @@ def test_the_audit_log_of_a_gate_is_checked_and_remembered(shell: Shell, keeper:
     [kept] = shell.ask("gate", "list", "--json").object["gates"]
     assert kept["audited"]["records"] == len(events)
     assert shell.ask("broker", "audit", "--gate", "small").code == ExitCode.DONE
+    # A gate that moves is still held to what it showed; one that shows another log is not believed.
+    pinned = ("--key", keeper.told["key"], "--certificate", keeper.told["certificate"])
+    assert shell.ask("gate", "add", "small", keeper.url, *pinned, "--force").code == ExitCode.DONE
+    gates = shell.home / "gates.json"
+    listed = gates.read_text()
+    assert f'"records": {len(events)}' in listed or f'"records":{len(events)}' in listed
+    gates.write_text(listed.replace(kept["audited"]["sha256"], "00" * 32))
+    refused = shell.ask("broker", "audit", "--gate", "small", "--json")
+    assert (refused.code, refused.error["code"]) == (ExitCode.VERIFICATION_FAILED, Code.LOG_INVALID)
+    gates.write_text(listed)
     whole = keeper.shell.ask("broker", "audit", "--json")
     assert whole.code == ExitCode.DONE, whole.err
     assert len(whole.object["records"]) == len(events), "there is one owner"

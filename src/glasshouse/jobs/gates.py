@@ -153,6 +153,8 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
     if name in known and not force:
         raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new one")
     gate.client().check_known()
+    if name in known and known[name].public == gate.public:  # at another address, or with another certificate
+        gate = replace(gate, audited=known[name].audited)
     _write(home, known | {name: gate})
 
 
