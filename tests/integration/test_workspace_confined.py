@@ -78,5 +78,5 @@ def test_by_the_owners_word_it_lies_on_the_disk_and_the_receipt_says_so(world: C
     assert {probe.probe: probe.result.value for probe in verdict.chain.receipt.zeroization}[
         "workspace"
     ] == "unverifiable"
-    assert verdict.chain.manifest.floor.disk
+    assert verdict.facts["files"] == "the worker's lay on the machine's disk, as the owner allowed"
     assert not list(Path("/tmp").glob(f"glasshouse-ws-{agent.process.pid}-*"))

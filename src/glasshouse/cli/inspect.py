@@ -9,7 +9,7 @@ import typer
 
 from glasshouse.cli.options import HomeOption, Json
 from glasshouse.cli.output import Output
-from glasshouse.cli.words import bytes_text, network_words
+from glasshouse.cli.words import bytes_text, files_words, network_words
 
 __all__ = ["command"]
 
@@ -61,6 +61,7 @@ def command(
             "cipher": f"{manifest.suite.value}, chunks of {bytes_text(manifest.chunk_bytes)}",
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}",
             "network": network_words(manifest.floor.egress),
+            "files in": files_words(manifest.floor.disk),
             "outputs to": ", ".join(recipients),
             "size": f"{bytes_text(size)}; names and sizes of its files are sealed",
             "key": "in your key store" if key_here else "not in this key store",

@@ -12,7 +12,7 @@ import typer
 
 from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
 from glasshouse.cli.output import Output
-from glasshouse.cli.words import bytes_text, left_out_words, network_words
+from glasshouse.cli.words import bytes_text, files_words, left_out_words, network_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,8 @@ def command(
             "holds": f"{sealed.files} file(s), {bytes_text(sealed.plain_bytes)}, as {bytes_text(sealed.package_bytes)}",
             "left out": left_out_words(sealed.left_out),
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
-            + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress)),
+            + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress))
+            + (f", files in {files_words(True)}" if manifest.floor.disk else ""),
             "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
             "next": f"glasshouse run {shlex.quote(str(out))}{again(home)}",
         }

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ASSURANCE", "OUTCOME", "RAW", "bytes_text", "clock", "left_out_words", "network_words", "verdict_words"]
+__all__ = [
+    "ASSURANCE",
+    "OUTCOME",
+    "RAW",
+    "bytes_text",
+    "clock",
+    "files_words",
+    "left_out_words",
+    "network_words",
+    "verdict_words",
+]
 
 ASSURANCE = {
     "software": "measurements signed in the runtime; a host with root could read the run's memory and forge them",
@@ -42,6 +52,11 @@ def verdict_words(verdict: str | None, assurance: str | None) -> str:
 def network_words(egress: Sequence[str]) -> str:
     """Say whom a worker may reach."""
     return ", ".join("its own group's machines, sealed" if peer == "group" else peer for peer in egress) or "none"
+
+
+def files_words(disk: bool) -> str:
+    """Say where a worker's files may lie."""
+    return "memory, or the machine's disk where memory has too little room" if disk else "memory alone"
 
 
 def left_out_words(left_out: Sequence[str]) -> str | None:

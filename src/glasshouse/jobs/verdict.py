@@ -22,6 +22,8 @@ from glasshouse.wire.states import Outcome
 
 __all__ = ["EXITS", "AnyVerdict", "ArtifactVerdict", "PackageVerdict", "Status", "Verdict"]
 
+_ON_DISK = "workspace-on-disk"  # spec/key-release.md, section 5.1
+
 
 class Status(StrEnum):
     """What a verified bundle is worth."""
@@ -173,7 +175,7 @@ class Verdict:
         gpus = [f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)" for gpu in chain.claims.gpus] if chain.claims else []
         work, loss = receipt.work, receipt.loss
         probes = [f"{probe.probe} {probe.result.value}" for probe in receipt.zeroization]
-        return {
+        facts = {
             "dates": f"{utc(receipt.started_us)} to {utc(receipt.finished_us)} by the runtime's clock; {closed}",
             "GPUs": ", ".join(gpus) + " by the runtime's word" if gpus else "none",
             "work": f"{work.done} {work.unit}s in {format_s(work.elapsed_us / 1e6)}; ended by: {work.stop_reason}"
@@ -182,6 +184,11 @@ class Verdict:
             "loss": f"{loss.first} → {loss.final}" if loss else "none",
             "probes": ", ".join(probes),
         }
+        if chain.claims is not None and _ON_DISK in chain.claims.hardening.details:
+            allowed = chain.manifest is not None and chain.manifest.floor.disk
+            word = "as the owner allowed" if allowed else "which the owner's policy does not allow"
+            facts["files"] = f"the worker's lay on the machine's disk, {word}"
+        return facts
 
     @property
     def _sentence(self) -> str:

@@ -43,6 +43,14 @@ def test_a_good_job_file_says_everything() -> None:
     assert (job.suite, job.chunk_bytes) == (Suite.CHACHA20_POLY1305, 65536)
 
 
+def test_files_lie_in_memory_unless_the_owner_says_disk() -> None:
+    assert not read(GOOD).floor.disk
+    assert not read(GOOD.replace("releases = 2", 'workspace = "memory"')).floor.disk
+    assert read(GOOD.replace("releases = 2", 'workspace = "disk"')).floor.disk
+    with pytest.raises(UsageError, match=r"policy\.workspace.*'memory', 'disk'"):
+        read(GOOD.replace("releases = 2", 'workspace = "tape"'))
+
+
 def test_what_may_be_left_out_has_a_safe_meaning() -> None:
     text = GOOD.partition("max_duration")[0].replace('name = "clinic"\n', "")
     job = read(text)
