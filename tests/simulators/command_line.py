@@ -84,10 +84,11 @@ class Shell:
 
     Args:
         folder: an empty folder.
+        python: the interpreter that has Glasshouse.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, python: str = sys.executable) -> None:
+        self.folder, self.python = folder, python
         self.home = folder / ".glasshouse"
         # Everything in one place: the folder is gone with the test.
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("GLASSHOUSE")} | {
@@ -105,7 +106,7 @@ class Shell:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and return at once."""
         return subprocess.Popen(
-            [sys.executable, "-m", "glasshouse.cli", *arguments],
+            [self.python, "-m", "glasshouse.cli", *arguments],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

@@ -83,7 +83,8 @@ def make_bundle(out: Path, *, wheels: Path | None = None, python: str | None = N
         raise UsageError(
             Code.REQUIREMENT_MISSING,
             f"what is installed here is not for Linux and Python {version}",
-            hint="pip download --only-binary=:all: --no-deps --platform manylinux_2_28_x86_64 --python-version "
+            hint="pip download --only-binary=:all: --no-deps --platform manylinux_2_28_x86_64 "
+            "--platform manylinux2014_x86_64 --python-version "
             f"{version} -d wheels {' '.join(_WITH)}, and name that folder with --wheels",
         )
     files = dict(_own())

@@ -15,6 +15,7 @@ import select
 import selectors
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ _GREETING_S = 30.0
 _GREETING_BYTES = 1 << 16
 _WORDS_BYTES = 4096
 _SENT_AT_ONCE, _DRAIN_S = 1 << 20, 0.001
+_COPIED_AT_ONCE = 64 << 10
 _STUCK_S = 60.0
 # For the answer after the last byte of an upload: what pipes, ssh and the network still hold then, over a slow line.
 _ARRIVED_S = 300.0
@@ -223,7 +225,7 @@ class Channel:
             sent = 0
             if ready:
                 try:
-                    sent = os.sendfile(self._link.writer, file, start, min(_SENT_AT_ONCE, size - start))
+                    sent = _pass_on(file, start, min(_SENT_AT_ONCE, size - start), self._link.writer)
                 except BlockingIOError:
                     pass
                 except OSError as error:
@@ -385,6 +387,14 @@ def _check_version(told: str) -> None:
             f"the place there speaks version {told[:16]} of the channel, and this side {_VERSION}",
             hint="install the same version of Glasshouse on both sides",
         )
+
+
+def _pass_on(file: int, start: int, most: int, out: int) -> int:
+    """Write bytes of a file to a pipe and return how many; raises `OSError`."""
+    if sys.platform == "linux":
+        return os.sendfile(out, file, start, most)
+    # Elsewhere that call is for sockets alone.
+    return os.write(out, os.pread(file, min(most, _COPIED_AT_ONCE), start))
 
 
 def _first(said: bytes) -> str:

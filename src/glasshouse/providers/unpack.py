@@ -61,7 +61,7 @@ def unpack(archive: str, goal: str) -> None:
         told = json.loads(bundle.read(MANIFEST))
         for what, found in (("system", os.uname().sysname), ("machine", os.uname().machine), ("python", version)):
             if not isinstance(told, dict) or told.get(what) != found:
-                raise RefusedBundle(f"it is for the {what} {told.get(what)}, and this machine has {found}")
+                raise RefusedBundle(f"it is for {what} {told.get(what)}, and this machine has {found}")
         library = os.path.join(goal, "lib", f"python{version}")
         for member in members[1:]:
             path = os.path.join(library, *member.filename.split("/"))
