@@ -122,7 +122,7 @@ REFUSALS: dict[str, tuple[Callable[[Lab], dict[str, str]], str, str]] = {
     "no Glasshouse": (says(f'exec {sys.executable} -S "$@"'), "No module named", "install this version of Glasshouse"),
     "a Python that is too old": (says("echo SyntaxError: invalid syntax >&2; exit 1"), "SyntaxError", "needs 3.11"),
     "another Python": (
-        otherwise('platform.python_version = lambda: "3.14.9"'), "has Python 3.14.9 and this side", "same Python",
+        otherwise('platform.python_version = lambda: "3.9.2"'), "has Python 3.9.2, and Glasshouse needs", "--python",
     ),
     "a clock an hour ahead": (
         otherwise("now = time.time_ns; time.time_ns = lambda: now() + 3600 * 10**9"), "ahead of this one", "set-ntp",

@@ -7,7 +7,6 @@ one command and its standard streams. Secrecy and authenticity of a run never re
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
 import shlex
 import socket
@@ -42,6 +41,7 @@ _ALIVE_S, _ALIVE_TIMES = 5, 3
 _CONNECT_S = 10
 # When a line was lost: what was sent while it was down is sent again by the network at growing distances.
 _AGAIN_S = 3
+_PYTHON = re.compile(r"3\.(1[1-9]|[2-9][0-9])\.[0-9]")
 # What is not asked for within that time may be a line that nothing was heard of, and is opened anew.
 _KEPT_S = 20.0
 _EXAMINE_S = 120.0
@@ -170,12 +170,11 @@ class SshPlace:
         free, memory = told.integer("free_bytes"), told.integer("memory_bytes")
         if system != "Linux":
             raise PlatformError(Code.PLATFORM, f"{self.name} is no Linux machine, which a runtime needs")
-        if python != platform.python_version():
+        if not _PYTHON.match(python):
             raise PlatformError(
                 Code.PLATFORM,
-                f"{self.name} has Python {_plain(python)} and this side {platform.python_version()}: the key goes to "
-                "no runtime but the one that your own installation is",
-                hint="install Glasshouse there with the same Python, and name it: glasshouse machine add --python",
+                f"{self.name} has Python {_plain(python)}, and Glasshouse needs 3.11 or newer",
+                hint="install Glasshouse there for another one, and name that: glasshouse machine add --python",
             )
         off_s = clock_us // 1_000_000 - round(time.time())
         if abs(off_s) > _CLOCK_S:

@@ -6,6 +6,7 @@ Laws: a name is given only to what has the digest; a part is worth nothing but t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import time
@@ -22,6 +23,9 @@ _PIECE_BYTES = 1 << 20
 # Room that an upload leaves to what the runs write.
 _SPARE_BYTES = 64 << 20
 _UNUSED_S = 24 * 3600
+# So much is left to be written at once when all has come.
+_SYNC_BYTES = 32 << 20
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 class Uploads:
@@ -125,6 +129,7 @@ class Upload:
     def __init__(self, descriptor: int, part: Path, whole: Path, *, size: int) -> None:
         self._descriptor, self._part, self._whole = descriptor, part, whole
         self._digest = blake3.blake3()
+        self._unsynced = 0
         self.left = size
         while piece := os.read(descriptor, _PIECE_BYTES):
             self._take(piece)
@@ -142,6 +147,10 @@ class Upload:
         except OSError as error:
             raise PlatformError(Code.DISK_FULL, f"the machine cannot keep the upload: {error.strerror}") from None
         self._take(data)
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNC_BYTES:
+            _begin_writing(self._descriptor, self._unsynced)
+            self._unsynced = 0
 
     def finish(self) -> None:
         """Give the whole file its name.
@@ -165,3 +174,9 @@ class Upload:
     def _take(self, data: bytes | memoryview) -> None:
         self._digest.update(data)
         self.left -= len(data)
+
+
+def _begin_writing(descriptor: int, size: int) -> None:
+    """Have the last bytes of a file written to its disk from now on, while others come (sync_file_range(2))."""
+    start = ctypes.c_int64(os.lseek(descriptor, 0, os.SEEK_CUR) - size)
+    ctypes.CDLL(None).sync_file_range(descriptor, start, ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
