@@ -140,12 +140,12 @@ class Stage:
             folder = self._running()
             time.sleep(SETTLE_S)
             watched = _watched(command, folder)
-            began, before = time.monotonic(), {name: _cpu_s(process) for name, process in watched.items()}
+            began, before = time.monotonic(), {name: cpu_s(process) for name, process in watched.items()}
             peaks = {name: _pss_mib(process) for name, process in watched.items()}
             while (left := began + seconds - time.monotonic()) > 0:
                 time.sleep(min(SAMPLE_S, left))
                 peaks = {name: max(peak, _pss_mib(watched[name])) for name, peak in peaks.items()}
-            spent = {name: _cpu_s(process) - before[name] for name, process in watched.items()}
+            spent = {name: cpu_s(process) - before[name] for name, process in watched.items()}
             elapsed_s = time.monotonic() - began
             if Seen.of(folder.events).state is not State.RUNNING:
                 raise RuntimeError("the run ended while it was sampled")
@@ -162,8 +162,8 @@ class Stage:
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             time.sleep(0.2)
-            newest = max(RunFolder.all(self._home), key=lambda folder: folder.load().created_us)
-            if newest.load().outcome is None and Seen.of(newest.events).state is State.RUNNING:
+            newest = max(RunFolder.all(self._home), key=lambda folder: folder.load().created_us, default=None)
+            if newest is not None and newest.load().outcome is None and Seen.of(newest.events).state is State.RUNNING:
                 return newest
         raise RuntimeError("the run to be sampled did not train")
 
@@ -235,7 +235,7 @@ def _pss_mib(process: psutil.Process) -> float:
     return pss / 2**20
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
     # In nanoseconds: /proc/PID/stat counts in hundredths of a second, too coarse for a budget of half a percent.
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9

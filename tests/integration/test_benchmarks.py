@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from glasshouse.evidence.receipt import LIFECYCLE
+from tools.sshd import needs_sshd
+from tools.two_hosts import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
 
-def script(name: str, *arguments: str, output: Path) -> tuple[dict[str, Any], str]:
+def script(name: str, *arguments: str, output: Path, timeout_s: float = 180) -> tuple[dict[str, Any], str]:
     """Run a script as its target of the Makefile does; return what it kept and what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *arguments, "-o", str(output)],
@@ -26,7 +28,7 @@ def script(name: str, *arguments: str, output: Path) -> tuple[dict[str, Any], st
         env=os.environ | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=timeout_s,
         check=False,
     )
     # 1 says that a bar was missed: a busy machine may miss one, and must not pass for one that cannot run.
@@ -65,6 +67,22 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     processes = kept["training"]["processes"]
     assert {"command", "agent", "broker"} < processes.keys()
     assert numbers["pss_mib"] == pytest.approx(sum(each["pss_mib"] for each in processes.values()), abs=0.01)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or unavailable() is not None, reason="two hosts need root and namespaces")
+@needs_sshd
+def test_a_machine_over_ssh_is_measured_and_holds_under_cuts_and_kills(tmp_path: Path) -> None:
+    kept, _ = script(
+        *("places", "--pairs", "1", "--uploads", "1", "--mib", "16", "--train-seconds", "5"),
+        *("--cuts", "1", "--seconds", "2", "--kills", "2"),
+        output=tmp_path / "places.json",
+        timeout_s=600,  # it runs nine jobs, one after the other
+    )
+    exact = ("cuts_lost_or_doubled", "kills_told_wrong", "kills_left_there", "kills_released_twice")
+    assert {name: kept["numbers"][name] for name in exact} == dict.fromkeys(exact, 0), kept
+    for name in ("command_ssh_s", "upload_to_cat", "machine_cpu_percent", "back_after_cut_s"):
+        assert kept["numbers"][name] > 0
+    assert {"agent", "keeper", "place"} < kept["training"]["of_the_bar"].keys()
 
 
 def test_the_gate_is_measured_under_concurrent_runtimes_and_every_release_is_counted(tmp_path: Path) -> None:
