@@ -1,5 +1,5 @@
 # pathlib would cost the runtime 30 ms at every start, to no other use:
-# ruff: noqa: PTH112, PTH113, PTH118, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH112, PTH113, PTH118, PTH119, PTH120, PTH123, PTH208
 """What the runtime is: digests over the files that could touch a key, by part (docs/adr/0005, 0028).
 
 Laws: the same installation gives the same digests, from an ordinary interpreter and from one started
@@ -11,6 +11,7 @@ the runtime never loads it.
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -87,9 +88,10 @@ def measure_environment() -> bytes:
         PlatformError: as `measure_runtime`.
     """
     try:
-        found = {
-            name: f"{place}/{name}/RECORD" for place in _packages_directories() for name in _names(place, ".dist-info")
-        }
+        found: dict[str, str] = {}
+        for place in _packages_directories():
+            for name in _names(place, ".dist-info"):
+                found.setdefault(name, f"{place}/{name}/RECORD")  # the first, as imports take it
         others = {name: record for name, record in found.items() if not name.startswith("glasshouse_train-")}
         records = {name: record for name, record in others.items() if os.path.isfile(record)}
         digests = dict(zip(records, _digests(list(records.values())), strict=True))
@@ -102,6 +104,7 @@ def measure_environment() -> bytes:
 def _places() -> Iterator[_Place]:
     """Yield every file to measure."""
     stdlib, own, crypto = (os.path.dirname(module.__file__ or "") for module in (os, glasshouse, cryptography))
+    _refuse_another_search(stdlib)
     yield from _of("glasshouse", _tree(own, "glasshouse"))
     yield from _of("cryptography", _tree(crypto, "cryptography"))
     # Native code beside the plaintext of every package's assets.
@@ -109,7 +112,7 @@ def _places() -> Iterator[_Place]:
     if (foreign := _module("_cffi_backend")) is not None:  # the one module outside itself that `cryptography` loads
         yield "cryptography", os.path.basename(foreign), foreign
     yield "interpreter", "python", os.path.realpath(sys.executable)
-    yield from _of("interpreter", _beside_the_interpreter(os.path.dirname(stdlib)))
+    yield from _of("interpreter", _beside_the_interpreter(stdlib))
     # Without its own tests, which nothing imports.
     yield from _of("interpreter", _tree(stdlib, "stdlib", skipped=_SKIPPED | {"test"}))
     yield from _of("start_up", _start_up(stdlib))
@@ -133,15 +136,47 @@ def _module(name: str) -> str | None:
     return None if found is None else found.origin
 
 
-def _beside_the_interpreter(directory: str) -> Iterator[tuple[str, str]]:
+def _archive(stdlib: str) -> str:
+    """Return where the zip in front of the standard library lies, if there is one: `python311.zip`."""
+    return f"{os.path.dirname(stdlib)}/{os.path.basename(stdlib).replace('.', '')}.zip"
+
+
+def _beside_the_interpreter(stdlib: str) -> Iterator[tuple[str, str]]:
     """Yield the shared library that holds an interpreter, and the zip in front of the standard library, if any."""
     major, minor = sys.version_info[:2]
+    directory = os.path.dirname(stdlib)
     for name in _names(directory, ""):
         if name.startswith(f"libpython{major}.{minor}") and ".so" in name:
             library = os.path.realpath(f"{directory}/{name}")
             yield os.path.basename(library), library
-        elif name == f"python{major}{minor}.zip":
+        elif name == os.path.basename(_archive(stdlib)):
             yield "stdlib.zip", f"{directory}/{name}"
+
+
+def _refuse_another_search(stdlib: str) -> None:
+    """Raise `OSError` where this interpreter looks for the standard library in places that are not measured for it.
+
+    Source: CPython, Modules/getpath.py: a `._pth` file beside interpreter or library sets the whole search path, and
+    `pyvenv.cfg` or `pybuilddir.txt` can move native modules alone.
+    """
+    beside = os.path.dirname(stdlib)
+    base = sys._base_executable  # type: ignore[attr-defined]  # not in the type stubs
+    programs = {path for one in (sys.executable, base) for path in (one, os.path.realpath(one))}
+    settings = [f"{path}._pth" for path in sorted(programs)]
+    settings += [f"{beside}/{name}" for name in _names(beside, "._pth") if name.startswith("libpython")]
+    for path in settings:
+        if os.path.lexists(path):
+            raise OSError(f"{path} changes where Python looks for modules; remove that file")
+    if not sys.flags.isolated:
+        return  # an owner's ordinary interpreter has the working directory and PYTHONPATH in front; no runtime does
+    expected = {os.path.realpath(path) for path in (_archive(stdlib), stdlib, f"{stdlib}/lib-dynload")}
+    sites = {os.path.realpath(path) for path in _site_directories()}
+    for path in sys.path:
+        place = os.path.realpath(path)
+        if place in sites:
+            return
+        if place not in expected:
+            raise OSError(f"{path} is searched for modules before any package; look into pyvenv.cfg and start-up hooks")
 
 
 def _tree(directory: str, name: str, *, skipped: frozenset[str] = _SKIPPED) -> Iterator[tuple[str, str]]:
@@ -164,24 +199,52 @@ def _start_up(stdlib: str) -> Iterator[tuple[str, str]]:
 
     A `.pth` file of paths alone is none of it: what lies there is measured where it is imported, wherever that is. One
     with a line of code counts as a whole, and may import anything: every word in it that names a module is taken for
-    one. Directories are numbered by what they have of this, so that no other directory on the path counts.
+    one. So is what the standard library tries to import and does not have. A file that a line names may be an archive
+    with any of these in it, and counts as a whole. Directories are numbered by what they have of this, so that no other
+    directory on the path counts.
     """
-    directories, modules, listings = [stdlib], {b"sitecustomize", b"usercustomize"}, []
+    # `org`: copy and pickle ask for Jython's `org.python.core`.
+    modules = {b"org", b"sitecustomize", b"usercustomize", *(name.encode() for name in sys.stdlib_module_names)}
+    directories, listings = [os.path.realpath(stdlib)], []
+    named: list[str] = []
     for directory in _site_directories():
-        directories.append(directory)
+        directories.append(os.path.realpath(directory))
         coded = []
         for listing in _names(directory, ".pth"):
             content = _content(f"{directory}/{listing}")
-            directories.extend(os.path.join(directory, path) for path in _paths(content))
+            added = _added(directory, content)
+            directories.extend(added)
+            named.extend(path for path in added if os.path.isfile(path))
             if _CODE.search(content):
                 modules.update(_WORD.findall(content))
                 coded.append((listing, f"{directory}/{listing}"))
         listings.append(coded)
-    modules -= {name.encode() for name in sys.stdlib_module_names}  # measured there, and first in the search
-    hooks = [_modules(directory, modules) for directory in dict.fromkeys(map(os.path.realpath, directories))]
-    for place, groups in (("pth", listings), ("site", hooks)):
+    modules -= _standard(stdlib)  # measured there, and first in the search
+    hooks = [_modules(directory, modules) for directory in dict.fromkeys(directories)]
+    archives = [[(os.path.basename(path), path)] for path in dict.fromkeys(named)]
+    for place, groups in (("file", archives), ("pth", listings), ("site", hooks)):
         for number, files in enumerate(found for found in groups if found):
             yield from ((f"{place}-{number}/{name}", path) for name, path in files)
+
+
+def _standard(stdlib: str) -> set[bytes]:
+    """Return the names of the standard library for which this build has a module that is measured.
+
+    An empty folder of that name is none: a module of a later directory is found before it.
+    """
+    suffixes = importlib.machinery.all_suffixes()
+    found = set(sys.builtin_module_names)
+    for directory in (stdlib, f"{stdlib}/lib-dynload"):
+        for name in _names(directory, ""):
+            module, dot, rest = name.partition(".")
+            if f".{rest}" in suffixes if dot else os.path.isfile(f"{directory}/{name}/__init__.py"):
+                found.add(module)
+    return {name.encode() for name in sys.stdlib_module_names & found}
+
+
+def _added(directory: str, content: bytes) -> list[str]:
+    """Return where the paths of a `.pth` file lead: `site` takes `..` out before links are followed."""
+    return [os.path.realpath(os.path.abspath(os.path.join(directory, path))) for path in _paths(content)]
 
 
 def _paths(content: bytes) -> list[str]:
@@ -208,7 +271,7 @@ def _modules(directory: str, modules: set[bytes]) -> list[tuple[str, str]]:
 def _site_directories() -> list[str]:
     # The user's own site directory is left out: the runtime's `-I` never looks there. `sys.path` is not asked:
     # an ordinary interpreter has the working directory and PYTHONPATH in it.
-    return [directory for directory in site.getsitepackages() if os.path.isdir(directory)]
+    return [os.path.abspath(directory) for directory in site.getsitepackages() if os.path.isdir(directory)]
 
 
 def _packages_directories() -> Iterator[str]:
@@ -216,7 +279,7 @@ def _packages_directories() -> Iterator[str]:
     for directory in _site_directories():
         yield directory
         for listing in _names(directory, ".pth"):
-            yield from (os.path.join(directory, path) for path in _paths(_content(f"{directory}/{listing}")))
+            yield from _added(directory, _content(f"{directory}/{listing}"))
 
 
 def _names(directory: str, suffix: str) -> list[str]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import cryptography
 import pytest
@@ -144,6 +145,8 @@ def _link(path: str, target: str) -> Callable[[Path], None]:
         ("start_up", _write("site/helper.py")),
         ("start_up", _write("site/sitecustomize.py")),
         ("start_up", _write("site/usercustomize/__init__.py")),
+        ("start_up", _write("site/org/python/core.py")),  # `copy` of the standard library asks for it
+        ("start_up", _write("site/msvcrt.py")),  # a name of the standard library that this build does not have
     ],
 )
 def test_poison_changes_its_part_alone(installation: Path, part: str, poison: Callable[[Path], None]) -> None:
@@ -211,6 +214,70 @@ def test_parts_are_not_confused(installation: Path) -> None:
         Measured.of({part: files[part] for part in PARTS[1:]})
 
 
+def test_an_archive_that_a_path_line_names_counts(installation: Path) -> None:
+    """`site` puts any file on the search path that is there, and a ZIP archive may have start-up hooks in it."""
+    before = measure_runtime()
+    _write("site/evil.pth", "../evil.zip\n")(installation)
+    assert measure_runtime() == before  # it is not there
+    with ZipFile(installation / "evil.zip", "w") as archive:
+        archive.writestr("sitecustomize.py", "stolen = True\n")
+    poisoned = measure_runtime()
+    assert {name for name in PARTS if poisoned.parts()[name] != before.parts()[name]} == {"start_up"}
+    with ZipFile(installation / "evil.zip", "w") as archive:
+        archive.writestr("sitecustomize.py", "stolen = 'more'\n")
+    assert measure_runtime().start_up not in {before.start_up, poisoned.start_up}
+
+
+def test_a_path_line_leads_where_site_takes_it(installation: Path) -> None:
+    """`link/..` is the folder that the link lies in for `site`, and the parent of its target for the kernel."""
+    _write("far/away/nothing.txt")(installation)
+    (installation / "site" / "link").symlink_to(installation / "far" / "away")
+    _write("site/evil.pth", "link/../evil\n")(installation)
+    before = measure_runtime()
+    _write("site/evil/sitecustomize.py")(installation)
+    assert measure_runtime().start_up != before.start_up
+
+
+def test_an_empty_folder_in_the_standard_library_hides_no_module(installation: Path) -> None:
+    """An import passes over it and finds the module in a site directory."""
+    (installation / STDLIB / "msvcrt").mkdir()
+    before = measure_runtime()
+    _write("site/msvcrt.py")(installation)
+    assert measure_runtime().start_up != before.start_up
+
+
+@pytest.mark.parametrize("beside", ["program", "library"])
+def test_a_file_that_sets_the_search_path_is_refused(
+    installation: Path, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    """CPython obeys `python._pth` on POSIX too: a folder before the standard library would run unmeasured."""
+    _write("bin/python")(installation)
+    monkeypatch.setattr(sys, "executable", str(installation / "bin" / "python"))
+    measure_runtime()
+    _write("bin/python._pth" if beside == "program" else f"lib{STDLIB}.so.1.0._pth", "/evil\n")(installation)
+    with pytest.raises(PlatformError, match=r"\._pth changes where Python looks for modules; remove that file"):
+        measure_runtime()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sys.path.insert(0, '/elsewhere')",
+        "sys.path[sys.path.index(f'{library}/lib-dynload')] = '/elsewhere/lib-dynload'",  # as `home` in pyvenv.cfg may
+        "sys.path[sys.path.index(library) - 1] = '/elsewhere/python.zip'",
+        "sys.path.insert(sys.path.index(site.getsitepackages()[0]), '/elsewhere')",
+    ],
+)
+def test_a_place_that_is_searched_before_any_package_is_refused(tmp_path: Path, change: str) -> None:
+    """Native modules of the standard library could come from there, and no part would tell."""
+    loaded, measured = _PRINT.strip().split("\n")
+    code = f"{loaded}\nimport os, site, sys; library = os.path.dirname(os.__file__); {change}\n{measured}"
+    command = [sys.executable, "-I", "-B", "-X", f"pycache_prefix={tmp_path}", "-c", code]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "is searched for modules before any package" in refused.stderr
+
+
 def test_what_a_path_line_adds_is_searched_for_hooks_too(installation: Path) -> None:
     _write("site/start.pth", f"{installation / 'added'}\n")(installation)
     (installation / "added").mkdir()
@@ -260,6 +327,15 @@ def test_the_environment_is_told_by_versions_and_records(installation: Path) -> 
     assert len(seen) == 4
     _write("site/glasshouse_train-9.dist-info/RECORD", "x")(installation)  # measured file by file already
     assert measure_environment() in seen
+
+
+def test_of_two_records_with_one_name_the_first_counts(installation: Path) -> None:
+    """Imports take the first directory too; another record behind it would hide what was changed."""
+    _write("site/added.pth", "../added\n")(installation)
+    _write("added/torch-2.dist-info/RECORD", "as it was\n")(installation)
+    before = measure_environment()
+    _write("site/torch-2.dist-info/RECORD", "torch/__init__.py,sha256=other,0\n")(installation)
+    assert measure_environment() != before
 
 
 def test_a_file_that_cannot_be_read_is_not_left_out(installation: Path) -> None:
