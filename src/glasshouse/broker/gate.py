@@ -130,7 +130,7 @@ class Gate:
         request_sha256 = sha256(body)
 
         def known(connection: Connection) -> tuple[bytes | None, int, bool]:
-            record = store.deployment_record(connection, token.deployment)
+            record = store.deployment_record(connection, token.deployment, broker_public=self._key.public)
             launch = store.launch_record(connection, token.jti)
             if record is None or launch is None:
                 raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
@@ -271,7 +271,7 @@ class Gate:
             challenge = _check_2(asked["body"], used=False, now_us=now_us)
             now_us = max(now_us, challenge.issued_us)
             store.lock_deployment(connection, asked["deployment"])
-            standing = store.standing(connection, asked["deployment"])
+            standing = store.standing(connection, asked["deployment"], broker_public=self._key.public)
             if standing is None:
                 raise InternalError(Code.INTERNAL, "a challenge without its deployment")
             appraisal = broker_side.appraise(

@@ -243,7 +243,7 @@ class Groups:
         # A clock that was set back since makes nothing that was decided untimely, nor brings back what is over.
         not_before_us = max(Challenge.parse(row["body"]).issued_us, row["decided_us"] or 0)
         now_us = max(self._clock_us(), not_before_us)
-        record = store.deployment_record(connection, launch.deployment)
+        record = store.deployment_record(connection, launch.deployment, broker_public=self._public)
         if record is None:
             raise InternalError(Code.INTERNAL, "a launch without its deployment")
         refusal: CheckFailedError | None = None

@@ -178,7 +178,7 @@ class OwnerSide:
         now_s = now_us // _SECOND_US
 
         def decide(connection: Connection) -> TokenClaims:
-            found = store.standing_of(connection, deployment, scope)
+            found = store.standing_of(connection, deployment, scope, broker_public=self._key.public)
             record = found.record
             if record.revoked:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's key was revoked")

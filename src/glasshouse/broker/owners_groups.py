@@ -34,11 +34,13 @@ class OwnersGroups:
 
     Args:
         database: where everything is kept.
+        broker_public: the broker's own key.
         clock_us: microseconds since the epoch.
     """
 
-    def __init__(self, database: Database, clock_us: Callable[[], int]) -> None:
+    def __init__(self, database: Database, broker_public: bytes, clock_us: Callable[[], int]) -> None:
         self._database = database
+        self._public = broker_public
         self._clock_us = clock_us
 
     def add_group(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
@@ -57,7 +59,7 @@ class OwnersGroups:
         group_id, now_us = secrets.token_bytes(GROUP_ID_BYTES), self._clock_us()
 
         def decide(connection: Connection) -> None:
-            standing = store.standing_of(connection, deployment, scope)
+            standing = store.standing_of(connection, deployment, scope, broker_public=self._public)
             if machines > 1 and GROUP_EGRESS not in standing.record.policy.egress:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE, f"{machines} machines that the deployment's policy lets talk to nobody"
@@ -94,7 +96,7 @@ class OwnersGroups:
         group_id = _group_id(parameters)
 
         def look(connection: Connection) -> dict[str, Json]:
-            found = _found(connection, group_id, scope)
+            found = self._found(connection, group_id, scope)
             count = select(func.count()).select_from(members).where(members.c.group_id == group_id)
             accepted = connection.execute(count.where(members.c.evidence_sha256.is_not(None))).scalar_one()
             return {
@@ -124,7 +126,7 @@ class OwnersGroups:
         group_id, now_us = _group_id(parameters), self._clock_us()
 
         def decide(connection: Connection) -> str:
-            found = _found(connection, group_id, scope)
+            found = self._found(connection, group_id, scope)
             if machine >= found.machines:
                 raise UsageError(Code.USAGE, f"machine {machine} of a group of {found.machines}")
             store.lock_deployment(connection, found.deployment)
@@ -132,6 +134,13 @@ class OwnersGroups:
             return group_record(connection, group_id).state.value
 
         return Answer.of({"state": self._database.write(decide)})
+
+    def _found(self, connection: Connection, group_id: bytes, scope: Scope) -> GroupRecord:
+        found = _known(connection, group_id)
+        standing = store.standing(connection, found.deployment, broker_public=self._public)
+        if standing is None or not scope.covers(standing.owner):
+            raise _unknown()
+        return found
 
 
 def join_group(connection: Connection, group: Group, *, deployment: str, jti: str) -> None:
@@ -151,14 +160,6 @@ def join_group(connection: Connection, group: Group, *, deployment: str, jti: st
     if connection.execute(taken).first():
         raise UsageError(Code.USAGE, f"machine {group.machine} of this group was launched before")
     connection.execute(insert(members).values(jti=jti, group_id=group.id, machine=group.machine))
-
-
-def _found(connection: Connection, group_id: bytes, scope: Scope) -> GroupRecord:
-    found = _known(connection, group_id)
-    standing = store.standing(connection, found.deployment)
-    if standing is None or not scope.covers(standing.owner):
-        raise _unknown()
-    return found
 
 
 def _known(connection: Connection, group_id: bytes) -> GroupRecord:

@@ -155,7 +155,7 @@ def create_apps(
 def _calls(broker: Broker, views: Views, clock_us: Callable[[], int]) -> Iterable[Call]:
     """Return what an owner may ask, on the Unix socket and over the network."""
     side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us)
-    groups = OwnersGroups(broker.database, clock_us)
+    groups = OwnersGroups(broker.database, broker.key.public, clock_us)
     return (
         Call("PUT", "/v1/delegation", side.put_delegation),
         Call("POST", "/v1/deployments", side.add_deployment),

@@ -158,12 +158,16 @@ class Standing:
         return key_file.unwrap(Purpose.PACKAGE_KEY, name, self.wrapped_key)
 
 
-def standing(connection: Connection, deployment: str) -> Standing | None:
-    """Return how a deployment stands now, with what its package's owner signed: manifest and current delegation."""
+def standing(connection: Connection, deployment: str, *, broker_public: bytes) -> Standing | None:
+    """Return how a deployment stands now, with what its package's owner signed: manifest and current delegation.
+
+    Raises:
+        FormatError: the database holds what the owner did not sign, or signed for another gate's key.
+    """
     row = connection.execute(_STANDING, {"deployment": deployment}).one_or_none()
     if row is None:
         return None
-    said = _said(row.envelope, row.owner, row.policy, deployment, row.package_id)
+    said = _said(row.envelope, row.owner, row.policy, deployment, row.package_id, broker_public)
     delegation = row.delegation and _delegation(row.delegation, row.owner)
     record = replace(said, revoked=row.revoked_us is not None, delegation=delegation)
     return Standing(
@@ -175,35 +179,37 @@ def standing(connection: Connection, deployment: str) -> Standing | None:
     )
 
 
-def standing_of(connection: Connection, deployment: str, scope: Scope) -> Standing:
+def standing_of(connection: Connection, deployment: str, scope: Scope, *, broker_public: bytes) -> Standing:
     """Return how a deployment of this caller's stands.
 
     Raises:
         UsageError: `deployment-unknown`, in the same words for another owner's and for none.
     """
-    found = standing(connection, deployment)
+    found = standing(connection, deployment, broker_public=broker_public)
     if found is None or not scope.covers(found.owner):
         raise UsageError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
     return found
 
 
-def deployment_record(connection: Connection, deployment: str) -> DeploymentRecord | None:
+def deployment_record(connection: Connection, deployment: str, *, broker_public: bytes) -> DeploymentRecord | None:
     """Return a deployment's record as it stands now."""
-    found = standing(connection, deployment)
+    found = standing(connection, deployment, broker_public=broker_public)
     return None if found is None else found.record
 
 
 # What follows from stored bytes alone is worked out once for the same bytes: signatures and schemas. Whether it may
 # still be acted on (revocation, validity, which delegation is the current one) is read and judged every time.
 @lru_cache(maxsize=_REMEMBERED)
-def _said(envelope: bytes, owner: bytes, policy: bytes, deployment: str, package_row: str) -> DeploymentRecord:
+def _said(
+    envelope: bytes, owner: bytes, policy: bytes, deployment: str, package_row: str, broker_public: bytes
+) -> DeploymentRecord:
     manifest = parse_signed(envelope, owner)
     if package_row == manifest.package_id:  # it came by the socket of the broker's own user
         said = DeploymentPolicy.parse(policy)
     else:
         signed = SignedPolicy.parse(policy, owner_public=owner)
-        if signed.manifest_sha256 != manifest.sha256:
-            raise FormatError(Code.SIGNATURE, "a policy that was signed for another package")
+        if (signed.broker_public, signed.manifest_sha256) != (broker_public, manifest.sha256):
+            raise FormatError(Code.SIGNATURE, "a policy that was signed for another gate or another package")
         said = signed.policy
     return DeploymentRecord(
         deployment=deployment,

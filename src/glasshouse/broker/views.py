@@ -53,7 +53,7 @@ class Views:
         deployment, now_us = parameters["deployment"], self._clock_us()
 
         def look(connection: Connection) -> dict[str, Json]:
-            record = store.standing_of(connection, deployment, scope).record
+            record = store.standing_of(connection, deployment, scope, broker_public=self._key.public).record
             mine = challenges.c.deployment == deployment
             count = select(func.count()).select_from(challenges).where(mine)
             is_open = challenges.c.used_us.is_(None) & (challenges.c.expires_us > now_us)
@@ -82,7 +82,9 @@ class Views:
         def look(connection: Connection) -> dict[str, Json]:
             query = select(launches).where(launches.c.run_id == run_id)
             launch = connection.execute(query).mappings().one_or_none()
-            standing = None if launch is None else store.standing(connection, launch["deployment"])
+            standing = None
+            if launch is not None:
+                standing = store.standing(connection, launch["deployment"], broker_public=self._key.public)
             if launch is None or standing is None or not scope.covers(standing.owner):
                 raise UsageError(Code.RUN_UNKNOWN, "this broker launched no such run")
             found = (

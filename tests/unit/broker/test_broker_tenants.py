@@ -199,10 +199,15 @@ def test_an_edited_database_releases_nothing_by_a_policy_that_its_owner_did_not_
 ) -> None:
     looser = replace(policy_of(alice), release_budget=1000)
     actor = Actor.enter(alice)
+    [(signed,)] = gate.rows("SELECT policy FROM deployments")
+    assert isinstance(signed, bytes)
     forged = SignedPolicy(broker_public=gate.broker_public, manifest_sha256=alice.manifest.sha256, policy=looser).sign(
         MALLORY
     )
-    for edited in (looser.encode(), forged.encode()):
+    # Nor by the very policy that its owner signed, when they signed it for another gate.
+    elsewhere = SignedPolicy.parse(bytes(signed), owner_public=ALICE.public)
+    elsewhere = replace(elsewhere, broker_public=SigningKey.generate().public)
+    for edited in (looser.encode(), forged.encode(), elsewhere.sign(ALICE).encode()):
         gate.edit("UPDATE deployments SET policy = ?", edited)
         with pytest.raises(GlasshouseError):
             actor.challenge()
