@@ -15,9 +15,10 @@ from pathlib import Path
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.tokens import parse_token_at_issue
 from glasshouse.jobs.gates import Broker, Reached, relay_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
@@ -219,7 +220,9 @@ def prepare(
         # Machine 0 is at the first place, which was asked for this run's gate; others' names differ.
         first = its is folder and called is not None
         url = (called if first else _called_at(place, its, relay)) or serving.runtime_url
-        launch = _mint(serving, manifest, deployment, its.run_id, delegation, group, broker_url=url, place=place.name)
+        launch = _mint(
+            serving, manifest, deployment, policy, its.run_id, delegation, group, broker_url=url, place=place.name
+        )
         placed.append((its, launch))
         its.save(replace(record, run_id=its.run_id, group=group, place=place.name, sent=sent.get(place.name)))
     return Prepared(folder=folder, record=folder.load(), launch=placed[0][1], others=tuple(placed[1:]))
@@ -311,6 +314,7 @@ def _mint(
     serving: Reached,
     manifest: Manifest,
     deployment: str,
+    policy: DeploymentPolicy,
     run_id: str,
     delegation: Envelope,
     group: Group | None,
@@ -318,7 +322,11 @@ def _mint(
     broker_url: str,
     place: str,
 ) -> bytes:
-    """Mint container and launch key, get the token for them, and return the launch file."""
+    """Mint container and launch key, get the token for them, and return the launch file.
+
+    Raises:
+        PeerError: `broker-protocol` for a token of anything else than was asked for.
+    """
     kind = place if place == LocalPlace.name else "ssh"
     launch_key, container = SigningKey.generate(), f"{kind}-{secrets.token_hex(8)}"
     token = serving.client().add_launch(
@@ -330,6 +338,30 @@ def _mint(
         lifetime_s=TOKEN_LIFETIME_S,
         group=group,
     )
+    # The gate judges a runtime by what its token says: a looser policy of the same owner and package, moved to this
+    # deployment by who can edit the gate's database, shows here.
+    try:
+        issued = parse_token_at_issue(token, broker_public=serving.public)
+    except FormatError as error:
+        raise PeerError(Code.BROKER_PROTOCOL, f"the broker's launch token does not hold: {error.message}") from None
+    asked = {
+        "deployment": deployment,
+        "run_id": run_id,
+        "package_id": manifest.package_id,
+        "manifest_sha256": manifest.sha256,
+        "floor_sha256": manifest.floor.sha256,
+        "policy_sha256": policy.sha256,
+        "container_id": container,
+        "container_source": ContainerSource.MINTED,
+        "launch_public": launch_key.public,
+        "group": group,
+    }
+    if other := [name for name, value in asked.items() if getattr(issued, name) != value]:
+        raise PeerError(
+            Code.BROKER_PROTOCOL,
+            f"the broker's launch token is for another {', '.join(other)} than was asked for; nothing was started",
+            hint="ask who runs the broker whether its database was edited",
+        )
     return LaunchFile(
         token=token,
         launch_seed=launch_key.seed(),

@@ -14,8 +14,10 @@ from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client import OwnerClient, Reply
 from glasshouse.broker.remote import GateClient
-from glasshouse.errors import Code, GlasshouseError, RefusedError, UsageError, VerificationError
+from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
+from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.signed_policy import SignedPolicy
+from glasshouse.jobs.run import _mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.canonical import Json, encode
@@ -221,6 +223,40 @@ def test_an_edited_database_releases_nothing_by_a_policy_that_its_owner_did_not_
     later = Actor.enter(alice)
     assert later.send(later.sign(later.claims(later.challenge()))).status == 500
     assert gate.count("releases") == 0
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """A gate, as a run's preparation asks it."""
+
+    owner: Owner
+    public: bytes
+    runtime_url: str
+    owner_socket: None = None
+
+    def client(self) -> OwnerClient:
+        return self.owner.client()
+
+
+def test_a_looser_policy_that_was_moved_to_another_deployment_launches_nothing(gate: LocalBroker, alice: Owner) -> None:
+    strict = policy_of(alice)
+    looser = replace(strict, release_budget=1000)
+    envelope = alice.manifest.sign(ALICE)
+    moved, meant = (alice.client().add_deployment(envelope, alice.package_key, policy) for policy in (looser, strict))
+    asked = Preparing(alice, gate.broker_public, gate.runtime_url)
+
+    def mint(run_id: str) -> bytes:
+        how = {"broker_url": gate.runtime_url, "place": "here"}
+        return _mint(asked, alice.manifest, meant, strict, run_id, alice.delegation, None, **how)
+
+    assert LaunchFile.parse(mint(secrets.token_hex(16))).broker_public == gate.broker_public
+    gate.edit(
+        "UPDATE deployments SET policy = (SELECT policy FROM deployments WHERE id = ?) WHERE id = ?", moved, meant
+    )
+    with pytest.raises(PeerError) as caught:
+        mint(secrets.token_hex(16))
+    assert caught.value.code is Code.BROKER_PROTOCOL
+    assert "policy_sha256" in caught.value.message
 
 
 def test_a_package_whose_runs_are_revoked_has_no_head_countersigned_and_keeps_what_it_has(alice: Owner) -> None:
