@@ -24,23 +24,16 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.gates import gate_named
-    from glasshouse.jobs.packages import PackageRecord
-    from glasshouse.jobs.revoke import resolve, revoke
+    from glasshouse.jobs.revoke import holders, resolve, revoke
 
     output, place = Output(as_json), locate(home)
     package_id = resolve(what, place)
-    # Every gate that was given its key, and one more if it was named: "revoked" has to be true of all.
-    deployed = {*PackageRecord.load(place, package_id, workload="unknown").gates, *(() if gate is None else (gate,))}
-    gates = [gate_named(place, name) for name in sorted(deployed)]
-    clients = []
-    if gates:
-        signing = unlock(place, passphrase_file, passphrase_fd).signing
-        clients = [one.client(signing) for one in gates]
-    revoked = revoke(package_id, place, gates=clients, running=running)
+    gates = holders(package_id, place, also=gate)
+    owner = unlock(place, passphrase_file, passphrase_fd).signing if gates else None
+    revoked = revoke(package_id, place, gates=gates, owner=owner, running=running)
     output.result(
         {
-            "gates": sorted(deployed),
+            "gates": [one.name for one in gates],
             "package": {"id": revoked.package_id},
             "revoked": True,
             "running": running,

@@ -18,6 +18,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.embedded import Embedded, socket_folder
 from glasshouse.jobs.files import is_there, read_state, write_state
 from glasshouse.jobs.home import Home
+from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.providers.base import RelayOrder
 from glasshouse.providers.line import GateLine
@@ -33,6 +34,7 @@ __all__ = [
     "audit_gate",
     "audit_own",
     "broker_of",
+    "gate_by_key",
     "gate_named",
     "gate_of",
     "known_gates",
@@ -125,6 +127,30 @@ def gate_of(url: str, *, key: str, certificate: str | None) -> Gate:
 
 def known_gates(home: Home) -> dict[str, Gate]:
     """Return the gates that have a name here; raises `UsageError` for a damaged list."""
+    return {name: gate for name, gate in _listed(home).items() if _NAME.fullmatch(name)}
+
+
+def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, Gate] | None:
+    """Return the gate with a signing key, and its name; also one that has none any more, as it was last known.
+
+    Args:
+        home: the state home.
+        public: the key.
+        called: its name if it has several.
+
+    Raises:
+        UsageError: a damaged list.
+    """
+    listed = _listed(home)
+    found = [name for name, gate in listed.items() if gate.public == public]
+    if not found:
+        return None
+    name = min(found, key=lambda one: (one != called, not _NAME.fullmatch(one)))
+    return (name if _NAME.fullmatch(name) else called), listed[name]
+
+
+def _listed(home: Home) -> dict[str, Gate]:
+    """Return all gates, also those that have no name any more: see `_unnamed`."""
     if not is_there(home.gates):
         return {}
     listed = read_state(home.gates, what="list of gates")
@@ -153,13 +179,20 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
     if name in known and not force:
         raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new one")
     gate.client().check_known()
-    if name in known and known[name].public == gate.public:  # at another address, or with another certificate
-        gate = replace(gate, audited=known[name].audited)
-    _write(home, known | {name: gate})
+    listed = _unnamed(_listed(home), name)
+    # What it showed of its audit log is the gate's, whatever it is called: to add it again forgets nothing of it.
+    audited = max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
+    listed.pop(_without_name(gate), None)
+    _write(home, listed | {name: replace(gate, audited=audited)})
 
 
 def remove_gate(home: Home, name: str) -> Gate:
-    """Forget a gate and return what it was; raises `UsageError`, also where a run that goes on needs it."""
+    """Forget a gate's name and return what it was.
+
+    Raises:
+        UsageError: no such gate; or one that a run that goes on needs, or that has the key of a package that is not
+            revoked and no other name by which it could be.
+    """
     known = known_gates(home)
     gate = gate_named(home, name)
     for folder in RunFolder.everywhere(home):
@@ -170,8 +203,30 @@ def remove_gate(home: Home, name: str) -> Gate:
                 f"run {record.run_id[:8]} needs it",
                 hint=f"stop it first: glasshouse stop {record.run_id[:8]}",
             )
-    _write(home, {other: one for other, one in known.items() if other != name})
+    if not any(one.public == gate.public for other, one in known.items() if other != name):
+        for path in sorted(home.packages.glob("*.json")):
+            package = PackageRecord.load(home, path.stem, workload="unknown")
+            if not package.revoked and any(one.public == gate.public for one in package.gates):
+                raise UsageError(
+                    Code.USAGE,
+                    f"{name} has the key of package {package.package_id} ({package.name})",
+                    hint=f"revoke it first: glasshouse revoke {package.package_id}",
+                )
+    _write(home, _unnamed(_listed(home), name))
     return gate
+
+
+def _without_name(gate: Gate) -> str:
+    return f"-{gate.public.hex()}"
+
+
+def _unnamed(listed: dict[str, Gate], name: str) -> dict[str, Gate]:
+    """Return the list without a name: under its key, which is no name, its last gate is remembered."""
+    others = {other: one for other, one in listed.items() if other != name}
+    if name not in listed:
+        return others
+    gate = listed[name]
+    return others | {_without_name(gate): gate}
 
 
 def gate_named(home: Home, name: str) -> Gate:
@@ -197,7 +252,7 @@ def audit_gate(home: Home, name: str, owner: SigningKey) -> list[Json]:
     """
     gate = gate_named(home, name)
     records, audited = gate.client(owner).own_audit(kept=gate.audited)
-    _write(home, known_gates(home) | {name: replace(gate, audited=audited)})
+    _write(home, _listed(home) | {name: replace(gate, audited=audited)})
     return records
 
 

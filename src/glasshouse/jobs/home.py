@@ -9,7 +9,7 @@ the user's data folder  0700, shared by all of the owner's projects
   owners/NAME.pub       owners of others that are known here
   packages/ID.json      labels and deployment settings of packages
   machines.json         machines that have a name: how to reach them
-  gates.json            gates that have a name: where they are, and what of them is pinned
+  gates.json            gates: where they are, what of them is pinned, where their audit log ended
   references/NAME.json  installations that jobs may name: the digests of their files
   broker/               the embedded broker's data, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them

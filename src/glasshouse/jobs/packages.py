@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
@@ -15,7 +15,22 @@ from glasshouse.jobs.files import private_folder, read_state, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.jobfile import Deployment
 
-__all__ = ["PackageRecord"]
+__all__ = ["GivenTo", "PackageRecord"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenTo:
+    """A gate that a package's key was sent to.
+
+    Attributes:
+        name: what it was called then.
+        public: its signing key, by which it is found whatever it is called.
+        deployed: whether it said that it has the key; otherwise it may have it.
+    """
+
+    name: str
+    public: bytes
+    deployed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +43,7 @@ class PackageRecord:
         workload: `mlp`, `lora` or `script`.
         deployment: how to deploy it.
         revoked: whether its owner has revoked its key.
-        gates: names of the gates that were given its key.
+        gates: those that stay and were given its key.
     """
 
     package_id: str
@@ -36,13 +51,13 @@ class PackageRecord:
     workload: str
     deployment: Deployment
     revoked: bool = False
-    gates: tuple[str, ...] = ()
+    gates: tuple[GivenTo, ...] = ()
 
     def save(self, home: Home) -> None:
         """Write the record; raises `UsageError`."""
         value: dict[str, Any] = {
             "deployment": self.deployment.to_json(),
-            "gates": list(self.gates),
+            "gates": [{"deployed": one.deployed, "name": one.name, "public": one.public.hex()} for one in self.gates],
             "name": self.name,
             "package_id": self.package_id,
             "revoked": self.revoked,
@@ -50,6 +65,12 @@ class PackageRecord:
             "workload": self.workload,
         }
         write_state(private_folder(home.packages) / f"{self.package_id}.json", value)
+
+    def given_to(self, gate: GivenTo) -> PackageRecord:
+        """Return the record with one more gate; what one has said before counts on."""
+        deployed = gate.deployed or any(one.deployed for one in self.gates if one.public == gate.public)
+        others = tuple(one for one in self.gates if one.public != gate.public)
+        return replace(self, gates=(*others, replace(gate, deployed=deployed)))
 
     def remove(self, home: Home) -> None:
         """Forget a package that never got its name."""
@@ -74,7 +95,10 @@ class PackageRecord:
                 workload=str(value["workload"]),
                 deployment=_deployment(dict(value["deployment"])),
                 revoked=bool(value["revoked"]),
-                gates=tuple(map(str, value.get("gates", ()))),
+                gates=tuple(
+                    GivenTo(name=str(one["name"]), public=bytes.fromhex(one["public"]), deployed=bool(one["deployed"]))
+                    for one in value.get("gates", ())
+                ),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None

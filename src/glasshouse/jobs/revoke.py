@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse.broker.client import OwnerClient
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_file, is_there
+from glasshouse.jobs.gates import Gate, gate_by_key, gate_named
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.run import public_part
 from glasshouse.jobs.rundir import RunFolder
+from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Revoked", "resolve", "revoke"]
+__all__ = ["Holder", "Revoked", "holders", "resolve", "revoke"]
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -33,6 +35,37 @@ class Revoked:
 
     package_id: str
     running: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A gate that may have a package's key.
+
+    Attributes:
+        name: what it is called, or was.
+        gate: None for one of which nothing is known here any more.
+        deployed: whether it said that it has the key.
+    """
+
+    name: str
+    gate: Gate | None
+    deployed: bool
+
+
+def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[Holder, ...]:
+    """Return every gate that was given a package's key, and one more if it is named: revoked has to be true of all.
+
+    Raises:
+        UsageError: no gate of this name, or a damaged record.
+    """
+    found = {}
+    for given in PackageRecord.load(home, package_id, workload="unknown").gates:
+        name, gate = gate_by_key(home, given.public, called=given.name) or (given.name, None)
+        found[given.public] = Holder(name=name, gate=gate, deployed=given.deployed)
+    if also is not None:
+        gate = gate_named(home, also)
+        found.setdefault(gate.public, Holder(name=also, gate=gate, deployed=False))
+    return tuple(sorted(found.values(), key=lambda one: one.name))
 
 
 def resolve(name: str, home: Home) -> str:
@@ -55,24 +88,49 @@ def resolve(name: str, home: Home) -> str:
         ) from None
 
 
-def revoke(package_id: str, home: Home, *, gates: Sequence[OwnerClient] = (), running: bool = False) -> Revoked:
+def revoke(
+    package_id: str,
+    home: Home,
+    *,
+    gates: Sequence[Holder] = (),
+    owner: SigningKey | None = None,
+    running: bool = False,
+) -> Revoked:
     """Revoke at the home's own broker, which is started if need be, and at gates, and remember it here.
 
     Args:
         package_id: which package.
         home: the state home.
-        gates: clients of all gates that may have its key: see `PackageRecord.gates`.
+        gates: all that may have its key: see `holders`. Each is tried, whatever comes of the others.
+        owner: signs what gates are asked.
         running: whether runs that have the key already are ended too: their leases run out.
 
     Raises:
-        PeerError: `broker-unreachable`, of any of them; nothing was remembered then.
+        PeerError: names all that did not revoke it, with the code of the first: `broker-unreachable`, or
+            `deployment-unknown` of a gate that had the key. Nothing was remembered then.
     """
+    failed: list[tuple[str, GlasshouseError]] = []
+    for holder in gates:
+        try:
+            if holder.gate is None:
+                raise PeerError(Code.BROKER_UNREACHABLE, "nothing is known of it here any more")
+            _revoke_at(holder.gate.client(owner), package_id, running=running, deployed=holder.deployed)
+        except GlasshouseError as error:
+            failed.append((holder.name, error))
     broker = Embedded(home)
     try:
-        for client in (*gates, broker.ensure().client()):
-            _revoke_at(client, package_id, running=running)
+        _revoke_at(broker.ensure().client(), package_id, running=running, deployed=False)
+    except GlasshouseError as error:
+        failed.append(("this machine's own broker", error))
     finally:
         broker.give_back()
+    if failed:
+        said = "; ".join(f"{name}: {error.message}" for name, error in failed)
+        raise PeerError(
+            failed[0][1].code,
+            f"not revoked everywhere, and so not remembered as revoked: {said}",
+            hint="everywhere else it is; revoke it again when they answer, and ask who runs a gate that lacks it",
+        )
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)
     going: list[str] = []
@@ -84,10 +142,11 @@ def revoke(package_id: str, home: Home, *, gates: Sequence[OwnerClient] = (), ru
     return Revoked(package_id=package_id, running=tuple(sorted(going)))
 
 
-def _revoke_at(client: OwnerClient, package_id: str, *, running: bool) -> None:
+def _revoke_at(client: OwnerClient, package_id: str, *, running: bool, deployed: bool) -> None:
     try:
         client.revoke(package_id, running=running)
     except UsageError as error:
-        # A package that was never deployed has no key there; from here on it is not deployed either.
-        if error.code is not Code.DEPLOYMENT_UNKNOWN:
+        # A package that was never deployed has no key there; from here on it is not deployed either. A gate that had
+        # it has forgotten it, and would forget this too.
+        if deployed or error.code is not Code.DEPLOYMENT_UNKNOWN:
             raise

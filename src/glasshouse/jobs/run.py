@@ -25,7 +25,7 @@ from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.installation import install_command
 from glasshouse.jobs.jobfile import Deployment, check_reachable
 from glasshouse.jobs.keystore import KeyStore
-from glasshouse.jobs.packages import PackageRecord
+from glasshouse.jobs.packages import GivenTo, PackageRecord
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.references import accepted as references_of
 from glasshouse.jobs.references import check_places
@@ -206,9 +206,13 @@ def prepare(
     client = serving.client()
     client.put_delegation(delegation, identity.signing.public)
     say("deploy")
-    if gate is not None and gate not in known.gates:  # before it has the key: a revocation must find it
-        replace(known, gates=(*known.gates, gate)).save(home)
+    given = None if gate is None else GivenTo(name=gate, public=serving.public, deployed=False)
+    if given is not None:  # before it has the key: a revocation must find it
+        known.given_to(given).save(home)
     deployment = client.add_deployment(envelope, package_key, policy)
+    if given is not None:
+        now_known = PackageRecord.load(home, manifest.package_id, workload=manifest.workload)
+        now_known.given_to(replace(given, deployed=True)).save(home)
     record = replace(record, deployment=deployment, broker=serving.owner_socket)
     groups: tuple[Group | None, ...] = (None,)
     if ranks is not None:

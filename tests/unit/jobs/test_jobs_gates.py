@@ -1,0 +1,157 @@
+"""Gates that an owner has added: what is remembered of them when their names change, and revoking at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.broker.client import OwnerClient
+from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
+from glasshouse.jobs.gates import Gate, add_gate, audit_gate, gate_of, known_gates, remove_gate
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.packages import GivenTo, PackageRecord
+from glasshouse.jobs.revoke import Revoked, holders, revoke
+from glasshouse.tamper.stage import Owner
+from glasshouse.wire.signing import SigningKey
+from simulators.local_broker import LocalBroker
+
+ALICE = SigningKey.generate()
+
+
+class AtGate:
+    """A gate as its owner reaches it."""
+
+    def __init__(self, broker: LocalBroker) -> None:
+        self.runtime_url, self.broker_public = broker.runtime_url, broker.broker_public
+        self._broker = broker
+
+    def client(self) -> OwnerClient:
+        return self._broker.gate(ALICE)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(path=tmp_path / "home").make()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path / "gate", owners=(ALICE.public,)) as running:
+        yield running
+
+
+@pytest.fixture
+def alice(gate: LocalBroker) -> Owner:
+    return Owner(AtGate(gate), signing=ALICE)
+
+
+def pinned(gate: LocalBroker) -> Gate:
+    return gate_of(gate.gate_url, key=gate.broker_public.hex(), certificate=gate.certificate.sha256.hex())
+
+
+def given(home: Home, alice: Owner, *gates: GivenTo) -> str:
+    package_id = alice.manifest.package_id
+    record = PackageRecord.load(home, package_id, workload="script")
+    for one in gates:
+        record = record.given_to(one)
+    record.save(home)
+    return package_id
+
+
+def revoked(home: Home, package_id: str, *, also: str | None = None) -> Revoked:
+    return revoke(package_id, home, gates=holders(package_id, home, also=also), owner=ALICE)
+
+
+def again(home: Home, gate: LocalBroker) -> None:
+    add_gate(home, "small", pinned(gate), force=True)
+
+
+def removed(home: Home, gate: LocalBroker) -> None:
+    remove_gate(home, "small")
+    add_gate(home, "small", pinned(gate))
+
+
+def renamed(home: Home, gate: LocalBroker) -> None:
+    add_gate(home, "same", pinned(gate))
+    remove_gate(home, "small")
+    remove_gate(home, "same")
+    add_gate(home, "small", pinned(gate))
+
+
+@pytest.mark.parametrize("change", [again, removed, renamed])
+def test_a_gate_that_is_added_again_still_has_to_show_the_log_that_it_showed(
+    home: Home, gate: LocalBroker, alice: Owner, change: Callable[[Home, LocalBroker], None]
+) -> None:
+    add_gate(home, "small", pinned(gate))
+    alice.client().revoke(alice.manifest.package_id)
+    assert audit_gate(home, "small", ALICE)
+    gate.edit("DELETE FROM own_audit WHERE sequence = (SELECT max(sequence) FROM own_audit)")
+    change(home, gate)
+    assert list(known_gates(home)) == ["small"], "what is remembered has no name"
+    with pytest.raises(VerificationError) as caught:
+        audit_gate(home, "small", ALICE)
+    assert caught.value.code is Code.LOG_INVALID
+
+
+def test_a_gate_is_found_by_its_key_when_its_name_was_given_to_another(
+    home: Home, gate: LocalBroker, alice: Owner, tmp_path: Path
+) -> None:
+    add_gate(home, "small", pinned(gate))
+    package_id = given(home, alice, GivenTo(name="small", public=gate.broker_public, deployed=True))
+    with LocalBroker(tmp_path / "other", owners=(ALICE.public,)) as other:
+        add_gate(home, "small", pinned(other), force=True)
+        revoked(home, package_id)
+    assert alice.client().deployment(alice.deployment)["revoked"] is True
+    assert PackageRecord.load(home, package_id, workload="script").revoked
+
+
+def test_a_gate_that_has_the_key_of_a_package_keeps_its_name_until_that_is_revoked(
+    home: Home, gate: LocalBroker, alice: Owner
+) -> None:
+    add_gate(home, "small", pinned(gate))
+    add_gate(home, "same", pinned(gate))
+    package_id = given(home, alice, GivenTo(name="small", public=gate.broker_public, deployed=True))
+    remove_gate(home, "small")  # it has another name
+    with pytest.raises(UsageError, match=package_id):
+        remove_gate(home, "same")
+    revoked(home, package_id)
+    remove_gate(home, "same")
+
+
+def test_every_gate_is_tried_and_those_that_were_not_reached_are_named(
+    home: Home, gate: LocalBroker, alice: Owner, tmp_path: Path
+) -> None:
+    with LocalBroker(tmp_path / "gone", owners=(ALICE.public,)) as gone:
+        add_gate(home, "first", pinned(gone))
+        left = GivenTo(name="first", public=gone.broker_public, deployed=True)
+    add_gate(home, "small", pinned(gate))
+    unknown = GivenTo(name="lost", public=SigningKey.generate().public, deployed=True)
+    package_id = given(home, alice, left, unknown, GivenTo(name="small", public=gate.broker_public, deployed=True))
+    with pytest.raises(PeerError) as caught:
+        revoked(home, package_id)
+    assert caught.value.code is Code.BROKER_UNREACHABLE
+    assert "first: " in caught.value.message
+    assert "lost: " in caught.value.message
+    assert "small" not in caught.value.message
+    assert alice.client().deployment(alice.deployment)["revoked"] is True
+    assert not PackageRecord.load(home, package_id, workload="script").revoked, "it may be released by one of them"
+
+
+def test_a_gate_that_had_the_key_and_says_that_it_never_did_has_not_revoked_it(
+    home: Home, gate: LocalBroker, alice: Owner
+) -> None:
+    add_gate(home, "small", pinned(gate))
+    package_id = "ab" * 16
+    record = PackageRecord.load(home, package_id, workload="script")
+    mine = GivenTo(name="small", public=gate.broker_public, deployed=True)
+    record.given_to(mine).given_to(replace(mine, deployed=False)).save(home)
+    with pytest.raises(GlasshouseError) as caught:
+        revoked(home, package_id)
+    assert caught.value.code is Code.DEPLOYMENT_UNKNOWN
+    # One that took the key in the end, or not: who asked did not hear.
+    record.given_to(replace(mine, deployed=False)).save(home)
+    revoked(home, package_id)
+    assert PackageRecord.load(home, package_id, workload="script").revoked
