@@ -43,7 +43,7 @@ GRACE_S = 5
 BACKLOG = 1024  # beyond it, the kernel makes a newcomer wait for a second
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _NOT_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\r(?!\n|\Z)")
-_LISTENERS = 3  # of a broker at most: they share its descriptors
+MOST_LISTENERS = 3  # of a broker that is a gate too
 _PATH_BYTES = 100  # macOS allows 104 with its end, Linux 108
 
 
@@ -195,11 +195,19 @@ class Server(uvicorn.Server):
     Args:
         app: what it serves.
         protocol: what each connection is given to: `BoundedProtocol`, or one that has it inside.
-        attributes: further attributes of its class.
+        listeners: of the whole broker: they share its descriptors.
+        attributes: further attributes of the protocol's class.
     """
 
-    def __init__(self, app: FastAPI, protocol: type[Any] = BoundedProtocol, **attributes: Any) -> None:
-        room = Room(room_for(_LISTENERS), MOST_OF_ADDRESS)
+    def __init__(
+        self,
+        app: FastAPI,
+        protocol: type[Any] = BoundedProtocol,
+        *,
+        listeners: int = MOST_LISTENERS,
+        **attributes: Any,
+    ) -> None:
+        room = Room(room_for(listeners), MOST_OF_ADDRESS)
         super().__init__(
             uvicorn.Config(
                 app,

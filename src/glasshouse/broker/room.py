@@ -5,7 +5,8 @@ whole gives way, the oldest first, to a new one: of the same address when that h
 most of them when there is no room at all. Of unfinished requests that keep too many bytes, the longest gives way of the
 address that keeps most. An address with few of them, or with no more bytes than one message has, takes no more than any
 other: between such ones age decides, so that many addresses with a little each cannot cut an honest one with a little
-more. One whose request is whole is never cut off for others. Nothing is turned away while anything idles.
+more. One whose request is whole is not cut off for others until its whole answer has left. Nothing is turned away
+while anything idles.
 """
 
 from __future__ import annotations
@@ -114,6 +115,12 @@ class Room:
             count = mine.idle.pop(connection, 0)
             mine.bytes -= count
             self._bytes -= count
+
+    def answered(self, connection: Connection) -> None:
+        """Note that nothing is owed to a connection any more: it gives way again, as one that idles."""
+        self.whole(connection)
+        if connection in self._open:
+            self._addresses[self._open[connection][0]].idle[connection] = 0
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.broker.intake import Intake
-from glasshouse.broker.listen import BACKLOG, Server, bind_tcp, bind_unix, parse_bind
+from glasshouse.broker.listen import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.room import Troubles
 from glasshouse.broker.service import create_apps, open_broker
 from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, gate_server
@@ -104,7 +104,8 @@ def serve(
         intake = stack.enter_context(contextlib.closing(Intake()))
         enrolled = () if network is None else network.owners
         apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled)
-        servers = [(Server(apps.runtime), runtime), (Server(apps.owner), owner)]
+        count = MOST_LISTENERS if network is not None else MOST_LISTENERS - 1
+        servers = [(Server(apps.runtime, listeners=count), runtime), (Server(apps.owner, listeners=count), owner)]
         gate_url = certificate = None
         if network is not None:
             gate, gate_url = stack.enter_context(_listening(network.bind))

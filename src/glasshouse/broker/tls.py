@@ -35,6 +35,7 @@ _NAME = "glasshouse gate"
 _VALID = datetime.timedelta(days=3650)
 _HANDSHAKE_S = 2
 _GOODBYE_S = 2
+_PIECE_BYTES = 16 * 1024  # are read at once: each connection keeps room for them from before its handshake
 _MAX_FILE_BYTES = 16 * 1024
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -101,6 +102,15 @@ class _Inner(BoundedProtocol):
         self.room.leave(self.outer)
         super().connection_made(transport)
 
+    def on_response_complete(self) -> None:
+        """Close it; where all of the answer has left, the other's farewell is waited for while there is room."""
+        super().on_response_complete()
+        if not self.outer.writing:
+            self.room.answered(self)
+
+    def cut(self) -> None:
+        self.outer.cut()
+
     def _wake_for(self, count: int) -> None:
         """Leave it: part of a record may lie here already, and the kernel would wait for more than is to come."""
 
@@ -112,6 +122,7 @@ class TlsProtocol(sslproto.SSLProtocol):
         room, context: of the listener.
     """
 
+    max_size = _PIECE_BYTES
     room: Room
     context: ssl.SSLContext
 
@@ -141,6 +152,11 @@ class TlsProtocol(sslproto.SSLProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.room.leave(self)
         super().connection_lost(exc)
+
+    @property
+    def writing(self) -> bool:
+        """Whether something that was written has not left yet."""
+        return self._plain is not None and self._plain.get_write_buffer_size() > 0
 
     def cut(self) -> None:
         """End the connection at once."""

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
 from glasshouse.broker import room as room_module
 from glasshouse.broker.client import request
+from glasshouse.broker.listen import Server
 from glasshouse.broker.process import BrokerProcess
 from glasshouse.broker.room import MOST_CONNECTIONS, Room, Troubles, room_for
 
@@ -168,6 +170,23 @@ def test_a_broker_stays_below_the_limit_of_descriptors(monkeypatch: pytest.Monke
     for soft, expected in ((256, 64), (1024, 448), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, 512), (32, 8)):
         monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
         assert room_for(2) == expected
+
+
+def test_a_broker_that_is_no_gate_leaves_nothing_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (1024, 1024))
+    protocols = [Server(FastAPI(), listeners=listeners).config.http for listeners in (2, 3)]
+    assert [protocol.room._most for protocol in protocols] == [448, 298]  # type: ignore[union-attr]
+
+
+def test_what_has_its_answer_gives_way_again() -> None:
+    room = Room(2)
+    found = lines(room, 2)
+    for one in found:
+        room.whole(one)
+    assert not Line(room).enter()
+    room.answered(found[1])
+    assert Line(room).enter()
+    assert ended(found) == [1]
 
 
 def test_a_burst_of_connections_does_not_use_up_the_descriptors(

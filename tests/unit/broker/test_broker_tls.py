@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.broker import tls
 from glasshouse.broker.client import Reply, exchange, request
 from glasshouse.broker.problems import Problem
 from glasshouse.broker.remote import GateClient, _Connection
-from glasshouse.broker.room import MOST_OF_ADDRESS
-from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate
-from glasshouse.errors import Code, PeerError, RefusedError, UsageError
+from glasshouse.broker.room import MOST_CONNECTIONS, MOST_OF_ADDRESS
+from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
 from glasshouse.handshake.owner_request import sign_request
 from glasshouse.providers.line import GateLine
 from glasshouse.tamper.stage import clock_us
@@ -135,6 +136,26 @@ def test_those_who_never_shake_hands_give_way(gate: LocalBroker) -> None:
         gate.gate(None).check_known()
         # The first were cut for those that came later.
         assert held[0].recv(1) == b""
+
+
+def test_those_who_have_their_answer_and_do_not_hang_up_give_way(
+    gate: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_GOODBYE_S", 600)  # however slow the machine of the test is
+    with contextlib.ExitStack() as held:
+        for _ in range(MOST_OF_ADDRESS + 8):
+            connection = held.enter_context(line(gate).connect())
+            connection.settimeout(10)
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        gate.gate(None).check_known()
+
+
+def test_connections_keep_little_memory_and_long_messages_still_pass(gate: LocalBroker) -> None:
+    assert TlsProtocol.max_size * MOST_CONNECTIONS <= 8 * 1024 * 1024
+    with pytest.raises(FormatError) as caught:
+        gate.gate(ALICE)._ask("POST", "/v1/launches", {"padding": "x" * 200_000})
+    assert caught.value.code is Code.SCHEMA
 
 
 def test_requests_that_overtake_each_other_are_made_again(gate: LocalBroker) -> None:
