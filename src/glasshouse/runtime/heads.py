@@ -3,7 +3,7 @@
 Laws: one head is in flight at a time, the oldest unanswered one again and again until it is answered, for
 the broker may have recorded it and only the answer was lost; then the newest. So nothing piles up while
 the broker is away, and training never waits. Only a countersignature by the pinned broker key counts as
-contact; without contact for the length of the lease the run ends.
+contact, as of when it was first asked for; without contact for the length of the lease the run ends.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class _Waiting:
     head: bytes
     size: int
     root: bytes
+    since_s: float  # the loop's time at which it was signed, and sent first
 
 
 class HeadKeeper:
@@ -87,7 +88,7 @@ class HeadKeeper:
         self._timers: dict[str, Timer] = {}
         self.last: CountersignedHead | None = None
         self.last_signed = b""
-        self._renew_lease()
+        self._renew_lease(loop.now_s())
         self.publish()
 
     @property
@@ -105,7 +106,9 @@ class HeadKeeper:
             self._after("interval", self._interval_s, self._beat)
         self._wanted = self._waiting is not None
         if self._waiting is None and self._log.size > self._countersigned_size:
-            self._waiting = _Waiting(head=self._log.head(), size=self._log.size, root=self._log.root)
+            self._waiting = _Waiting(
+                head=self._log.head(), size=self._log.size, root=self._log.root, since_s=self._loop.now_s()
+            )
             self._send()
 
     def _beat(self) -> None:
@@ -188,14 +191,17 @@ class HeadKeeper:
         self._waiting = None
         self._known.clear()
         self._retry_s = _FIRST_RETRY_S
-        self._renew_lease()
+        self._renew_lease(waiting.since_s)
         self._countersigned(found.encode())
-        if self._wanted:
+        if not self._resting and self._loop.now_s() - waiting.since_s >= self._interval_s:
+            self._beat()  # what is left of the lease may be short
+        elif self._wanted:
             self.publish()
 
-    def _renew_lease(self) -> None:
+    def _renew_lease(self, since_s: float) -> None:
+        """Let the lease run from when the broker was asked: an answer that was held back does not extend it."""
         if not self._resting:
-            self._after("lease", self._lease_s, self._lease_lost)
+            self._after("lease", max(0.0, since_s + self._lease_s - self._loop.now_s()), self._lease_lost)
 
     def _lease_lost(self) -> None:
         raise RunError(Code.LEASE_LOST, "no word from the broker for the length of the lease")

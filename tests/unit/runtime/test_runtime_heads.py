@@ -177,6 +177,36 @@ def test_a_quiet_run_keeps_its_lease_by_heads_that_are_new() -> None:
     assert desk.keeper.last.head.size == desk.log.size
 
 
+def test_an_answer_that_was_held_back_renews_the_lease_from_when_it_was_asked_for() -> None:
+    desk = Desk(lease_s=60.0)
+    desk.settle()
+    leases: list[float] = []
+    after, begin = desk.loop.after, desk.broker.begin
+
+    def noted(delay_s: float, handler: Callable[[], None]) -> Any:
+        if handler == desk.keeper._lease_lost:
+            leases.append(delay_s)
+        return after(delay_s, handler)
+
+    desk.loop.after = noted  # type: ignore[method-assign]
+    held: list[Callable[[], None]] = []
+
+    def hold(path: str, body: bytes, done: Callable[[Any], None]) -> Any:
+        return begin(path, body, lambda call: held.append(lambda: done(call)))
+
+    desk.broker.begin = hold  # type: ignore[method-assign,assignment]
+    desk.go(State.HARDENED)
+    desk.settle(0.3)
+    desk.broker.begin = begin  # type: ignore[method-assign]
+    desk.keeper._interval_s = 0.2
+    [answer] = held
+    answer()
+    assert leases[0] <= 60.0 - 0.3
+    # And the broker is asked again at once, for a head that is new.
+    assert desk.loop.run_until(lambda: desk.keeper.last is not None and desk.keeper.last.head.size == 3, within_s=10)
+    assert len(leases) == 2
+
+
 def test_a_countersignature_by_another_key_is_no_contact() -> None:
     desk = Desk(lease_s=0.3, forger=SigningKey.generate())
     with pytest.raises(RunError) as caught:
