@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -62,8 +63,13 @@ class AgentLink:
             FormatError: it sent something that is no control message.
         """
         while not self._waiting:
+            between = not self._decoder.within
             data, descriptors, _flags, _address = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
+            if between:
+                self._drop_descriptors()  # what came beside messages that did not take it
             self._descriptors += descriptors
+            if len(self._descriptors) > _MAX_DESCRIPTORS:
+                raise FormatError(Code.SCHEMA, "more descriptors than a message takes")
             if not data:
                 raise EOFError("the agent is gone")
             for kind, value in self._decoder.feed(data):
@@ -74,9 +80,11 @@ class AgentLink:
 
     def take_descriptors(self, count: int) -> list[int]:
         """Return the descriptors that came along with the last message, which must be `count`."""
+        if len(self._descriptors) != count:
+            came = len(self._descriptors)
+            self._drop_descriptors()
+            raise FormatError(Code.SCHEMA, f"{came} descriptors came where {count} belong")
         taken, self._descriptors = self._descriptors, []
-        if len(taken) != count:
-            raise FormatError(Code.SCHEMA, f"{len(taken)} descriptors came where {count} belong")
         return taken
 
     def listen(self, on_stop: Callable[[], None] | None = None) -> None:
@@ -120,8 +128,18 @@ class AgentLink:
             self._write(frames.control({"type": "output-end", "sha256": digest.hexdigest()}))
         return digest.hexdigest()
 
+    def shut(self) -> None:
+        """End the conversation, also one that another thread waits in."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        self._drop_descriptors()
         self._socket.close()
+
+    def _drop_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def _write(self, data: bytes | memoryview) -> None:
         if os.getpid() != self._pid:

@@ -68,6 +68,11 @@ class Decoder:
             del self._buffer[:end]
             yield (kind, payload) if kind == DATA else (kind, decode(payload, max_bytes=MAX_CONTROL_BYTES))
 
+    @property
+    def within(self) -> bool:
+        """Whether the beginning of a frame is kept."""
+        return bool(self._buffer)
+
     def wipe(self) -> None:
         self._buffer[:] = bytes(len(self._buffer))
         self._buffer.clear()

@@ -10,19 +10,19 @@ rank → worker   {"id", "type": "door"}
 worker → rank   {"id", "name", "type": "door"}   with a descriptor, on which connections come beside one byte each
 rank → worker   {"id", "name", "type": "call"}
 worker → rank   {"id", "type": "called"}         with the connection, whose other end went through the door of that name
-worker → rank   {"id", "type": "unreachable"}    there is no such door, or its rank takes no more now
+worker → rank   {"id", "type": "unreachable"}    no such door, or its rank or the worker takes no more now
 rank → worker   {"type": "store", …}             `rank_store`
 ```
 Laws: a connection is a pair of Unix sockets that this process makes and keeps no end of; nothing is handed over before
-the process that was started has been tried to be read, and refused.
+the process that was started has been tried to be read, and refused; when all ranks begin again, the connections of
+the earlier ones are shut, and what they had said is not carried out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
-from collections.abc import Callable
+from functools import partial
 from threading import Thread
 
 from glasshouse.errors import Code, FormatError
@@ -30,7 +30,7 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
 from glasshouse.wire.fields import Fields, b64encode
-from glasshouse.workloads.rank_server import Given, RankLinks, child_place, closed_to_others, first_message
+from glasshouse.workloads.rank_server import Given, RankLinks, child_place, closed_to_others, first_message, tell
 from glasshouse.workloads.rank_store import KeyValues
 
 __all__ = ["PairServer"]
@@ -61,11 +61,15 @@ class PairServer(RankLinks):
 
     def begin(self) -> None:
         """Forget what an earlier start of the ranks left: its store, its doors, its failures."""
-        self._close_doors()
-        with self._lock:
+        with self._joining, self._lock:
+            self._start += 1
+            # What an earlier rank left behind, such as a process that it forked, may hold its end.
+            for link in self._ranks:
+                link.shut()
             self._store = KeyValues()
             self._asked_secret.clear()
             self.failures.clear()
+        self._close_doors()
 
     def connect(self, rank: int, pid: int, own: socket.socket) -> None:
         """Wait, in a thread, for a rank that was started to join.
@@ -75,9 +79,10 @@ class PairServer(RankLinks):
             pid: of the process that inherited the other end.
             own: this process's end; belongs to this object from now on.
         """
-        Thread(target=self._welcome, args=(rank, pid, own), name=f"glasshouse-rank-{rank}", daemon=True).start()
+        args = (rank, pid, own, self._start)
+        Thread(target=self._welcome, args=args, name=f"glasshouse-rank-{rank}", daemon=True).start()
 
-    def _welcome(self, rank: int, pid: int, own: socket.socket) -> None:
+    def _welcome(self, rank: int, pid: int, own: socket.socket, start: int) -> None:
         try:
             # It takes as long as its interpreter does; its end ends the waiting.
             fields = Fields(first_message(own, None), "rank request")
@@ -85,48 +90,57 @@ class PairServer(RankLinks):
             fields.end()
             place = child_place(pid)
             if place is not None and (not self._given.closed_to_others or closed_to_others(place)):
-                self.join(rank, own)
+                self.join(rank, own, start)
                 return
             own.sendall(ranks.refuse(Code.RANK_REFUSED))
         except (EOFError, OSError, FormatError):
             pass  # its exit says the rest
         own.close()
 
-    def _take(self, rank: int, link: AgentLink, message: Message) -> None:
+    def _take(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
+        with self._lock:
+            self._of_this_start(start)
+            store = self._store
         kind = message.get("type")
         if kind == "store":
-            self._store.take(rank, message, _answering(link))
+            store.take(rank, message, partial(tell, link))
         elif kind == "group-secret":
-            link.send(self._secret(rank, message))
+            link.send(self._secret(rank, message, start))
         elif kind == "door":
-            self._open_door(rank, link, message)
+            self._open_door(rank, link, message, start)
         elif kind == "call":
             self._call(link, message)
         else:
-            super()._take(rank, link, message)
+            super()._take(rank, link, message, start)
 
-    def _secret(self, rank: int, message: Message) -> Message:
+    def _secret(self, rank: int, message: Message, start: int) -> Message:
         fields = Fields(message, "group secret")
         fields.choice("type", ["group-secret"])
         number = fields.integer("id")
         fields.end()
         with self._lock:
+            self._of_this_start(start)
             again = rank in self._asked_secret
             self._asked_secret.add(rank)
         if again:
             return {"code": Code.RANK_REFUSED.value, "id": number, "type": "refused"}
         return {"id": number, "secret": b64encode(self._given.secret), "type": "group-secret"}
 
-    def _open_door(self, rank: int, link: AgentLink, message: Message) -> None:
+    def _open_door(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
         fields = Fields(message, "door")
         fields.choice("type", ["door"])
         number = fields.integer("id")
         fields.end()
-        own, theirs = socket.socketpair()
+        try:
+            own, theirs = socket.socketpair()
+        except OSError:  # as many descriptors as this process may have
+            link.send({"id": number, "type": "unreachable"})
+            return
         own.setblocking(False)  # before Python 3.13 `send_fds` takes no notice of its flags
         with theirs:
             name = secrets.token_hex(_NAME_CHARS // 2)
             with self._lock:
+                self._of_this_start(start)
                 for old in [old for old, (owner, door) in self._doors.items() if owner == rank and _is_shut(door)]:
                     self._doors.pop(old)[1].close()
                 self._doors[name] = rank, own
@@ -139,7 +153,11 @@ class PairServer(RankLinks):
         fields.choice("type", ["call"])
         number, name = fields.integer("id"), fields.text("name", max_chars=_NAME_CHARS)
         fields.end()
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            link.send({"id": number, "type": "unreachable"})
+            return
         with ours, theirs:
             if self._goes_through(name, theirs):
                 link.send({"id": number, "type": "called"}, [ours.fileno()])
@@ -171,13 +189,3 @@ def _is_shut(door: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _answering(link: AgentLink) -> Callable[[Message], None]:
-    """Return what sends a rank an answer, also from another's thread: that it is gone is no affair of the other."""
-
-    def answer(message: Message) -> None:
-        with contextlib.suppress(OSError):
-            link.send(message)
-
-    return answer

@@ -13,7 +13,6 @@ Source: spec/key-release.md, section 5.4.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
@@ -23,7 +22,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -37,14 +36,28 @@ from glasshouse.wire.fields import Fields
 from glasshouse.workloads import failures
 from glasshouse.workloads.machines import Machines
 
-__all__ = ["Failure", "Given", "RankLinks", "Report", "Server", "child_place", "closed_to_others", "first_message"]
+__all__ = [
+    "Failure",
+    "Given",
+    "RankLinks",
+    "Report",
+    "Server",
+    "child_place",
+    "closed_to_others",
+    "first_message",
+    "tell",
+]
 
 # A rank asks as soon as it is connected; whoever does not keeps the others waiting no longer.
 _ASKING_S = 5.0
 _SETTLING_S = 2.0
 _BACKLOG = 128
+_STOP: Message = {"type": "stop"}
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _MOST_TEXT = 1000
+# A rank that takes nothing of what it is told holds up the others for no longer.
+_TAKING_S = 5
+_TIME = struct.Struct("ll")  # seconds, microseconds: struct timeval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,19 +147,24 @@ class RankLinks:
         self._given, self._task, self._channel = given, task, channel
         self._ranks: list[AgentLink] = []
         self._threads: list[threading.Thread] = []
+        # Which start of all ranks this is: connections of an earlier one lead nowhere.
+        self._start = 0
         self._lock = threading.Lock()
         self._joining = threading.Lock()
 
-    def join(self, rank: int, connection: socket.socket) -> None:
+    def join(self, rank: int, connection: socket.socket, start: int = 0) -> None:
         """Hand a rank what the job has, and listen to it from now on; raises `OSError` where it is gone."""
         place: Message = {"rank": rank, "type": "joined", "workspace": str(self._task.workspace)}
         if self._given.machines is not None:
             place["machine"] = self._given.machines.machine
         joined = frames.control({**place, **self._given.message})
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(_TAKING_S, 0))
         with self._joining:
+            if start != self._start:
+                raise ConnectionRefusedError("a rank of an earlier start")
             socket.send_fds(connection, [joined], self._given.descriptors)
-            connection.settimeout(None)
-            self._adopt(rank, AgentLink(connection))
+            self._adopt(rank, AgentLink(connection), start)
 
     def forget_failures(self, rank: int) -> None:
         """Forget what an earlier life of a rank said."""
@@ -158,7 +176,7 @@ class RankLinks:
             self.stopped = True
             told = list(self._ranks)
         for link in told:
-            _tell_to_stop(link)
+            tell(link, _STOP)
 
     def settle(self) -> None:
         """Wait until everything that ranks which have ended had said is heard."""
@@ -167,26 +185,32 @@ class RankLinks:
         for thread in threads:
             thread.join(_SETTLING_S)
 
-    def _adopt(self, rank: int, link: AgentLink) -> None:
-        thread = threading.Thread(target=self._hear, args=(rank, link), name=f"glasshouse-rank-{rank}", daemon=True)
+    def _adopt(self, rank: int, link: AgentLink, start: int) -> None:
+        name = f"glasshouse-rank-{rank}"
+        thread = threading.Thread(target=self._hear, args=(rank, link, start), name=name, daemon=True)
         with self._lock:
             self._ranks.append(link)
             self._threads.append(thread)
             stopped = self.stopped
         thread.start()
         if stopped:
-            _tell_to_stop(link)
+            tell(link, _STOP)
 
-    def _hear(self, rank: int, link: AgentLink) -> None:
+    def _hear(self, rank: int, link: AgentLink, start: int) -> None:
         try:
             while True:
-                self._take(rank, link, link.receive())
+                self._take(rank, link, link.receive(), start)
         except (EOFError, OSError, FormatError):
             with self._lock:
                 self._ranks.remove(link)
             link.close()
 
-    def _take(self, rank: int, link: AgentLink, message: Message) -> None:
+    def _of_this_start(self, start: int) -> None:
+        if start != self._start:  # what it had said before its link was shut is still read
+            raise EOFError("a rank of an earlier start")
+
+    def _take(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
+        self._of_this_start(start)
         kind = message.get("type")
         if kind == "output":
             link.send(self._output(rank, message, link.take_descriptors(1)[0]))
@@ -205,16 +229,15 @@ class RankLinks:
         """Answer a rank that wants a connection with another machine's."""
         fields = Fields(message, "dial")
         number, machine, port = fields.integer("id"), fields.integer("machine"), fields.integer("port", high=65535)
-        with contextlib.suppress(OSError):
-            try:
-                if self._given.machines is None:
-                    raise ConnectionRefusedError("a job on one machine")
-                connection = self._given.machines.dial(machine, port)
-            except OSError:
-                link.send({"id": number, "type": "unreachable"})
-                return
-            with connection:
-                link.send({"id": number, "type": "dialled"}, [connection.fileno()])
+        try:
+            if self._given.machines is None:
+                raise ConnectionRefusedError("a job on one machine")
+            connection = self._given.machines.dial(machine, port)
+        except OSError:
+            tell(link, {"id": number, "type": "unreachable"})
+            return
+        with connection:
+            tell(link, {"id": number, "type": "dialled"}, [connection.fileno()])
 
     def _output(self, rank: int, message: Message, descriptor: int) -> Message:
         """Deliver an output, and return what to answer."""
@@ -367,8 +390,9 @@ def closed_to_others(place: str) -> bool:
     return False
 
 
-def _tell_to_stop(link: AgentLink) -> None:
+def tell(link: AgentLink, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send a rank a message, from any thread; one that has ended, or does not take it in time, is let go of."""
     try:
-        link.send({"type": "stop"})
+        link.send(message, descriptors)
     except OSError:
-        return  # it has ended
+        link.shut()

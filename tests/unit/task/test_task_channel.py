@@ -104,6 +104,44 @@ def test_a_grant_without_its_descriptors_is_refused(ends: tuple[socket.socket, A
         link.take_descriptors(2)
 
 
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def test_descriptors_that_no_message_takes_are_closed(ends: tuple[socket.socket, AgentLink]) -> None:
+    agent, link = ends
+    before = open_descriptors()
+    for _ in range(20):
+        socket.send_fds(agent, [frames.control({"type": "progress"})], [agent.fileno()] * 4)
+        assert link.receive() == {"type": "progress"}
+    assert open_descriptors() <= before + 4
+    with pytest.raises(FormatError):
+        link.take_descriptors(1)
+    assert open_descriptors() == before
+
+
+def test_descriptors_beside_a_message_that_does_not_end_are_bounded(ends: tuple[socket.socket, AgentLink]) -> None:
+    agent, link = ends
+    before, whole = open_descriptors(), frames.control({"type": "progress"})
+    for piece in (whole[:1], whole[1:2]):
+        socket.send_fds(agent, [piece], [agent.fileno()] * 4)
+    with pytest.raises(FormatError):
+        link.receive()
+    link.close()
+    assert open_descriptors() == before - 1
+
+
+def test_descriptors_come_with_the_second_of_two_messages(ends: tuple[socket.socket, AgentLink]) -> None:
+    agent, link = ends
+    agent.sendall(frames.control({"type": "progress"}))
+    grant = frames.control({"type": "grant", "bytes": 7})
+    socket.send_fds(agent, [grant[:9]], [agent.fileno()])
+    assert link.receive() == {"type": "progress"}
+    agent.sendall(grant[9:])
+    assert link.receive()["type"] == "grant"
+    os.close(*link.take_descriptors(1))
+
+
 @pytest.mark.parametrize(
     "sent", [b"\xff\xff\xff\xff\x01", b"\x00\x00\x00\x01\x02x", frames.control([]), b"\x00\x00\x00\x01\x01{"]
 )

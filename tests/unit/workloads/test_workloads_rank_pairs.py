@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from glasshouse.runtime.kernel import REAL
+from glasshouse.task.channel import AgentLink
 from glasshouse.task.handle import Task
 from glasshouse.task.inputs import FolderInputs
 from glasshouse.wire import frames, ranks
-from glasshouse.workloads import rank_processes, rank_store
+from glasshouse.workloads import rank_processes, rank_server, rank_store
 from glasshouse.workloads.rank_pairs import PairServer
 from glasshouse.workloads.rank_server import Given
 from tools.forked import in_child
@@ -134,6 +137,54 @@ def test_the_secret_is_given_once_in_the_life_of_a_rank(place: Place) -> None:
     assert place.say(JOINED + code, rank=1)[0] == "Traceback (most recent call last):"  # the same start still
     place.server.begin()
     assert place.say(JOINED + code, rank=1) == [SECRET.hex(), "CollectiveError"]
+
+
+def test_what_an_earlier_start_left_behind_is_given_nothing(place: Place) -> None:
+    """A process that a rank forked keeps its end: it is shut when all begin again, and no second secret goes there."""
+    code = """
+channel.group_secret()
+door, name = channel.open_door()
+if os.fork():
+    os._exit(0)
+from glasshouse.wire import frames
+print("forked", flush=True)
+sys.stdin.readline()
+def asked_raw(message):
+    try:
+        channel._socket.sendall(frames.control(message))
+        return channel._socket.recv(1 << 16)
+    except OSError as error:
+        return type(error).__name__
+print(asked_raw({"id": 901, "type": "group-secret"}))
+"""
+    left = place.start(JOINED + code)
+    assert left.stdout is not None
+    assert left.stdout.readline() == "forked\n"
+    place.server.begin()
+    assert left.communicate("go\n", timeout=30)[0] == "BrokenPipeError\n"
+    assert place.say(JOINED + "print(channel.group_secret().hex())") == [SECRET.hex()], "and a new rank is given it"
+
+
+def test_what_an_earlier_start_had_said_before_its_end_was_shut_is_not_carried_out(place: Place) -> None:
+    own, theirs = socket.socketpair()
+    with theirs, own:
+        link = AgentLink(own)
+        place.server.begin()
+        for message in (
+            {"id": 1, "type": "group-secret"},
+            {"id": 2, "type": "door"},
+            {"code": "worker-killed", "type": "failed", "words": ""},
+        ):
+            with pytest.raises(EOFError):
+                place.server._take(0, link, message, 0)
+    assert place.server.failures == []
+    assert place.say(JOINED + "print(channel.group_secret().hex())") == [SECRET.hex()]
+
+
+def test_a_rank_that_joins_when_all_have_begun_again_is_handed_nothing(place: Place) -> None:
+    late = place.start("import sys; sys.stdin.readline()\n" + JOINED)
+    place.server.begin()
+    assert "RunError" in late.communicate("go\n", timeout=30)[0]
 
 
 @pytest.mark.parametrize(
@@ -316,6 +367,66 @@ print(asked("wait", "never"))
     ]
     big = "print(asked('append', 'a', value='YWFh' * 3_000), asked('get', 'b'))"
     assert place.say(JOINED + big)[0].startswith("{'refused': 'the store takes")
+
+
+def test_a_rank_that_does_not_read_its_answers_keeps_no_other_waiting(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_server, "_TAKING_S", 1)
+    deaf = """
+for number in range(901, 1001):
+    channel._link.send({"type": "store", "id": number, "keys": ["word"], "what": "get"})
+print("asked", flush=True)
+time.sleep(60)
+"""
+    first = place.start(JOINED.replace("channel.listen", "0 and channel.listen") + deaf, rank=1)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "asked\n"
+    code = """
+print(list(asked("set", "word", value="YWFh" * 5_000)))
+print(said(lambda: asked("count", limit_s=20)))
+"""
+    assert place.say(JOINED + code) == ["['value']", "{'count': 1}"]
+
+
+def test_the_end_of_the_job_reaches_every_rank_also_where_one_does_not_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_server, "_TAKING_S", 1)
+    deaf = """
+channel._link.send({"type": "store", "id": 900, "keys": ["word"], "value": "YWFh" * 5_000, "what": "set"})
+for number in range(901, 1001):
+    channel._link.send({"type": "store", "id": number, "keys": ["word"], "what": "get"})
+print("asked", flush=True)
+time.sleep(60)
+"""
+    first = place.start(JOINED.replace("channel.listen", "0 and channel.listen") + deaf)
+    second = place.start(JOINED + "print('on', flush=True); time.sleep(60)", rank=1)
+    assert first.stdout is not None
+    assert second.stdout is not None
+    assert (first.stdout.readline(), second.stdout.readline()) == ("asked\n", "on\n")
+    ending = threading.Thread(target=place.server.stop, daemon=True)
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
+    assert second.stdout.readline() == "stop\n"
+
+
+def test_a_worker_with_no_descriptor_left_says_so_and_lets_no_rank_go(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = place.start(JOINED + "print('on', flush=True); sys.stdin.readline(); print(said(channel.open_door));"
+                          "print(said(lambda: channel.call('none', 5))); print(asked('count'))")  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+
+    def none_left() -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", none_left)
+    assert process.communicate("go\n", timeout=30)[0].splitlines() == [
+        "ConnectionRefusedError", "ConnectionRefusedError", "{'count': 0}"
+    ]  # fmt: skip
 
 
 # starting and ending them
