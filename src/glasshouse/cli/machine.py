@@ -97,6 +97,6 @@ def sweep(
     output = Output(as_json)
     removed, left = places.sweep(Home.locate(home), name)
     output.result({"removed": removed, "left": left})
-    output.say(f"What {name} had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
+    output.say(f"{name} says that what it had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
     if left:
         output.say(f"{len(left)} others go on there, or are not yours: " + ", ".join(run[:8] for run in left))

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.finish import GIVEN_UP, NO_RECEIPT, Conclusion
 from glasshouse.jobs.follow import Seen, Tail
@@ -112,6 +112,7 @@ def give_up(folder: RunFolder, home: Home) -> bool:
 
     Raises:
         UsageError: a damaged record, or a run on this machine, which can be stopped.
+        PlatformError: its supervisor does not end.
     """
     record = look(folder, home).record
     if record.phase is Phase.ENDED:
@@ -127,6 +128,12 @@ def give_up(folder: RunFolder, home: Home) -> bool:
         deadline_s = time.monotonic() + _KILLED_S
         while record.supervisor.alive and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+        if record.supervisor.alive:
+            raise PlatformError(
+                Code.PLATFORM,
+                f"the run's supervisor, process {record.supervisor.pid}, was killed and does not end",
+                hint=f"wait until it is gone, and ask again: glasshouse stop {folder.run_id[:8]} --give-up",
+            )
     if folder.load().phase is not Phase.ENDED:
         _settle(folder, home, lost=GIVEN_UP)
     return True

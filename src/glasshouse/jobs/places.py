@@ -13,6 +13,7 @@ from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.jobs.bundle import read_bundle
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_there, read_state, write_state
+from glasshouse.jobs.finish import GIVEN_UP
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.placing import see_out
 from glasshouse.jobs.rundir import Phase, RunFolder
@@ -148,7 +149,9 @@ def examine(home: Home, name: str) -> list[Finding]:
 
 
 def sweep(home: Home, name: str) -> tuple[int, list[str]]:
-    """Remove from a machine what is left there of this home's runs that have ended; one that was given up ends first.
+    """Remove from a machine what is left there of this home's runs that have ended.
+
+    One that was given up ends first, and what it leaves is fetched; another that goes on there is stopped, unread.
 
     Args:
         home: whose runs.
@@ -174,12 +177,22 @@ def sweep(home: Home, name: str) -> tuple[int, list[str]]:
                 if record.place != name or not over:
                     continue
                 package = record.sent or (digest_of(record.package) if record.package.exists() else None)
-                with contextlib.closing(place.run(one.path)) as placed:
-                    if there.get(record.run_id):
+                with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
+                    goes_on = there.get(record.run_id)
+                    # Nothing is added to what is kept here of any other: that it goes on is the machine's word alone.
+                    if goes_on and record.code == GIVEN_UP.value and not is_there(one.receipt):
                         Embedded(home).ensure()  # signs for its end
                         placed.interrupt()
                         see_out(placed)
-                    placed.remove(package)
+                    elif goes_on:
+                        placed.connect()
+                        placed.stop()
+                    try:
+                        placed.remove(package)
+                    except UsageError:
+                        if not goes_on:
+                            raise
+                        continue  # it takes its time to wipe itself: the next sweep removes it
                 removed += there.pop(record.run_id, None) is not None
     Embedded(home).give_back()
     return removed, sorted(there)

@@ -42,7 +42,7 @@ THIS = "this"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".json"
-_NAMED = 3  # differing files that a refusal names
+_NAMED, _NAME_CHARS = 3, 200  # differing files that a refusal names, and how much of each name
 
 # The files of each part: name → SHA-256.
 Files = Mapping[str, Mapping[str, bytes]]
@@ -217,7 +217,7 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
     found = {name: _of_part(differences(there, reference(home, name)), part) for name in names or (THIS,)}
     nearest = min(found, key=lambda name: len(found[name]))
     files = found[nearest]
-    listed = ", ".join(f"{one.name} ({one.how})" for one in files[:_NAMED])
+    listed = ", ".join(f"{one.name[:_NAME_CHARS]} ({one.how})" for one in files[:_NAMED])
     raise RefusedError(
         Code.MEASUREMENT_UNKNOWN,
         f"{place.name} has another {part} than the reference {nearest}: {len(files)} files differ, {listed}"

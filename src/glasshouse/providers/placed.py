@@ -34,6 +34,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 2.0
 _PATIENCE_S = 600.0
 _START_S = 60.0
 _MAX_FILES = 1100
+# Of one run, together: a sealed log that fills its share has fewer.
+_MOST_FILES = 1 << 18
 _GROWING = ("events.log", "heads.log", "runtime.log")
 # Of files whose size no job names: an event log of ninety days at one event a second has less.
 _MAX_BYTES = {"events.log": 1 << 33, "heads.log": 1 << 33, "receipt.json": 1 << 24, "runtime.log": 1 << 28}
@@ -315,6 +317,8 @@ class RemotePlaced:
         over = not answer.null("ended")
         for name, size in files.items():
             self._there[name] = self._length(name, size, over=over)
+        if len(self._there) > _MOST_FILES:
+            raise PeerError(Code.SCHEMA, "the place names more files than a run leaves")
         if sum(size for name, size in self._there.items() if name not in _MAX_BYTES) > self._max_bytes:
             raise PeerError(Code.SCHEMA, "the place names more bytes than the run may leave")
         for name in files:

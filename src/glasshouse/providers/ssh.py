@@ -12,7 +12,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,14 +46,36 @@ _PYTHON = re.compile(r"3\.(1[1-9]|[2-9][0-9])\.[0-9]")
 _KEPT_S = 20.0
 _EXAMINE_S = 120.0
 _MEASURE_S = 90.0
-_MOST_FILES = 50_000
 # Evidence that is further off is refused, after everything was sent.
 _CLOCK_S = 45
 _SPARE_BYTES = 128 << 20
-_MOST_INSTALLED = 10_000
+# For all pages of a list together, over a line that is slow.
+_LIST_S = 60.0
+_MOST_RUNS = 1 << 14
+_VALUE_CHARS = 64
 _LOG_BYTES = 512 << 20
 # No job may name more (spec/sealed-package.md, section 8).
 _MOST_BYTES = 1 << 44
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Most:
+    """What a machine's list may have.
+
+    Attributes:
+        name_chars: of one name.
+        chars: of all names, with `_VALUE_CHARS` for what stands beside each.
+        within_s: how long all of it may take.
+    """
+
+    name_chars: int
+    chars: int
+    within_s: float
+
+
+_INSTALLED = _Most(name_chars=128, chars=1 << 20, within_s=_LIST_S)
+# The first page comes when everything is measured.
+_FILES = _Most(name_chars=4096, chars=8 << 20, within_s=_MEASURE_S + _LIST_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,13 +224,23 @@ class SshPlace:
 
         def ask(channel: Channel) -> dict[str, str]:
             found: dict[str, str] = {}
-            while told := channel.ask("installed", after=max(found, default="")).any("versions"):
-                if not isinstance(told, dict) or min(told) <= max(found, default="") or len(found) > _MOST_INSTALLED:
-                    raise PeerError(Code.SCHEMA, f"{self.name} answered with what is no list of distributions")
+            for told in self._pages(channel, "installed", "versions", _INSTALLED):
                 found |= {name: _plain(str(version)) for name, version in told.items()}
             return found
 
         return self._ask(ask)
+
+    def _pages(self, channel: Channel, ask: str, member: str, most: _Most) -> Iterator[dict[str, Json]]:
+        """Yield what the machine lists by name, page after page; raises `PeerError` for more than it may have."""
+        until_s, after, kept = time.monotonic() + most.within_s, "", 0
+        while page := channel.ask(ask, within_s=max(0.0, until_s - time.monotonic()), after=after).any(member):
+            if not isinstance(page, dict) or min(page) <= after:
+                raise PeerError(Code.SCHEMA, f"{self.name} lists its {member} otherwise than a place does")
+            kept += sum(len(name) + _VALUE_CHARS for name in page)
+            if kept > most.chars or max(map(len, page)) > most.name_chars:
+                raise PeerError(Code.TOO_LARGE, f"{self.name} lists more {member} than a machine has")
+            yield page
+            after = max(page)
 
     def runs(self) -> dict[str, bool]:
         """Return the ids of all runs that the machine has something of, and whether each goes on.
@@ -219,12 +251,17 @@ class SshPlace:
 
         def ask(channel: Channel) -> dict[str, bool]:
             found: dict[str, bool] = {}
-            while listed := channel.ask("runs", after=max(found, default="")).items("runs", max_items=256):
+            until_s = time.monotonic() + _LIST_S
+            while listed := channel.ask(
+                "runs", within_s=max(0.0, until_s - time.monotonic()), after=max(found, default="")
+            ).items("runs", max_items=256):
                 told = [Fields(one, "run") for one in listed]
                 runs = {one.text("run", pattern=RUN): one.null("ended") for one in told}
                 if min(runs) <= max(found, default=""):
                     raise PeerError(Code.SCHEMA, f"{self.name} lists its runs again and again")
                 found |= runs
+                if len(found) > _MOST_RUNS:
+                    raise PeerError(Code.TOO_LARGE, f"{self.name} lists more runs than a machine has")
             return found
 
         return self._ask(ask)
@@ -253,13 +290,9 @@ class SshPlace:
         """Return the files behind it, by the machine's word: part/name → SHA-256; raises as `examine`."""
         found: dict[str, bytes] = {}
         with contextlib.closing(self._channel()) as channel:
-            after = ""
-            while page := channel.ask("measure", within_s=_MEASURE_S, after=after).any("files"):
-                if not isinstance(page, dict) or min(page) <= after or len(found) + len(page) > _MOST_FILES:
-                    raise PeerError(Code.SCHEMA, f"{self.name} lists its files otherwise than a place does")
+            for page in self._pages(channel, "measure", "files", _FILES):
                 fields = Fields(page, "files")
                 found |= {name: fields.digest(name) for name in page}
-                after = max(page)
         return found
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> RemotePlaced:

@@ -47,7 +47,8 @@ def _cuda(installed: Mapping[str, str]) -> int | None:
         return None if tag is None or tag[2] is None else int(tag[2])
     for name, version in installed.items():
         if found := re.fullmatch("nvidia-cuda-runtime(?:-cu([0-9]{2}))?", name):
-            return int(found[1] or version.partition(".")[0])
+            major = re.match("[0-9]{1,4}", found[1] or version)
+            return None if major is None else int(major[0])
     return None
 
 

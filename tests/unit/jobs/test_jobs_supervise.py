@@ -237,6 +237,17 @@ def test_a_run_that_is_given_up_is_lost_and_never_said_to_have_left_nothing(
     assert control.concluded(folder, world.home, record).verdict == "good"
 
 
+def test_a_run_whose_supervisor_does_not_end_is_not_given_up(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_KILLED_S", 0.1)
+    monkeypatch.setattr(ProcessName, "send", lambda _name, _signal: True)  # it hangs in the kernel
+    folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), place="lab", placed=True)
+    with pytest.raises(PlatformError, match="was killed and does not end"):
+        control.give_up(folder, world.home)
+    assert folder.load().phase is Phase.RUNNING
+
+
 def test_a_runtime_that_does_not_stop_is_killed_and_called_lost(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

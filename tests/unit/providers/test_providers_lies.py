@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, FormatError, PeerError
+from glasshouse.providers import placed as placed_module
 from glasshouse.providers.channel import Channel
 from glasshouse.providers.placed import RemotePlaced
 from glasshouse.providers.ssh import SshHost, SshPlace
@@ -103,6 +104,21 @@ def test_a_run_is_not_followed_into_what_it_cannot_have_left(
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"events.log"}
 
 
+def test_files_that_are_named_without_end_are_not_kept(
+    lies: Lies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placed_module, "_MOST_FILES", 2)
+    looks = [news({f"log/{number:04d}.sealed": 0}) for number in range(4)]
+    placed = RemotePlaced(lambda: lies.channel(PREPARED, *looks), "ab" * 16, lambda name: tmp_path / name)
+    for _ in range(200):
+        assert placed.wait(0.1) is None
+        if "more files than a run leaves" in placed.problem:
+            break
+    else:
+        raise AssertionError(placed.problem)
+    placed.close()
+
+
 def test_a_machine_that_was_started_anew_takes_nothing_from_what_is_here(lies: Lies, tmp_path: Path) -> None:
     """Its disk lost the end of a log that had come already; the run has ended, and its owner is told so."""
     (after,) = news({"events.log": 1, "heads.log": 0, "receipt.json": 0}, ended=-9)
@@ -152,11 +168,21 @@ def test_a_machine_lists_its_files_page_by_page(lies: Lies) -> None:
         [page("a/b"), page("a/a", "a/c")],
         [page("")],
         [page("a/b", digest="00" * 31)],
+        [page("a/" + "b" * 4095)],
         [page("a/b", digest=7)],
         [[{"id": "ID", "ok": {"files": ["a/b"]}}]],
         [[{"id": "ID", "ok": {}}]],
     ],
-    ids=["the same again", "one before", "no name", "a short digest", "a number", "no object", "nothing"],
+    ids=[
+        "the same again",
+        "one before",
+        "no name",
+        "a short digest",
+        "a long name",
+        "a number",
+        "no object",
+        "nothing",
+    ],
 )
 def test_a_list_of_files_that_is_none_or_without_end(lies: Lies, story: list[list[Step]]) -> None:
     with pytest.raises((PeerError, FormatError)):

@@ -7,6 +7,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +61,7 @@ def ways(monkeypatch: pytest.MonkeyPatch, logins: Logins) -> Iterator[Ways]:
             return own if alone and own is not None else shared
 
         monkeypatch.setattr(SshHost, "command", command)
-        made.append(SshPlace("lab", SshHost(host="lab"), ["serve"], connect=socket.socket))
+        made.append(SshPlace("lab", SshHost(host="lab"), "python3", "-", connect=socket.socket))
         return made[-1]
 
     yield way
@@ -120,13 +122,36 @@ def test_what_a_place_refuses_itself_is_told_as_it_says_it(ways: Ways) -> None:
         [{"a": "1", "b": "1"}, {"b": "1"}],
         [["a"]],
         [{f"{page:03}": "1"} for page in range(60)],
+        [{"a" * 129: "1"}, {}],
     ],
-    ids=["again and again", "no list", "without end"],
+    ids=["again and again", "no list", "without end", "a long name"],
 )
 def test_a_list_of_what_is_installed_ends(ways: Ways, lists: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "_MOST_INSTALLED", 50)
-    with pytest.raises(GlasshouseError, match="no list of distributions"):
+    monkeypatch.setattr(ssh, "_INSTALLED", replace(ssh._INSTALLED, chars=50 * 67))
+    with pytest.raises(GlasshouseError, match=r"lists its versions|lists more versions"):
         ways(liar(*([{"id": "ID", "ok": {"versions": one}}] for one in lists))).installed()
+
+
+def test_a_list_that_comes_drop_by_drop_has_one_limit_in_time(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed_s = iter(range(0, 100_000, 25))
+    monkeypatch.setattr(ssh, "time", SimpleNamespace(monotonic=lambda: float(next(passed_s)), time=time.time))
+    pages: list[list[Step]] = [[{"id": "ID", "ok": {"versions": {f"{page:03}": "1"}}}] for page in range(60)]
+    with pytest.raises(PeerError, match="no answer within 0 s"):
+        ways(liar(*pages)).installed()
+    runs: list[list[Step]] = [
+        [{"id": "ID", "ok": {"runs": [{"ended": None, "run": f"{page:032x}", "started_us": 1}]}}] for page in range(60)
+    ]
+    with pytest.raises(PeerError, match="no answer within 0 s"):
+        ways(liar(*runs)).runs()
+
+
+def test_a_list_of_runs_ends(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "_MOST_RUNS", 3)
+    runs: list[list[Step]] = [
+        [{"id": "ID", "ok": {"runs": [{"ended": None, "run": f"{page:032x}", "started_us": 1}]}}] for page in range(9)
+    ]
+    with pytest.raises(PeerError, match="more runs than a machine has"):
+        ways(liar(*runs)).runs()
 
 
 def test_a_shared_connection_whose_line_is_dead_holds_nobody_up(

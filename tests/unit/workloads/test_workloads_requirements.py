@@ -32,6 +32,7 @@ def test_what_is_not_there_is_named() -> None:
         ({"torch": "2.9.0+cpu", "nvidia-cuda-runtime-cu12": "12.8.90", "nvidia-driver": "470"}, None),
         ({"nvidia-cuda-runtime-cu12": "12.8.90", "nvidia-driver": "470"}, None),
         ({"torch": "2.9.0+cu128", "nvidia-driver": "of our own"}, None),
+        ({"torch": "2.9.0", "nvidia-cuda-runtime": "x", "nvidia-driver": "470"}, None),
     ],
 )
 def test_a_driver_that_is_too_old_for_the_pytorch_there_is_told(there: dict[str, str], needs: str | None) -> None:

@@ -1,0 +1,121 @@
+"""Sweeping a machine that lies: nothing is added to what is kept here of a run that has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs import places
+from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.providers.ssh import SshHost, SshPlace
+
+
+class Listing(SshPlace):
+    """A machine that says of each run that it goes on, and what was asked of it."""
+
+    def __init__(self, runs: list[str], *, wiping: bool = False) -> None:
+        super().__init__("lab", SshHost(host="nowhere"), "python3", "-", connect=lambda: pytest.fail("a call"))
+        self.asked: list[str] = []
+        self.bounds: list[int | None] = []
+        self._listed, self._wiping = runs, wiping
+
+    def runs(self) -> dict[str, bool]:
+        return dict.fromkeys(self._listed, True)
+
+    def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Any:
+        self.bounds.append(max_bytes)
+        return Asked(self.asked, folder / "out", wiping=self._wiping)
+
+
+class Asked:
+    """A run of which more comes whenever it is followed."""
+
+    def __init__(self, asked: list[str], out: Path, *, wiping: bool) -> None:
+        self._asked, self._out, self._wiping = asked, out, wiping
+
+    def connect(self) -> None:
+        self._asked.append("connect")
+
+    def stop(self) -> None:
+        self._asked.append("stop")
+
+    def interrupt(self) -> None:
+        self._asked.append("interrupt")
+
+    def wait(self, _timeout_s: float) -> int:
+        self._asked.append("wait")
+        with (self._out / "events.log").open("ab") as log:
+            log.write(b"more")
+        return 0
+
+    def remove(self, _package: str | None) -> None:
+        self._asked.append("remove")
+        if self._wiping:
+            raise UsageError(Code.USAGE, "the run has not ended: stop it first")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(Embedded, "ensure", lambda _self: None)
+    return Home(path=tmp_path / "home").make()
+
+
+def ended(home: Home, code: Code | None) -> RunFolder:
+    folder = RunFolder.create(home)
+    folder.out.mkdir()
+    folder.events.write_bytes(b"what came")
+    folder.save(
+        RunRecord(
+            run_id=folder.run_id,
+            name="clinic",
+            workload="lora",
+            package=Path("/nowhere/job.sealed"),
+            package_id="ab" * 16,
+            manifest_sha256="cd" * 32,
+            assurance="software",
+            profile="standard",
+            created_us=1,
+            max_duration_s=60,
+            phase=Phase.ENDED,
+            outcome="lost",
+            code=None if code is None else code.value,
+            place="lab",
+            placed=True,
+            max_output_bytes=4711,
+        )
+    )
+    return folder
+
+
+@pytest.mark.parametrize("receipt", [True, False])
+@pytest.mark.parametrize("code", [None, Code.WORKER_KILLED, Code.PLACE_UNREACHABLE])
+def test_only_a_run_that_was_given_up_is_followed_and_only_until_its_receipt_is_here(
+    home: Home, monkeypatch: pytest.MonkeyPatch, code: Code | None, receipt: bool
+) -> None:
+    folder = ended(home, code)
+    if receipt:
+        folder.receipt.write_bytes(b"{}")
+    lab = Listing([folder.run_id])
+    monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
+    assert places.sweep(home, "lab") == (1, [])
+    followed = code is Code.PLACE_UNREACHABLE and not receipt
+    assert lab.asked == (["interrupt", "wait", "remove"] if followed else ["connect", "stop", "remove"])
+    assert folder.events.read_bytes() == (b"what camemore" if followed else b"what came")
+    assert lab.bounds == [4711], "what it may leave is bounded as while it ran"
+
+
+def test_one_that_takes_its_time_to_end_is_listed_and_left_to_the_next_sweep(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = ended(home, None)
+    lab = Listing([slow.run_id], wiping=True)
+    monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
+    assert places.sweep(home, "lab") == (0, [slow.run_id])
