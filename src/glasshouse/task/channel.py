@@ -64,10 +64,12 @@ class AgentLink:
         """
         while not self._waiting:
             between = not self._decoder.within
-            data, descriptors, _flags, _address = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
+            data, descriptors, flags, _address = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
             if between:
                 self._drop_descriptors()  # what came beside messages that did not take it
             self._descriptors += descriptors
+            if flags & socket.MSG_CTRUNC:
+                raise FormatError(Code.TOO_LARGE, "descriptors were lost: this process has as many open as it may")
             if len(self._descriptors) > _MAX_DESCRIPTORS:
                 raise FormatError(Code.SCHEMA, "more descriptors than a message takes")
             if not data:

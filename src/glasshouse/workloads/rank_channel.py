@@ -180,7 +180,10 @@ class RankChannel:
                 elif not self.stopping:
                     self.stopping = True
                     on_stop()
-        except (EOFError, OSError, FormatError):
+        except FormatError as error:
+            os.write(2, f"glasshouse: rank {self.rank}: {error.message}\n".encode())
+            _END_PROCESS(1)
+        except (EOFError, OSError):
             _END_PROCESS(1)
 
     def _answered(self, message: Message) -> None:

@@ -33,7 +33,9 @@ _WORDS = ("add", "append", "check", "compare", "count", "delete", "forget", "get
 _WITH_VALUE = ("append", "compare", "set")
 _OF_ONE = ("add", "get", *_WITH_VALUE)
 _MOST_VALUES = 1 << 16
+# Of one rank: what another asks takes none of it.
 _MOST_WAITING = 1 << 10
+_MOST_BYTES = 64 << 20
 _MOST_DIGITS = 15
 _MAX_AMOUNT = 10**_MOST_DIGITS
 
@@ -80,6 +82,7 @@ class KeyValues:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
+        self._bytes = 0
         self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._lock = threading.Lock()
 
@@ -109,7 +112,7 @@ class KeyValues:
             self._waiting.pop((rank, question.number), None)
             return []
         if what in ("get", "wait"):
-            if len(self._waiting) >= _MOST_WAITING:
+            if sum(asker == rank for asker, _ in self._waiting) >= _MOST_WAITING:
                 raise ValueError("more questions to the store at once than it keeps")
             self._waiting[rank, question.number] = _Waiting(question, answer)
             return self._due()
@@ -117,7 +120,9 @@ class KeyValues:
             said = self._change(question)
             return [(answer, question, said), *self._due()]
         if what == "delete":
-            count = sum(self._values.pop(key, None) is not None for key in keys)
+            gone = [self._values.pop(key) for key in keys if key in self._values]
+            self._bytes -= sum(map(len, gone))
+            count = len(gone)
         else:
             count = len(self._values) if what == "count" else sum(key in self._values for key in keys)
         return [(answer, question, {"count": count})]
@@ -141,6 +146,10 @@ class KeyValues:
     def _put(self, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE_BYTES or (key not in self._values and len(self._values) >= _MOST_VALUES):
             raise ValueError(f"the store takes {_MOST_VALUES} values, each of {MAX_VALUE_BYTES} bytes at most")
+        held = self._bytes - len(self._values.get(key, b"")) + len(value)
+        if held > _MOST_BYTES:
+            raise ValueError(f"the store takes {_MOST_BYTES >> 20} MiB")
+        self._bytes = held
         self._values[key] = value
 
     def _due(self) -> list[tuple[Answer, _Question, Message]]:

@@ -369,6 +369,40 @@ print(asked("wait", "never"))
     assert place.say(JOINED + big)[0].startswith("{'refused': 'the store takes")
 
 
+def test_what_one_rank_waits_for_takes_nothing_of_anothers_bound(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "_MOST_WAITING", 1)
+    waiting = place.start(JOINED + "channel._link.send({'type': 'store', 'id': 901, 'keys': ['word'], 'what': 'wait'});"
+                          "print(asked('wait', 'word'), flush=True); sys.stdin.readline()", rank=1)  # fmt: skip
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == "{'refused': 'more questions to the store at once than it keeps'}\n"
+    assert place.say(JOINED + "print(said(lambda: asked('wait', 'word', limit_s=0.1)))") == ["Empty"]
+
+
+def test_the_store_bounds_its_bytes_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "_MOST_BYTES", 7)
+    code = "print([list(asked('set', key, value='YWFh')) for key in ('a', 'b', 'a', 'c')])"
+    freed = "; print(asked('delete', 'a'), list(asked('set', 'c', value='YWFh')))"
+    assert place.say(JOINED + code + freed) == [
+        "[['value'], ['value'], ['value'], ['refused']]",
+        "{'count': 1} ['value']",
+    ]
+
+
+def test_a_rank_at_its_own_limit_of_descriptors_ends_with_a_word(place: Place) -> None:
+    code = """
+import resource
+limit = max(map(int, os.listdir("/proc/self/fd"))) + 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+try:
+    while True: os.dup(0)
+except OSError: pass
+print(said(channel.open_door))
+"""
+    assert place.say(JOINED + code) == [
+        "glasshouse: rank 0: descriptors were lost: this process has as many open as it may"
+    ]
+
+
 def test_a_rank_that_does_not_read_its_answers_keeps_no_other_waiting(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
