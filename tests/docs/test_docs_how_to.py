@@ -1,7 +1,8 @@
-"""The how-to's commands run as they are printed; the machine is this one, over a real sshd."""
+"""The how-tos' commands run as they are printed; the machine is this one, over a real sshd, at last as a container."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -9,19 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from simulators.command_line import Shell
+from glasshouse.errors import ExitCode
+from glasshouse.runtime import named_directory
+from simulators.command_line import SUM, Shell
+from tools.machine import needs_filters, needs_landlock, needs_root
 from tools.sshd import needs_sshd, serving_ssh
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "own-machine.md"
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "how-to" / "own-machine.md"
+CONTAINER = ROOT / "docs" / "how-to" / "container.md"
 ADDRESS = "ssh://trainer@lab.example.org --python '~/glasshouse/bin/python'"
+CONTAINED = "ssh://root@gpu.example.org:2222"
+CONFINED = (sys.executable, "-I", str(ROOT / "tests" / "tools" / "confined.py"), "SHM=64m")
 
-pytestmark = [pytest.mark.slow, needs_sshd]
+needs_disk = pytest.mark.skipif(named_directory.room("/tmp")[0], reason="this machine's /tmp is a memory file system")
 
 
-def commands() -> list[tuple[str, list[str]]]:
+def blocks(kind: str, page: Path) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def commands(page: Path = GUIDE) -> list[tuple[str, list[str]]]:
     """Return what is typed, each with the lines shown below it."""
     found: list[tuple[str, list[str]]] = []
-    for line in "\n".join(re.findall(r"```console\n(.*?)```", GUIDE.read_text(), re.DOTALL)).splitlines():
+    for line in "\n".join(blocks("console", page)).splitlines():
         if line.startswith("$ "):
             found.append((line[2:], []))
         elif line:
@@ -33,6 +45,17 @@ def words(line: str) -> str:
     return " ".join(re.sub(r"[0-9][0-9.,]*|[()]|[km]?B\b", " ", line).split())
 
 
+def typed(shell: Shell, page: Path, shown_as: str, here: str, really: str) -> None:
+    """Type a page's commands, and look whether they print what it shows."""
+    for command, shown in commands(page):
+        ran = shell.ask(*shlex.split(command.replace(shown_as, really))[1:])
+        assert ran.code == 0, f"{command}\n{ran.out}\n{ran.err}"
+        printed = {words(line) for line in ran.out.replace(here, shown_as.split()[0]).splitlines()}
+        assert not [line for line in shown if words(line) not in printed], f"{command}\n{ran.out}"
+
+
+@pytest.mark.slow
+@needs_sshd
 def test_a_run_on_a_machine_is_what_the_how_to_says(tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     shell = Shell(tmp_path / "user")
@@ -43,9 +66,99 @@ def test_a_run_on_a_machine_is_what_the_how_to_says(tmp_path: Path) -> None:
         really = (
             f"{here} --python {sys.executable} --config {tmp_path / 'ssh' / 'client'} --folder {tmp_path / 'there'}"
         )
-        for command, shown in commands():
-            ran = shell.ask(*shlex.split(command.replace(ADDRESS, really))[1:])
-            assert ran.code == 0, f"{command}\n{ran.out}\n{ran.err}"
-            printed = {words(line) for line in ran.out.replace(here, "ssh://trainer@lab.example.org").splitlines()}
-            assert not [line for line in shown if words(line) not in printed], f"{command}\n{ran.out}"
+        typed(shell, GUIDE, ADDRESS, here, really)
+    assert shell.left_running() == []
+
+
+def test_every_command_and_option_of_the_how_tos_is_one() -> None:
+    reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    known = {
+        name: set(re.findall(r"^\| `(?:-[a-z]`, `)?(--[a-z-]+)`", text, re.MULTILINE))
+        for name, text in re.findall(r"^## `glasshouse ([a-z ]+)`\n(.*?)(?=^## |\Z)", reference, re.DOTALL | re.M)
+    }
+    for page in (GUIDE, CONTAINER):
+        named = [command for command, _ in commands(page)] + re.findall(r"`(glasshouse [^`\n]+)`", page.read_text())
+        assert len(named) > 8
+        for command in named:
+            said = shlex.split(command)[1:]
+            name = next((name for name in (" ".join(said[:2]), said[0]) if name in known), None)
+            assert name is not None, command
+            options = {word for word in said if word.startswith("--")}
+            assert options <= known[name], command
+
+
+@pytest.mark.slow
+@needs_sshd
+@needs_root
+@needs_filters
+@needs_landlock
+@needs_disk
+def test_a_run_in_a_container_is_what_the_how_to_says(tmp_path: Path) -> None:
+    """As in most containers: no namespaces, no mounts, no capability for them, and 64 MiB of shared memory."""
+    (tmp_path / "user").mkdir()
+    shell = Shell(tmp_path / "user")
+    assert shell.ask("init").code == 0
+    [job] = blocks("toml", CONTAINER)
+    (shell.folder / "job.toml").write_text(job)
+    (shell.folder / "ranks.toml").write_text(job.replace("train.py", "sum.py"))
+    (shell.folder / "sum.py").write_text(SUM)
+    with serving_ssh(tmp_path / "ssh", within=CONFINED) as host:
+        here = f"ssh://{host.host}:{host.port}"
+        config = tmp_path / "ssh" / "client"
+        really = f"{here} --python {sys.executable} --config {config} --folder {tmp_path / 'there'}"
+        typed(shell, CONTAINER, CONTAINED, here, really)
+        assert "rank 0 of 2 has 3" in shell.ask("logs", "latest").out
+
+        looked = shell.ask("doctor", "--on", "box", "--json").object
+        findings = {one["feature"]: one["value"] for one in looked["findings"]}
+        shown = dict(re.findall(r"^\| `([a-z-]+)` \| `([a-z]+)` \|", CONTAINER.read_text(), re.MULTILINE))
+        assert len(shown) == 8
+        assert {name: findings[name] for name in shown} == shown
+        assert findings["assurance"] == "software"
+
+        (shell.folder / "large.bin").write_bytes(os.urandom(40 << 20))
+        large = job.replace("[params]", '"large.bin" = "large.bin"\n[params]')
+        (shell.folder / "large.toml").write_text(large)
+        refused = shell.ask("run", "large.toml", "--on", "box")
+        assert refused.code == ExitCode.RUN_FAILED
+        [sentence] = [text for text in blocks("text", CONTAINER) if text.startswith("the job's files")]
+        assert "failed (platform-unsupported)" in refused.out
+        record = shell.newest()
+        assert record is not None
+        said = (shell.home / "runs" / record["run_id"] / "runtime.log").read_text()
+        assert words(sentence) in {words(text) for text in said.splitlines()}
+        (shell.folder / "large.toml").write_text(large + 'workspace = "disk"\n')
+        ended = shell.ask("run", "large.toml", "--on", "box")
+        assert ended.code == ExitCode.DONE, ended.out + ended.err
+        assert "lay on the machine's disk, as the owner allowed" in " ".join(shell.ask("verify", "latest").out.split())
+    assert shell.left_running() == []
+
+
+@pytest.mark.slow
+@needs_sshd
+@needs_root
+@needs_filters
+@needs_landlock
+def test_a_server_s_own_sshd_leads_into_a_container_by_the_line_of_the_how_to(tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    shell = Shell(tmp_path / "user")
+    assert shell.ask("init").code == 0
+    [line] = [text for text in blocks("text", CONTAINER) if text.startswith("command=")]
+    with serving_ssh(tmp_path / "ssh") as host:
+        public = (tmp_path / "ssh" / "user.pub").read_text()
+        confined = line.replace("docker exec -i trainer", shlex.join(CONFINED))
+        (tmp_path / "ssh" / "authorized").write_text(confined.replace("ssh-ed25519 AAAA… you@home", public.strip()))
+        ways = ("--config", str(tmp_path / "ssh" / "client"), "--folder", str(tmp_path / "there"))
+        url = f"ssh://{host.host}:{host.port}"
+        assert shell.ask("runtime", "bundle", "-o", "bundle.zip").code == 0
+        there = ("--python", sys.executable, "--bundle", "bundle.zip", *ways)
+        assert shell.ask("machine", "add", "box", url, *there).code == 0
+        found = shell.ask("doctor", "--on", "box", "--json")
+        assert found.code == 0, found.err
+        assert found.object["profile"] == "standard"
+        assert {one["value"] for one in found.object["findings"] if one["feature"].endswith("-namespace")} == {"none"}
+        (shell.folder / "job.toml").write_text(blocks("toml", CONTAINER)[0])
+        assert shell.ask("reference", "add", "box", "--on", "box").code == 0
+        ended = shell.ask("run", "job.toml", "--on", "box")
+        assert ended.code == ExitCode.DONE, ended.out + ended.err
     assert shell.left_running() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,13 @@ needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, rea
 
 
 @contextmanager
-def serving_ssh(folder: Path, more: str = "") -> Iterator[SshHost]:
+def serving_ssh(folder: Path, more: str = "", *, within: Sequence[str] = ()) -> Iterator[SshHost]:
     """Run a server as long as the block lasts; its host key is in a known_hosts file of its own.
 
     Args:
         folder: made for it.
         more: further lines of its configuration.
+        within: a command that runs the one behind it.
     """
     folder.mkdir(mode=0o700)
     for name in ("host", "user"):
@@ -40,7 +41,8 @@ def serving_ssh(folder: Path, more: str = "") -> Iterator[SshHost]:
         f"AllowTcpForwarding no\nAllowStreamLocalForwarding no\nPrintMotd no\n{more}"
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    with subprocess.Popen([str(SSHD), "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE) as server:
+    command = [*within, str(SSHD), "-D", "-e", "-f", str(folder / "config")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as server:
         try:
             assert server.stderr is not None
             while b"listening" not in server.stderr.readline():
