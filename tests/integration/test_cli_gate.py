@@ -115,18 +115,27 @@ def test_a_gate_that_restarts_in_the_middle_of_a_run_is_found_again(shell: Shell
 def test_runs_of_a_revoked_package_end_within_their_lease(shell: Shell, keeper: Keeper) -> None:
     known = shell.known()
     job = shell.folder / "long.toml"
-    job.write_text('gate = "small"\n' + job.read_text())
+    job.write_text(f'gate = "{keeper.url}"\n' + job.read_text())
     placed = shell.ask("run", "long.toml", "--detach", "--json").object
     shell.wait_until_running(known)
     # Without a word of the gate: it is remembered who has the key.
     revoked = shell.ask("revoke", placed["run_id"], "--running", "--json")
     assert revoked.code == ExitCode.DONE, revoked.err
-    assert revoked.object["gates"] == ["small"]
+    assert revoked.object["gates"] == ["small"], "what is kept of a URL is the gate's name"
     assert revoked.object["runs_with_the_key"] == [placed["run_id"]]
     wait_for(lambda: shell.ask("status", placed["run_id"], "--json").object["outcome"] is not None)
     found = shell.ask("status", placed["run_id"], "--json").object
     assert found["code"] == Code.LEASE_LOST
     assert found["outcome"] != "completed"
+
+
+def test_a_url_that_was_not_added_is_refused_before_anything_is_sealed(shell: Shell, keeper: Keeper) -> None:
+    known = shell.known()
+    for command in (("run", "short.toml"), ("broker", "audit")):
+        refused = shell.ask(*command, "--gate", "https://gate.example:8443", "--json")
+        assert (refused.code, refused.error["code"]) == (ExitCode.USAGE, Code.USAGE)
+        assert "its key has to be pinned" in refused.error["message"]
+    assert shell.known() == known
 
 
 def test_the_audit_log_of_a_gate_is_checked_and_remembered(shell: Shell, keeper: Keeper) -> None:
@@ -136,7 +145,7 @@ def test_the_audit_log_of_a_gate_is_checked_and_remembered(shell: Shell, keeper:
     assert events[:4] == ["delegation", "deployment", "launch", "challenge"]
     [kept] = shell.ask("gate", "list", "--json").object["gates"]
     assert kept["audited"]["records"] == len(events)
-    assert shell.ask("broker", "audit", "--gate", "small").code == ExitCode.DONE
+    assert shell.ask("broker", "audit", "--gate", keeper.url, "--json").object["gate"] == "small"
     # A gate that moves is still held to what it showed; one that shows another log is not believed.
     pinned = ("--key", keeper.told["key"], "--certificate", keeper.told["certificate"])
     assert shell.ask("gate", "add", "small", keeper.url, *pinned, "--force").code == ExitCode.DONE

@@ -97,12 +97,13 @@ def audit(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.gates import audit_gate, audit_own
+    from glasshouse.jobs.gates import audit_gate, audit_own, gate_name
 
     output, place = Output(as_json), locate(home) if gate is not None else _made(home)
     if gate is None:
         records = audit_own(place)
     else:
+        gate = gate_name(place, gate)
         records = audit_gate(place, gate, unlock(place, passphrase_file, passphrase_fd).signing)
     output.result({"gate": gate, "records": records})
     for record in records:

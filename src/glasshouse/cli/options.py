@@ -61,7 +61,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace files that are the
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 GateOption = Annotated[
     str | None,
-    typer.Option("--gate", metavar="NAME", help="A gate that stays, by its name of `glasshouse gate`."),
+    typer.Option("--gate", metavar="NAME|URL", help="A gate that was added by `glasshouse gate`: its name or URL."),
 ]
 Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run on several machines: which, from 0.")]
 

@@ -24,11 +24,12 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
+    from glasshouse.jobs.gates import gate_name
     from glasshouse.jobs.revoke import holders, resolve, revoke
 
     output, place = Output(as_json), locate(home)
     package_id = resolve(what, place)
-    gates = holders(package_id, place, also=gate)
+    gates = holders(package_id, place, also=None if gate is None else gate_name(place, gate))
     owner = unlock(place, passphrase_file, passphrase_fd).signing if gates else None
     revoked = revoke(package_id, place, gates=gates, owner=owner, running=running)
     output.result(

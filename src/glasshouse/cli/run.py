@@ -68,8 +68,7 @@ def command(
         raise UsageError(Code.USAGE, "--raw asks no gate: leave --gate out")
     # The job file is checked before anybody is asked for a passphrase and before anything is started.
     job = _job(what)
-    if gate is None and job is not None:
-        gate = job.gate
+    gate = _gate(place, gate, None if raw else job)
     if job is not None and shape is not None:
         shape.check(job.workload, job.floor)
     identity = unlock(place, passphrase_file, passphrase_fd)
@@ -78,6 +77,17 @@ def command(
 
         return run_raw_leg(what, job, output, place, identity, ranks=shape)
     return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home, on=where, gate=gate)
+
+
+def _gate(place: Home, given: str | None, job: Job | None) -> str | None:
+    """Return the name of the gate that the command line or else the job means; None for the broker of this machine."""
+    if given is None and job is not None:
+        given = job.gate
+    if given is None:
+        return None
+    from glasshouse.jobs.gates import gate_name
+
+    return gate_name(place, given)
 
 
 def _shape(ranks: int | None, machines: int | None) -> Ranks | None:

@@ -35,6 +35,7 @@ __all__ = [
     "audit_own",
     "broker_of",
     "gate_by_key",
+    "gate_name",
     "gate_named",
     "gate_of",
     "known_gates",
@@ -240,6 +241,38 @@ def gate_named(home: Home, name: str) -> Gate:
             hint="add it: glasshouse gate add NAME https://HOST:PORT --key KEY --certificate CERTIFICATE",
         )
     return known[name]
+
+
+def gate_name(home: Home, given: str) -> str:
+    """Return the name of the gate that a command line or a job file means.
+
+    Args:
+        home: the state home.
+        given: its name, or its URL.
+
+    Raises:
+        UsageError: none that was added is called so, or reached there; or several are that differ in what is pinned.
+    """
+    if "://" not in given:
+        gate_named(home, given)
+        return given
+    address = GateLine(url=given, certificate=None).address
+    found = {name: gate for name, gate in known_gates(home).items() if gate.line().address == address}
+    if not found:
+        raise UsageError(
+            Code.USAGE,
+            f"no gate was added here that is reached at {given}: an address alone does not say who answers there, so "
+            "its key has to be pinned before it is sent anything",
+            hint=f"add it: glasshouse gate add NAME {given} --key KEY --certificate CERTIFICATE; the gate prints both "
+            "when it starts",
+        )
+    if len({(gate.public, gate.certificate) for gate in found.values()}) > 1:
+        raise UsageError(
+            Code.USAGE,
+            f"the gates {', '.join(found)} were all added with {given}, and differ in key or certificate",
+            hint="give the name of the one that is meant",
+        )
+    return min(found)
 
 
 def audit_gate(home: Home, name: str, owner: SigningKey) -> list[Json]:

@@ -147,7 +147,10 @@ FIELDS = (
     Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
     Field("name", Text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
     Field(
-        "gate", Text(max_chars=64), "A gate that stays, by its name here; by default a broker on this machine.", None
+        "gate",
+        Text(max_chars=300),
+        "A gate that was added here: its name or URL; by default a broker on this machine.",
+        None,
     ),
     Field(
         "inputs",
@@ -189,7 +192,7 @@ class Job:
         backups: owner files whose keys may open key store entry and outputs too.
         follow_links: whether links to regular files are inputs, wherever those files lie.
         exclude: gitignore patterns of what the inputs' folders do not bring along.
-        gate: the name of the gate that releases its key; None for a broker on this machine.
+        gate: the name or URL of the gate that releases its key; None for a broker on this machine.
     """
 
     name: str

@@ -49,11 +49,16 @@ class GateLine:
                 Code.USAGE, f"not a gate's address: {self.url[:80]!r}", hint="it looks like https://gate.example:8443"
             )
 
-    def connect(self) -> ssl.SSLSocket:
-        """Return a connection; raises `OSError`, of these `ssl.SSLCertVerificationError` for another certificate."""
+    @property
+    def address(self) -> tuple[str, int]:
+        """Its host and port, which are the same however the URL is written."""
         match = _URL.fullmatch(self.url)
         assert match is not None  # noqa: S101 - checked when this was made
-        host, port = match[1].strip("[]"), int(match[2] or _HTTPS)
+        return match[1].strip("[]").lower(), int(match[2] or _HTTPS)
+
+    def connect(self) -> ssl.SSLSocket:
+        """Return a connection; raises `OSError`, of these `ssl.SSLCertVerificationError` for another certificate."""
+        host, port = self.address
         if self.certificate is None:
             context = ssl.create_default_context()
         else:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.remote import GateClient
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
-from glasshouse.jobs.gates import Gate, add_gate, audit_gate, gate_of, known_gates, remove_gate
+from glasshouse.jobs.gates import Gate, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.packages import GivenTo, PackageRecord
 from glasshouse.jobs.revoke import Revoked, holders, revoke
@@ -155,3 +156,42 @@ def test_a_gate_that_had_the_key_and_says_that_it_never_did_has_not_revoked_it(
     record.given_to(replace(mine, deployed=False)).save(home)
     revoked(home, package_id)
     assert PackageRecord.load(home, package_id, workload="script").revoked
+
+
+def test_a_gate_is_meant_by_its_name_and_by_its_url(home: Home, gate: LocalBroker) -> None:
+    add_gate(home, "small", pinned(gate))
+    assert gate_name(home, "small") == gate_name(home, gate.gate_url) == "small"
+    with pytest.raises(UsageError, match="no gate is called 'large'"):
+        gate_name(home, "large")
+
+
+def test_the_usual_port_need_not_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GateClient, "check_known", lambda _self: None)
+    add_gate(home, "far", gate_of("https://Gate.example", key="ab" * 32, certificate=None))
+    assert gate_name(home, "https://gate.example:443/") == "far"
+    for other in ("https://gate.example:444", "https://gate.example.org"):
+        with pytest.raises(UsageError, match="no gate was added"):
+            gate_name(home, other)
+
+
+def test_a_url_that_was_not_added_is_refused_because_no_key_of_it_is_pinned(home: Home, gate: LocalBroker) -> None:
+    for _ in ("never added", "removed"):
+        with pytest.raises(UsageError, match="its key has to be pinned before") as caught:
+            gate_name(home, gate.gate_url)
+        assert f"glasshouse gate add NAME {gate.gate_url} --key KEY" in str(caught.value.hint)
+        add_gate(home, "small", pinned(gate))
+        remove_gate(home, "small")
+    with pytest.raises(UsageError, match="not a gate's address"):
+        gate_name(home, "http://gate.example")
+
+
+def test_a_url_of_several_gates_that_differ_in_what_is_pinned_means_none(
+    home: Home, gate: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_gate(home, "small", pinned(gate))
+    add_gate(home, "same", pinned(gate))
+    assert gate_name(home, gate.gate_url) == "same", "either is this gate"
+    monkeypatch.setattr(GateClient, "check_known", lambda _self: None)
+    add_gate(home, "other", replace(pinned(gate), public=bytes(32)))
+    with pytest.raises(UsageError, match="other, same, small"):
+        gate_name(home, gate.gate_url)
