@@ -99,4 +99,5 @@ def sweep(
     output.result({"removed": removed, "left": left})
     output.say(f"{name} says that what it had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
     if left:
-        output.say(f"{len(left)} others go on there, or are not yours: " + ", ".join(run[:8] for run in left))
+        names = ", ".join(run[:8] for run in left)
+        output.say(f"{len(left)} others go on there, are not fetched whole yet, or are not yours: {names}")

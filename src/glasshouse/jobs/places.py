@@ -151,14 +151,16 @@ def examine(home: Home, name: str) -> list[Finding]:
 def sweep(home: Home, name: str) -> tuple[int, list[str]]:
     """Remove from a machine what is left there of this home's runs that have ended.
 
-    One that was given up ends first, and what it leaves is fetched; another that goes on there is stopped, unread.
+    One that was given up ends first if it goes on, and what it left is fetched; another that goes on there is stopped,
+    unread.
 
     Args:
         home: whose runs.
         name: a machine's name or address.
 
     Returns:
-        How many runs' leavings were removed, and the ids of runs that go on there, or are not this home's.
+        How many runs' leavings were removed, and the ids of runs that go on there, were given up and are not here
+        whole yet, or are not this home's.
 
     Raises:
         UsageError: no such machine.
@@ -179,11 +181,13 @@ def sweep(home: Home, name: str) -> tuple[int, list[str]]:
                 package = record.sent or (digest_of(record.package) if record.package.exists() else None)
                 with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
                     goes_on = there.get(record.run_id)
-                    # Nothing is added to what is kept here of any other: that it goes on is the machine's word alone.
-                    if goes_on and record.code == GIVEN_UP.value and not is_there(one.receipt):
-                        Embedded(home).ensure()  # signs for its end
-                        placed.interrupt()
-                        see_out(placed)
+                    # Nothing is added to what is kept here of any other: what is there is the machine's word alone.
+                    if record.run_id in there and record.code == GIVEN_UP.value and not is_there(one.receipt):
+                        if goes_on:
+                            Embedded(home).ensure()  # signs for its end
+                            placed.interrupt()
+                        if not see_out(placed):
+                            continue  # what is removed there has to be here: the next sweep fetches the rest
                     elif goes_on:
                         placed.connect()
                         placed.stop()

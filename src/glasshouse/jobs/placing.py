@@ -129,8 +129,13 @@ class Placing:
         folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=agent)
 
 
-def see_out(placed: Placed) -> None:
-    """Give a runtime that was asked to stop the time to wipe itself, and end it otherwise."""
-    if placed.wait(STOP_PATIENCE_S) is None:
-        placed.kill()
-        placed.wait(_KILL_S)
+def see_out(placed: Placed) -> bool:
+    """Give a runtime that was asked to stop the time to wipe itself, and end it otherwise.
+
+    Returns:
+        Whether it has ended, and all that it left is here.
+    """
+    if placed.wait(STOP_PATIENCE_S) is not None:
+        return True
+    placed.kill()
+    return placed.wait(_KILL_S) is not None

@@ -80,7 +80,8 @@ class RemotePlaced:
         self._due_s = float("inf")
         # Sealed files that are here whole, from the first; the place names only later ones.
         self._whole = {"outputs": 0, "log": 0}
-        self._there: dict[str, int] = {}
+        # What an earlier process took counts too: a place that is asked again and again may leave no more for it.
+        self._there: dict[str, int] = dict(self._sealed_here())
         self._lacking: dict[str, None] = {}
         self._forget()
 
@@ -371,6 +372,15 @@ class RemotePlaced:
             for start in range(have, size, _PIECE_BYTES):
                 if (name, start) not in asked:
                     yield name, start
+
+    def _sealed_here(self) -> Iterator[tuple[str, int]]:
+        """Yield each sealed file that is here, whole or in part, and its length."""
+        for folder in self._whole:
+            with contextlib.suppress(FileNotFoundError):
+                for path in self._path_of(numbered(folder, 0)).parent.iterdir():
+                    name = f"{folder}/{path.name.removesuffix('.partial')}"
+                    if is_name(name):
+                        yield name, self._here(name)
 
     def _here(self, name: str) -> int:
         for path in (self._path_of(name), _partial(self._path_of(name))):

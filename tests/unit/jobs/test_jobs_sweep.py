@@ -16,27 +16,28 @@ from glasshouse.providers.ssh import SshHost, SshPlace
 
 
 class Listing(SshPlace):
-    """A machine that says of each run that it goes on, and what was asked of it."""
+    """A machine that says of all runs that they go on, or that they have ended, and what was asked of it."""
 
-    def __init__(self, runs: list[str], *, wiping: bool = False) -> None:
+    def __init__(self, runs: list[str], *, goes_on: bool = True, wiping: bool = False, slow: bool = False) -> None:
         super().__init__("lab", SshHost(host="nowhere"), "python3", "-", connect=lambda: pytest.fail("a call"))
         self.asked: list[str] = []
         self.bounds: list[int | None] = []
-        self._listed, self._wiping = runs, wiping
+        self._listed = dict.fromkeys(runs, goes_on)
+        self._wiping, self.slow = wiping, slow
 
     def runs(self) -> dict[str, bool]:
-        return dict.fromkeys(self._listed, True)
+        return dict(self._listed)
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Any:
         self.bounds.append(max_bytes)
-        return Asked(self.asked, folder / "out", wiping=self._wiping)
+        return Asked(self.asked, folder / "out", wiping=self._wiping, slow=self.slow)
 
 
 class Asked:
     """A run of which more comes whenever it is followed."""
 
-    def __init__(self, asked: list[str], out: Path, *, wiping: bool) -> None:
-        self._asked, self._out, self._wiping = asked, out, wiping
+    def __init__(self, asked: list[str], out: Path, *, wiping: bool, slow: bool) -> None:
+        self._asked, self._out, self._wiping, self._slow = asked, out, wiping, slow
 
     def connect(self) -> None:
         self._asked.append("connect")
@@ -47,11 +48,14 @@ class Asked:
     def interrupt(self) -> None:
         self._asked.append("interrupt")
 
-    def wait(self, _timeout_s: float) -> int:
+    def kill(self) -> None:
+        self._asked.append("kill")
+
+    def wait(self, _timeout_s: float) -> int | None:
         self._asked.append("wait")
         with (self._out / "events.log").open("ab") as log:
             log.write(b"more")
-        return 0
+        return None if self._slow else 0
 
     def remove(self, _package: str | None) -> None:
         self._asked.append("remove")
@@ -95,21 +99,45 @@ def ended(home: Home, code: Code | None) -> RunFolder:
     return folder
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("receipt", [True, False])
 @pytest.mark.parametrize("code", [None, Code.WORKER_KILLED, Code.PLACE_UNREACHABLE])
 def test_only_a_run_that_was_given_up_is_followed_and_only_until_its_receipt_is_here(
-    home: Home, monkeypatch: pytest.MonkeyPatch, code: Code | None, receipt: bool
+    home: Home, monkeypatch: pytest.MonkeyPatch, code: Code | None, receipt: bool, goes_on: bool
 ) -> None:
     folder = ended(home, code)
     if receipt:
         folder.receipt.write_bytes(b"{}")
-    lab = Listing([folder.run_id])
+    lab = Listing([folder.run_id], goes_on=goes_on)
     monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
     assert places.sweep(home, "lab") == (1, [])
     followed = code is Code.PLACE_UNREACHABLE and not receipt
-    assert lab.asked == (["interrupt", "wait", "remove"] if followed else ["connect", "stop", "remove"])
+    stopped = (["interrupt"] if followed else ["connect", "stop"]) if goes_on else []
+    assert lab.asked == [*stopped, *(["wait"] if followed else []), "remove"]
     assert folder.events.read_bytes() == (b"what camemore" if followed else b"what came")
     assert lab.bounds == [4711], "what it may leave is bounded as while it ran"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_one_that_was_given_up_is_removed_there_once_it_is_here_whole(
+    home: Home, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    folder = ended(home, Code.PLACE_UNREACHABLE)
+    lab = Listing([folder.run_id], goes_on=goes_on, slow=True)
+    monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
+    assert places.sweep(home, "lab") == (0, [folder.run_id])
+    assert "remove" not in lab.asked
+    lab.slow = False
+    assert places.sweep(home, "lab") == (1, [])
+    assert lab.asked[-2:] == ["wait", "remove"]
+
+
+def test_one_of_which_the_machine_has_nothing_is_not_waited_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(home, Code.PLACE_UNREACHABLE)
+    lab = Listing([])
+    monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
+    assert places.sweep(home, "lab") == (0, [])
+    assert lab.asked == ["remove"]
 
 
 def test_one_that_takes_its_time_to_end_is_listed_and_left_to_the_next_sweep(

@@ -104,6 +104,22 @@ def test_a_run_is_not_followed_into_what_it_cannot_have_left(
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"events.log"}
 
 
+@pytest.mark.parametrize("kept", ["outputs/0000.sealed", "log/0000.sealed.partial"])
+def test_what_an_earlier_process_took_counts_too(lies: Lies, tmp_path: Path, kept: str) -> None:
+    (tmp_path / kept).parent.mkdir()
+    (tmp_path / kept).write_bytes(bytes(600))
+    more = news({"outputs/0001.sealed": 600})
+    placed = RemotePlaced(lambda: lies.channel(PREPARED, more), "ab" * 16, lambda name: tmp_path / name, max_bytes=1000)
+    for _ in range(200):
+        assert placed.wait(0.1) is None
+        if "more bytes than the run may leave" in placed.problem:
+            break
+    else:
+        raise AssertionError(placed.problem)
+    placed.close()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(kept).name]
+
+
 def test_files_that_are_named_without_end_are_not_kept(
     lies: Lies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
