@@ -24,7 +24,8 @@ from tools.waiting import wait_for
 pytestmark = [needs_filters, needs_landlock]
 
 CONFINED = Path(__file__).parents[1] / "tools" / "confined.py"
-PROGRAM = (str(CONFINED), "-m", "glasshouse.runtime")
+# A shared memory of its own, where that can be had: what lies in the machine's would be found by runs beside it.
+PROGRAM = (str(CONFINED), *(("SHM=1g",) if os.geteuid() == 0 else ()), "-m", "glasshouse.runtime")
 PATIENTS = CANARY + os.urandom(1 << 20) + CANARY
 
 # What ranks of a machine with namespaces do too: `test_collectives_training` and its siblings look closer at each.

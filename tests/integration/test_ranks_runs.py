@@ -28,7 +28,7 @@ PATIENTS = CANARY + os.urandom(1 << 20) + CANARY
 PROGRAM = Path(__file__).parents[1] / "tools" / "agent_without_network.py"
 
 WITHOUT = (
-    f"import runpy, sys; sys.path.insert(0, {str(PROGRAM.parents[1])!r}); "
+    f"import runpy, sys; sys.path.append({str(PROGRAM.parents[1])!r}); "
     f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
 )
 
