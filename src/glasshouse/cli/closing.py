@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from glasshouse.cli.last_words import last_words
+from glasshouse.cli.last_words import last_words, runtime_hint
 from glasshouse.cli.options import again
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
@@ -126,6 +126,8 @@ def _say(
         facts["ranks"] = _ranks(ended.record.group, conclusion)
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
+    if conclusion.code is Code.PLATFORM:
+        facts["reason"] = runtime_hint(_speaker(ended), conclusion.code)
     facts["receipt"] = verdict_words(conclusion.verdict, level)
     facts["problem"] = (
         Text(printable(conclusion.problem or problem), style="red") if conclusion.problem or problem else None
@@ -225,7 +227,7 @@ def _residue(receipt: Receipt, results: Sequence[str]) -> Text:
 
 def _next(ended: Ended, home: Path | None) -> str:
     name, at = ended.folder.run_id[:8], again(home)
-    if ended.conclusion.receipt is None:
-        return f"see what the runtime said: {ended.folder.runtime_log}"
+    if ended.conclusion.receipt is None or ended.conclusion.code is Code.PLATFORM:
+        return f"see the runtime's own log: {_speaker(ended).runtime_log}"
     outputs = f"glasshouse fetch {name} -o DIR{at}, " if ended.conclusion.receipt.outputs else ""
     return f"{outputs}glasshouse logs {name}{at}, glasshouse verify {name}{at}"

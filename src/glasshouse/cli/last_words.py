@@ -1,19 +1,25 @@
-"""The end of a failed run's log, decrypted for its owner: the reason that a code alone does not give."""
+"""The ends of a failed run's logs, shown to its owner: the reason that a code alone does not give."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from glasshouse.cli.output import printable
+from glasshouse.jobs.files import open_regular
 
 if TYPE_CHECKING:
+    from glasshouse.errors import Code
     from glasshouse.jobs.rundir import RunFolder, RunRecord
     from glasshouse.wire.hpke import RecipientKey
 
-__all__ = ["last_words"]
+__all__ = ["last_words", "runtime_hint"]
 
 _LINES = 8
 _LINE_CHARS = 200
+# Of a runtime's log, which comes from a machine that could write anything of any length.
+_HINT_CHARS = 1000
+_TAIL_BYTES = 1 << 16
 
 
 def last_words(
@@ -36,6 +42,22 @@ def last_words(
     return [_shown(line) for line in lines if line][-_LINES:], vouched
 
 
-def _shown(line: str) -> str:
+def runtime_hint(folder: RunFolder, code: Code) -> str | None:
+    """Return what a runtime wrote into its log beneath the code that it ended with; None where it wrote nothing.
+
+    Nothing vouches for it: the log is neither sealed nor signed.
+    """
+    try:
+        with open_regular(folder.runtime_log) as log:
+            log.seek(-min(_TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            lines = log.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    named = f"glasshouse runtime: {code.value}"
+    after = max((number for number, line in enumerate(lines, 1) if line == named), default=len(lines))
+    return _shown(lines[after], _HINT_CHARS) if after < len(lines) else None
+
+
+def _shown(line: str, most: int = _LINE_CHARS) -> str:
     text = printable(line.expandtabs(4), keep="")
-    return text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -67,6 +67,46 @@ def test_a_failed_run_shows_its_workers_last_words_escaped_and_programs_get_a_hi
     assert "canary" not in out
 
 
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (b"glasshouse runtime: platform-unsupported\ntoo little room: --shm-size\n", "too little room: --shm-size"),
+        (b"x" * 300_000 + b"\nglasshouse runtime: platform-unsupported\n\x1b[2Jgone\nand more\n", "\\u001b[2Jgone"),
+        (b"glasshouse runtime: platform-unsupported\n" + b"y" * 5000, "y" * 999 + "…"),
+        (b"glasshouse runtime: platform-unsupported\n", None),
+        (b"glasshouse runtime: disk-full\nmake room\n", None),
+        (b"", None),
+        (None, None),
+    ],
+)
+def test_why_a_machine_cannot_run_a_job_is_shown_escaped_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: bytes | None, said: str | None
+) -> None:
+    world = OwnersWorld()
+    ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.PLATFORM)
+    if log is not None:
+        ended.folder.runtime_log.write_bytes(log)
+    output = Output(False)
+    printed = people(monkeypatch, output)
+    say_ended(output, ended, sealing=None)
+    lines = [line.split("  ", 1) for line in printed.getvalue().splitlines() if "  " in line]
+    facts = {name: value.strip() for name, value in lines}
+    assert facts.get("reason") == said
+    assert facts["next"] == f"see the runtime's own log: {ended.folder.runtime_log}"
+
+
+def test_a_run_that_ended_otherwise_shows_nothing_of_the_runtimes_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = OwnersWorld()
+    ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.SCRIPT_FAILED)
+    ended.folder.runtime_log.write_bytes(b"glasshouse runtime: script-failed\nyou were robbed\n")
+    output = Output(False)
+    printed = people(monkeypatch, output)
+    say_ended(output, ended, sealing=None)
+    assert "robbed" not in printed.getvalue()
+
+
 def test_a_completed_run_needs_no_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
