@@ -171,7 +171,7 @@ def test_what_a_killed_command_left_is_swept_and_nobody_elses(shell: Shell) -> N
     (shell.folder.parent / "there" / "runs" / placed["run_id"]).mkdir()  # as one that was not cleared at its end
     swept = shell.ask("machine", "sweep", "lab", "--json")
     assert swept.code == 0, swept.err
-    assert swept.object["left"] == [stranger.name]
+    assert swept.object["left"] == {stranger.name: "is no run of yours"}
     assert [run for run, _ in runs] == [stranger.name]
     (stranger / "order.json").unlink()
     stranger.rmdir()

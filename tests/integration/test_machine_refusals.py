@@ -190,7 +190,7 @@ def test_two_owners_on_one_machine_see_and_sweep_nothing_of_each_others(lab: Lab
     ended = lab.shell.ask("run", "short.toml", "--on", "lab", "--json")
     assert (ended.code, ended.object["receipt"]["verdict"]) == (0, "good"), ended.err
     swept = lab.shell.ask("machine", "sweep", "lab", "--json").object
-    assert swept == {"removed": 0, "left": [placed["run_id"]]}
+    assert swept == {"removed": 0, "left": {placed["run_id"]: "is no run of yours"}}
     assert lab.shell.ask("stop", placed["run_id"]).code == ExitCode.USAGE
     assert other.ask("stop", placed["run_id"], "--json").object["outcome"] == "interrupted"
     assert lab.left() == []
@@ -220,7 +220,7 @@ def test_a_machine_that_is_away_is_given_up_and_ended_by_a_sweep_when_it_is_back
     assert lab.left() != []
     with serving_ssh(folders[1] / "ssh") as host:
         lab.add(url=f"ssh://{host.host}:{host.port}", config=str(folders[1] / "ssh" / "client"))
-        assert lab.shell.ask("machine", "sweep", "lab", "--json").object == {"removed": 1, "left": []}
+        assert lab.shell.ask("machine", "sweep", "lab", "--json").object == {"removed": 1, "left": {}}
     assert lab.left() == []
     wait_for(lambda: lab.shell.left_running() == [])
     # The sweep brought what the runtime left when it was stopped.

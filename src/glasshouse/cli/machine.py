@@ -98,6 +98,4 @@ def sweep(
     removed, left = places.sweep(Home.locate(home), name)
     output.result({"removed": removed, "left": left})
     output.say(f"{name} says that what it had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
-    if left:
-        names = ", ".join(run[:8] for run in left)
-        output.say(f"{len(left)} others go on there, are not fetched whole yet, or are not yours: {names}")
+    output.facts({f"left {run[:8]}": why for run, why in left.items()})

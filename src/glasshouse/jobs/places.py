@@ -16,8 +16,8 @@ from glasshouse.jobs.files import is_there, read_state, write_state
 from glasshouse.jobs.finish import GIVEN_UP
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.placing import see_out
-from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.base import Place
+from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.providers.base import Place, Placed
 from glasshouse.providers.channel import digest_of
 from glasshouse.providers.local import LocalPlace
 from glasshouse.providers.serve import OWN_FOLDER
@@ -148,7 +148,7 @@ def examine(home: Home, name: str) -> list[Finding]:
         raise PeerError(Code.SCHEMA, f"{name} answered with what is no finding: {error.message}") from None
 
 
-def sweep(home: Home, name: str) -> tuple[int, list[str]]:
+def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
     """Remove from a machine what is left there of this home's runs that have ended.
 
     One that was given up ends first if it goes on, and what it left is fetched; another that goes on there is stopped,
@@ -159,8 +159,7 @@ def sweep(home: Home, name: str) -> tuple[int, list[str]]:
         name: a machine's name or address.
 
     Returns:
-        How many runs' leavings were removed, and the ids of runs that go on there, were given up and are not here
-        whole yet, or are not this home's.
+        How many runs' leavings were removed, and why each of the others that are there is left, by its id.
 
     Raises:
         UsageError: no such machine.
@@ -170,36 +169,53 @@ def sweep(home: Home, name: str) -> tuple[int, list[str]]:
     if not isinstance(place, SshPlace):
         raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
     with contextlib.closing(place):
-        there, removed = place.runs(), 0
+        there = place.runs()
+        left = dict.fromkeys(there, "is no run of yours")
         for folder in RunFolder.everywhere(home):
             for one in folder.machines():
                 record = one.load()
+                run = record.run_id
                 # One that was not placed yet when its command was killed has a package there at most.
                 over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
-                if record.place != name or not over:
-                    continue
-                package = record.sent or (digest_of(record.package) if record.package.exists() else None)
-                with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
-                    goes_on = there.get(record.run_id)
-                    # Nothing is added to what is kept here of any other: what is there is the machine's word alone.
-                    if record.run_id in there and record.code == GIVEN_UP.value and not is_there(one.receipt):
-                        if goes_on:
-                            Embedded(home).ensure()  # signs for its end
-                            placed.interrupt()
-                        if not see_out(placed):
-                            continue  # what is removed there has to be here: the next sweep fetches the rest
-                    elif goes_on:
-                        placed.connect()
-                        placed.stop()
-                    try:
-                        placed.remove(package)
-                    except UsageError:
-                        if not goes_on:
-                            raise
-                        continue  # it takes its time to wipe itself: the next sweep removes it
-                removed += there.pop(record.run_id, None) is not None
+                if record.place == name and over:
+                    with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
+                        why = _cleared(home, one, record, placed, there.get(run))
+                else:
+                    why = "goes on" if record.place == name else f"was placed by another name: {record.place}"
+                if why is None:
+                    left.pop(run, None)
+                elif run in left:
+                    left[run] = why
     Embedded(home).give_back()
-    return removed, sorted(there)
+    return len(there) - len(left), dict(sorted(left.items()))
+
+
+def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, goes_on: bool | None) -> str | None:
+    """Remove what a machine has of a run that is over here, and return None, or why it is left.
+
+    Args:
+        home: whose run it is.
+        folder, record: the run's.
+        placed: the run there.
+        goes_on: what the machine says of it; None where it has nothing but a package at most.
+    """
+    # Nothing is added to what is kept here of any other: what is there is the machine's word alone.
+    if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):
+        if goes_on:
+            Embedded(home).ensure()  # signs for its end
+            placed.interrupt()
+        if not see_out(placed):  # what is removed there has to be here: the next sweep fetches the rest
+            return "is not here whole yet" + (f": {placed.problem}" if placed.problem else "")
+    elif goes_on:
+        placed.connect()
+        placed.stop()
+    try:
+        placed.remove(record.sent or (digest_of(record.package) if record.package.exists() else None))
+    except UsageError:
+        if not goes_on:
+            raise
+        return "was told to stop, and takes its time to wipe itself"  # the next sweep removes it
+    return None
 
 
 def _finding(fields: Fields) -> Finding:

@@ -36,9 +36,10 @@ _START_S = 60.0
 _MAX_FILES = 1100
 # Of one run, together: a sealed log that fills its share has fewer.
 _MOST_FILES = 1 << 18
+_RECEIPT = "receipt.json"
 _GROWING = ("events.log", "heads.log", "runtime.log")
 # Of files whose size no job names: an event log of ninety days at one event a second has less.
-_MAX_BYTES = {"events.log": 1 << 33, "heads.log": 1 << 33, "receipt.json": 1 << 24, "runtime.log": 1 << 28}
+_MAX_BYTES = {"events.log": 1 << 33, "heads.log": 1 << 33, _RECEIPT: 1 << 24, "runtime.log": 1 << 28}
 
 
 class RemotePlaced:
@@ -256,6 +257,8 @@ class RemotePlaced:
         self._serial = 0
         self._ended: int | None = None
         self._reads: list[tuple[int, str, int]] = []
+        # Whether the place has files that it did not name: it names them once those that it did are here.
+        self._more = False
 
     def _lost(self, why: str) -> None:
         self.problem = why
@@ -291,16 +294,14 @@ class RemotePlaced:
             except PeerError:
                 self._asked = how
                 raise
-        if self._look is None and self._ended is None:
-            self._look = channel.post("look", run=self._run, since=self._serial, within_ms=_LOOK_MS, **self._whole)
-            self._due_s = time.monotonic() + _LOOK_MS / 1000 + ANSWER_S
+        if self._look is None and self._ended is None and not (self._more and self._lacking):
+            self._look_again(channel)
         self._read_on(channel)
         if self._ended is not None and not self._reads:
             return self._ended
         channel.pump(timeout_s)
         while self._reads and channel.answered(self._reads[0][0]):
             self._arrived(channel, *self._reads.pop(0))
-            self._due_s = time.monotonic() + _LOOK_MS / 1000 + ANSWER_S
             self._well()
         if self._look is not None and channel.answered(self._look):
             self._news(channel.answer(self._look))
@@ -308,8 +309,16 @@ class RemotePlaced:
             self._well()
         return None
 
+    def _look_again(self, channel: Channel) -> None:
+        for folder in self._whole:
+            while self._path_of(numbered(folder, self._whole[folder])).exists():
+                self._whole[folder] += 1
+        self._look = channel.post("look", run=self._run, since=self._serial, within_ms=_LOOK_MS, **self._whole)
+        self._due_s = time.monotonic() + _LOOK_MS / 1000 + ANSWER_S
+
     def _well(self) -> None:
         self.problem, self._pause_s = "", _FIRST_PAUSE_S
+        self._due_s = time.monotonic() + _LOOK_MS / 1000 + ANSWER_S
 
     def _news(self, answer: Fields) -> None:
         files = answer.any("files")
@@ -322,18 +331,19 @@ class RemotePlaced:
             raise PeerError(Code.SCHEMA, "the place names more files than a run leaves")
         if sum(size for name, size in self._there.items() if name not in _MAX_BYTES) > self._max_bytes:
             raise PeerError(Code.SCHEMA, "the place names more bytes than the run may leave")
-        for name in files:
+        self._more = answer.flag("more")
+        # The receipt comes last, when nothing is added any more: a run whose receipt is here is here whole.
+        for name in sorted(files, key=_RECEIPT.__eq__):
             self._finish(name)
+            if name == _RECEIPT and (self._more or not over):
+                continue
             if name in _GROWING and self._there[name] == 0:
                 os.close(self._opened(self._path_of(name)))  # an empty log says something that none at all does not
             if self._here(name) < self._there[name]:
                 self._lacking[name] = None
-        for folder in self._whole:
-            while self._path_of(numbered(folder, self._whole[folder])).exists():
-                self._whole[folder] += 1
         self._serial = answer.integer("serial")
         # Where it did not name all, the end is told when the rest is here too.
-        self._ended = _exit_code(answer) if over and not answer.flag("more") else None
+        self._ended = _exit_code(answer) if over and not self._more else None
 
     def _length(self, name: str, size: Json, *, over: bool) -> int:
         """Return how long a file is there, as the place says."""
@@ -408,6 +418,7 @@ class RemotePlaced:
             os.close(descriptor)
         if start + len(data) == size:
             self._finish(name)
+            self._lacking.pop(name, None)
 
 
 def _write(descriptor: int, data: bytes, start: int) -> None:

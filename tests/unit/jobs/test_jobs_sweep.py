@@ -36,6 +36,8 @@ class Listing(SshPlace):
 class Asked:
     """A run of which more comes whenever it is followed."""
 
+    problem = "the link is down"
+
     def __init__(self, asked: list[str], out: Path, *, wiping: bool, slow: bool) -> None:
         self._asked, self._out, self._wiping, self._slow = asked, out, wiping, slow
 
@@ -110,7 +112,7 @@ def test_only_a_run_that_was_given_up_is_followed_and_only_until_its_receipt_is_
         folder.receipt.write_bytes(b"{}")
     lab = Listing([folder.run_id], goes_on=goes_on)
     monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
-    assert places.sweep(home, "lab") == (1, [])
+    assert places.sweep(home, "lab") == (1, {})
     followed = code is Code.PLACE_UNREACHABLE and not receipt
     stopped = (["interrupt"] if followed else ["connect", "stop"]) if goes_on else []
     assert lab.asked == [*stopped, *(["wait"] if followed else []), "remove"]
@@ -125,10 +127,10 @@ def test_one_that_was_given_up_is_removed_there_once_it_is_here_whole(
     folder = ended(home, Code.PLACE_UNREACHABLE)
     lab = Listing([folder.run_id], goes_on=goes_on, slow=True)
     monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
-    assert places.sweep(home, "lab") == (0, [folder.run_id])
+    assert places.sweep(home, "lab") == (0, {folder.run_id: "is not here whole yet: the link is down"})
     assert "remove" not in lab.asked
     lab.slow = False
-    assert places.sweep(home, "lab") == (1, [])
+    assert places.sweep(home, "lab") == (1, {})
     assert lab.asked[-2:] == ["wait", "remove"]
 
 
@@ -136,7 +138,7 @@ def test_one_of_which_the_machine_has_nothing_is_not_waited_for(home: Home, monk
     ended(home, Code.PLACE_UNREACHABLE)
     lab = Listing([])
     monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
-    assert places.sweep(home, "lab") == (0, [])
+    assert places.sweep(home, "lab") == (0, {})
     assert lab.asked == ["remove"]
 
 
@@ -146,4 +148,23 @@ def test_one_that_takes_its_time_to_end_is_listed_and_left_to_the_next_sweep(
     slow = ended(home, None)
     lab = Listing([slow.run_id], wiping=True)
     monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
-    assert places.sweep(home, "lab") == (0, [slow.run_id])
+    assert places.sweep(home, "lab") == (0, {slow.run_id: "was told to stop, and takes its time to wipe itself"})
+
+
+def test_each_run_that_is_left_is_told_with_its_reason_and_nothing_is_asked_of_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, elsewhere = ended(home, None), ended(home, None)
+    running.update(phase=Phase.RUNNING)
+    elsewhere.update(place="the same machine")
+    lab = Listing([running.run_id, elsewhere.run_id, "cd" * 16])
+    monkeypatch.setattr(places, "place_of", lambda _home, _name: lab)
+    assert places.sweep(home, "lab") == (
+        0,
+        {
+            running.run_id: "goes on",
+            elsewhere.run_id: "was placed by another name: the same machine",
+            "cd" * 16: "is no run of yours",
+        },
+    )
+    assert lab.asked == []
