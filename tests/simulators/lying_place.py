@@ -28,7 +28,9 @@ while story:
             else:
                 link.send({name: message["id"] if value == "ID" else value for name, value in step.items()})
     import time; time.sleep(0.01)
-time.sleep(30)
+os.set_blocking(0, True)
+while os.read(0, 1 << 16):
+    pass
 """
 
 
