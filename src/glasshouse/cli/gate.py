@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glasshouse.cli.named import list_and_remove
 from glasshouse.cli.options import Force, HomeOption, Json
 from glasshouse.cli.output import Output
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.gates import Gate
+    from glasshouse.jobs.home import Home
 
 __all__ = ["group"]
 
@@ -41,28 +46,20 @@ def add(
     output.say(f"{name} is the gate at {url} now.")
 
 
-@group.command("list", help="The gates that have a name here.")
-def show(home: HomeOption = None, as_json: Json = False) -> None:
+def _known(home: Home) -> dict[str, dict[str, Any]]:
     from glasshouse.jobs.gates import known_gates
-    from glasshouse.jobs.home import Home
 
-    output, known = Output(as_json), known_gates(Home.locate(home))
-    output.result({"gates": [{"name": name, **one.to_json()} for name, one in known.items()]})
-    output.facts({name: one.url for name, one in known.items()})
-    if not known:
-        output.say("No gate has a name here: glasshouse gate add NAME https://HOST:PORT --key KEY")
+    return {name: _told(gate) for name, gate in known_gates(home).items()}
 
 
-@group.command("remove", help="Forget a gate; nothing happens to it.")
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")],
-    home: HomeOption = None,
-    as_json: Json = False,
-) -> None:
+def _forget(home: Home, name: str) -> dict[str, Any]:
     from glasshouse.jobs.gates import remove_gate
-    from glasshouse.jobs.home import Home
 
-    output = Output(as_json)
-    gate = remove_gate(Home.locate(home), name)
-    output.result({"name": name, **gate.to_json()})
-    output.say(f"{name} ({gate.url}) has no name here any more.")
+    return _told(remove_gate(home, name))
+
+
+def _told(gate: Gate) -> dict[str, Any]:
+    return {"url": gate.url} | gate.to_json()
+
+
+list_and_remove(group, "gate", _known, _forget, add="glasshouse gate add NAME https://HOST:PORT --key KEY")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glasshouse.cli.named import list_and_remove
 from glasshouse.cli.options import Force, HomeOption, Json
 from glasshouse.cli.output import Output
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.home import Home
 
 __all__ = ["group"]
 
@@ -58,31 +62,19 @@ def add(
         output.say(f"Glasshouse comes from {bundle}; torch, and what else a job imports, are those of its {python}.")
 
 
-@group.command("list", help="The machines that have a name here.")
-def show(home: HomeOption = None, as_json: Json = False) -> None:
-    from glasshouse.jobs.home import Home
+def _known(home: Home) -> dict[str, dict[str, str]]:
     from glasshouse.jobs.places import known_machines
 
-    output, known = Output(as_json), known_machines(Home.locate(home))
-    output.result({"machines": [{"name": name, "url": one.url, "python": one.python} for name, one in known.items()]})
-    output.facts({name: one.url for name, one in known.items()})
-    if not known:
-        output.say("No machine has a name here: glasshouse machine add NAME ssh://user@host")
+    return {name: {"url": one.url, "python": one.python} for name, one in known_machines(home).items()}
 
 
-@group.command("remove", help="Forget a machine; nothing happens to it.")
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")],
-    home: HomeOption = None,
-    as_json: Json = False,
-) -> None:
-    from glasshouse.jobs.home import Home
+def _forget(home: Home, name: str) -> dict[str, str]:
     from glasshouse.jobs.places import remove_machine
 
-    output = Output(as_json)
-    machine = remove_machine(Home.locate(home), name)
-    output.result({"name": name, "url": machine.url})
-    output.say(f"{name} ({machine.url}) has no name here any more.")
+    return {"url": remove_machine(home, name).url}
+
+
+list_and_remove(group, "machine", _known, _forget, add="glasshouse machine add NAME ssh://user@host")
 
 
 @group.command("sweep", help="Remove from a machine what is left there of your runs that have ended.")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glasshouse.cli.named import list_and_remove
 from glasshouse.cli.options import Force, HomeOption, Json
 from glasshouse.cli.output import Output
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.references import Files
 
 __all__ = ["group"]
 
@@ -43,37 +48,30 @@ def add(
         )
 
 
-@group.command("list", help="What is recorded here.")
-def show(home: HomeOption = None, as_json: Json = False) -> None:
-    from glasshouse.attestation.measured import Measured
-    from glasshouse.jobs.home import Home
+def _known(home: Home) -> dict[str, dict[str, Any]]:
     from glasshouse.jobs.references import known_references
 
-    output, known = Output(as_json), known_references(Home.locate(home))
-    measured = {name: Measured.of(files) for name, files in known.items()}
-    output.result(
-        {
-            "references": [
-                {"name": name, "measurement": one.sha256.hex(), "parts": one.to_json()}
-                for name, one in measured.items()
-            ]
-        }
-    )
-    output.facts({name: one.sha256.hex() for name, one in measured.items()})
-    if not known:
-        output.say("Nothing is recorded here, and jobs accept this installation alone: glasshouse reference add NAME")
+    return {name: _told(files) for name, files in known_references(home).items()}
 
 
-@group.command("remove", help="Forget a recorded installation; jobs that name it are refused.")
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")],
-    home: HomeOption = None,
-    as_json: Json = False,
-) -> None:
-    from glasshouse.jobs.home import Home
+def _forget(home: Home, name: str) -> dict[str, Any]:
     from glasshouse.jobs.references import remove_reference
 
-    output = Output(as_json)
-    remove_reference(Home.locate(home), name)
-    output.result({"name": name})
-    output.say(f"{name} is not recorded here any more.")
+    return _told(remove_reference(home, name))
+
+
+def _told(files: Files) -> dict[str, Any]:
+    from glasshouse.attestation.measured import Measured
+
+    measured = Measured.of(files)
+    return {"measurement": measured.sha256.hex(), "parts": measured.to_json()}
+
+
+list_and_remove(
+    group,
+    "reference",
+    _known,
+    _forget,
+    add="jobs accept this installation alone; glasshouse reference add NAME",
+    then="jobs that name it are refused",
+)

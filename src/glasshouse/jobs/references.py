@@ -137,12 +137,13 @@ def add_reference(home: Home, name: str, files: Files, *, replace: bool = False)
     write_private(private_folder(home.references) / f"{name}{_SUFFIX}", record, replace=replace)
 
 
-def remove_reference(home: Home, name: str) -> None:
-    """Forget a reference; raises `UsageError`."""
-    reference(home, name)
+def remove_reference(home: Home, name: str) -> Files:
+    """Forget a reference and return what it was; raises `UsageError`."""
+    files = reference(home, name)
     if name == THIS:
         raise UsageError(Code.USAGE, f"{THIS} is this installation, which is no record")
     (home.references / f"{name}{_SUFFIX}").unlink()
+    return files
 
 
 def accepted(home: Home, names: Sequence[str]) -> References:
