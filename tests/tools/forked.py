@@ -15,7 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_child(action: Callable[[], T], *, limit_s: float = 20.0, user: int | None = None, alone: bool = False) -> T:
+def in_child(action: Callable[[], T], *, limit_s: float = 60.0, user: int | None = None, alone: bool = False) -> T:
     """Return what `action` returns, or raise what it raises, run in a forked child.
 
     Args:
