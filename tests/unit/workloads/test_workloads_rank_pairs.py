@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,80 +14,17 @@ import pytest
 
 from glasshouse.runtime.kernel import REAL
 from glasshouse.task.channel import AgentLink
-from glasshouse.task.handle import Task
-from glasshouse.task.inputs import FolderInputs
-from glasshouse.wire import frames, ranks
-from glasshouse.workloads import rank_processes, rank_server, rank_store
-from glasshouse.workloads.rank_pairs import PairServer
-from glasshouse.workloads.rank_server import Given
+from glasshouse.wire import frames
+from glasshouse.workloads import rank_processes, rank_server
+from simulators.rank_places import JOINED, PATIENCE_S, SECRET, PairPlace
 from tools.forked import in_child
-from tools.recording_channel import Recorded
 from tools.sandboxed import is_gone
 from tools.waiting import wait_for
 
-SECRET = secrets.token_bytes(32)
-
-JOINED = """
-import os, queue, socket, sys, time
-from glasshouse.errors import GlasshouseError
-from glasshouse.workloads.process import close_to_others
-from glasshouse.workloads.rank_channel import RankChannel
-close_to_others()
-channel = RankChannel()
-channel.listen(lambda: print("stop", flush=True))
-def said(action):
-    try:
-        return action()
-    except (GlasshouseError, OSError, queue.Empty) as error:
-        return type(error).__name__
-def asked(what, *keys, limit_s=5, **words):
-    answer = channel.ask_store({"keys": list(keys), "what": what, **words}, limit_s)
-    return {name: value for name, value in answer.items() if name not in ("id", "type")}
-def taken(door):
-    return socket.socket(fileno=socket.recv_fds(door, 1, 1)[1][0])
-"""
-
-
-class Place:
-    """A server, and the ranks that a test starts."""
-
-    def __init__(self, folder: Path, *, closed: bool = False, descriptors: tuple[int, ...] = ()) -> None:
-        (folder / "in").mkdir(exist_ok=True)
-        self.channel = Recorded()
-        self.task = Task(params={}, inputs=FolderInputs(folder / "in"), channel=self.channel, workspace=folder)
-        given = Given(secret=SECRET, message={"bytes": 7}, descriptors=descriptors, closed_to_others=closed)
-        self.server = PairServer(given, self.task, self.channel)
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, code: str, rank: int = 0) -> subprocess.Popen[str]:
-        own, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code],
-                env={**os.environ, "RANK": str(rank), ranks.CHANNEL: str(theirs.fileno())},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        self.server.connect(rank, process.pid, own)
-        self.processes.append(process)
-        return process
-
-    def say(self, code: str, rank: int = 0) -> list[str]:
-        """Run a rank to its end, and return what it printed."""
-        return self.start(code, rank).communicate(timeout=30)[0].splitlines()
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
-
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[PairPlace]:
+    place = PairPlace(tmp_path)
     with place.server:
         yield place
     place.close()
@@ -102,7 +37,7 @@ def test_a_rank_is_handed_what_the_job_has_over_what_it_inherited(tmp_path: Path
     package = tmp_path / "package"
     package.write_bytes(b"sealed bytes")
     descriptor = os.open(package, os.O_RDONLY)
-    place = Place(tmp_path, descriptors=(descriptor,))
+    place = PairPlace(tmp_path, descriptors=(descriptor,))
     code = """
 print(channel.rank, channel.inherited, channel.joined["bytes"], os.read(channel.take_descriptors(1)[0], 20))
 print([name for name in os.environ if name.startswith(("GLASSHOUSE_GROUP", "GLASSHOUSE_RANK"))])
@@ -124,14 +59,14 @@ def test_a_rank_that_others_could_read_is_handed_nothing(tmp_path: Path, closing
 
     def story() -> list[str]:
         REAL.drop_capabilities()  # as in the sandbox: with CAP_SYS_PTRACE every process can be read
-        place = Place(tmp_path, closed=True)
+        place = PairPlace(tmp_path, closed=True)
         with place.server:
             return place.say(code + "print(channel.rank)")
 
     assert in_child(story) == expected
 
 
-def test_the_secret_is_given_once_in_the_life_of_a_rank(place: Place) -> None:
+def test_the_secret_is_given_once_in_the_life_of_a_rank(place: PairPlace) -> None:
     code = "print(channel.group_secret().hex()); print(said(channel.group_secret))"
     assert place.say(JOINED + code, rank=1) == [SECRET.hex(), "CollectiveError"]
     assert place.say(JOINED + code, rank=1)[0] == "Traceback (most recent call last):"  # the same start still
@@ -139,7 +74,7 @@ def test_the_secret_is_given_once_in_the_life_of_a_rank(place: Place) -> None:
     assert place.say(JOINED + code, rank=1) == [SECRET.hex(), "CollectiveError"]
 
 
-def test_what_an_earlier_start_left_behind_is_given_nothing(place: Place) -> None:
+def test_what_an_earlier_start_left_behind_is_given_nothing(place: PairPlace) -> None:
     """A process that a rank forked keeps its end: it is shut when all begin again, and no second secret goes there."""
     code = """
 channel.group_secret()
@@ -161,11 +96,11 @@ print(asked_raw({"id": 901, "type": "group-secret"}))
     assert left.stdout is not None
     assert left.stdout.readline() == "forked\n"
     place.server.begin()
-    assert left.communicate("go\n", timeout=30)[0] == "BrokenPipeError\n"
+    assert left.communicate("go\n", timeout=PATIENCE_S)[0] == "BrokenPipeError\n"
     assert place.say(JOINED + "print(channel.group_secret().hex())") == [SECRET.hex()], "and a new rank is given it"
 
 
-def test_what_an_earlier_start_had_said_before_its_end_was_shut_is_not_carried_out(place: Place) -> None:
+def test_what_an_earlier_start_had_said_before_its_end_was_shut_is_not_carried_out(place: PairPlace) -> None:
     own, theirs = socket.socketpair()
     with theirs, own:
         link = AgentLink(own)
@@ -181,10 +116,10 @@ def test_what_an_earlier_start_had_said_before_its_end_was_shut_is_not_carried_o
     assert place.say(JOINED + "print(channel.group_secret().hex())") == [SECRET.hex()]
 
 
-def test_a_rank_that_joins_when_all_have_begun_again_is_handed_nothing(place: Place) -> None:
+def test_a_rank_that_joins_when_all_have_begun_again_is_handed_nothing(place: PairPlace) -> None:
     late = place.start("import sys; sys.stdin.readline()\n" + JOINED)
     place.server.begin()
-    assert "RunError" in late.communicate("go\n", timeout=30)[0]
+    assert "RunError" in late.communicate("go\n", timeout=PATIENCE_S)[0]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +132,7 @@ def test_a_rank_that_joins_when_all_have_begun_again_is_handed_nothing(place: Pl
     ],
     ids=["a token", "another word", "no frame", "nothing"],
 )
-def test_what_is_no_join_ends_the_connection(place: Place, first: bytes) -> None:
+def test_what_is_no_join_ends_the_connection(place: PairPlace, first: bytes) -> None:
     own, theirs = socket.socketpair()
     with theirs:
         place.server.connect(0, os.getpid(), own)
@@ -206,7 +141,7 @@ def test_what_is_no_join_ends_the_connection(place: Place, first: bytes) -> None
         assert theirs.recv(100) == b""
 
 
-def test_who_is_no_child_is_handed_nothing(place: Place) -> None:
+def test_who_is_no_child_is_handed_nothing(place: PairPlace) -> None:
     own, theirs = socket.socketpair()
     with theirs:
         place.server.connect(0, os.getppid(), own)
@@ -215,80 +150,10 @@ def test_who_is_no_child_is_handed_nothing(place: Place) -> None:
         assert theirs.recv(100) == b""
 
 
-# the store
-
-
-def test_ranks_share_a_store_that_does_what_tcpstore_does(place: Place) -> None:
-    one = place.start(JOINED + "print(asked('get', 'word'), asked('wait', 'word', 'count'))", rank=1)
-    code = """
-print(asked("check", "word"), asked("add", "count", amount=5), asked("add", "count", amount=-7), asked("get", "count"))
-print(asked("compare", "word", expected="", value="YQ"), asked("compare", "word", expected="Yg", value="Yw"))
-print(asked("append", "word", value="Yg"), asked("compare", "none", expected="Yg", value="Yw"))
-print(asked("count"), asked("delete", "none"), asked("add", "word", amount=1))
-print(said(lambda: asked("get", "never", limit_s=0.1)), said(lambda: asked("wait", "word", "never", limit_s=0.1)))
-"""
-    assert place.say(JOINED + code, rank=0) == [
-        "{'count': 0} {'count': 5} {'count': -2} {'value': 'LTI'}",
-        "{'value': 'YQ'} {'value': 'YQ'}",
-        "{'value': 'Yg'} {'value': 'Yg'}",
-        "{'count': 2} {'count': 0} {'refused': 'what stands in the store is no number to add to'}",
-        "Empty Empty",
-    ]
-    found = one.communicate(timeout=30)[0].strip()
-    assert found in ("{'value': 'YQ'} {}", "{'value': 'YWI'} {}"), "whichever stood there when it asked"
-    assert not place.server._store._waiting, "a question that nobody waits for is taken back"
-
-
-TORCH = """
-from datetime import timedelta
-import torch.distributed as dist
-from glasshouse.workloads.torch_store import ChannelStore
-store = ChannelStore(channel)
-store.set_timeout(timedelta(seconds=20))
-under = dist.PrefixStore("group", store)
-rank = channel.rank
-under.set(f"rank-{rank}", bytes([rank, 0, 255]))
-print([under.get(f"rank-{other}") for other in range(2)], store.get("group/rank-0"))
-under.wait(["rank-0", "rank-1"], timedelta(seconds=5))
-under.add("sum", 2 ** 40)
-under.add("done", 1)
-while under.add("done", 0) < 2:
-    time.sleep(0.01)
-print(under.get("sum"), under.check(["sum"]), under.check(["sum", "none"]), under.num_keys() >= 4)
-if rank == 0:
-    print(under.compare_set("swap", "", "first"), under.compare_set("swap", "first", "next"), under.delete_key("swap"))
-    under.append("text", "ab"); under.append("text", b"cd")
-    under.multi_set(["x", "y"], ["1", "2"])
-    print(under.multi_get(["text", "x", "y"]), under.has_extended_api(), under.clone().get("x"))
-    for action in (lambda: under.wait(["never"], timedelta(milliseconds=100)), lambda: under.set("big", "x" * 20_000)):
-        try:
-            action()
-        except Exception as error:
-            print(type(error).__name__, str(error)[:24])
-"""
-
-
-def test_torch_works_with_that_store_also_under_a_prefix(place: Place) -> None:
-    other = place.start(JOINED + TORCH, rank=1)
-    lines = place.say(JOINED + TORCH, rank=0)
-    first = [
-        r"[b'\x00\x00\xff', b'\x01\x00\xff'] b'\x00\x00\xff'",
-        f"b'{2**41}' True False True",
-    ]
-    assert lines == [
-        *first,
-        "b'first' b'next' True",
-        "[b'abcd', b'1', b'2'] True b'1'",
-        "DistStoreError wait timeout after 0.1 s",
-        "ValueError a value of 20000 bytes: ",
-    ]
-    assert other.communicate(timeout=30)[0].splitlines() == first
-
-
 # doors
 
 
-def test_a_rank_calls_another_by_the_name_of_its_door_and_nobody_else_is_reached(place: Place) -> None:
+def test_a_rank_calls_another_by_the_name_of_its_door_and_nobody_else_is_reached(place: PairPlace) -> None:
     listening = place.start(
         JOINED + "door, name = channel.open_door(); print(name, flush=True)\n"
         "one = taken(door); print(one.family.name, one.recv(5)); one.sendall(b'heard'); one.close(); input()",
@@ -303,11 +168,11 @@ print(said(lambda: channel.call("0" * 32, 5)))
 """
     assert place.say(JOINED + code, rank=1) == ["b'heard' b'' ", "ConnectionRefusedError"]
     assert listening.stdout.readline().strip() == "AF_UNIX b'hello'"
-    listening.communicate("\n", timeout=30)
+    listening.communicate("\n", timeout=PATIENCE_S)
     assert place.say(JOINED + f"print(said(lambda: channel.call({name!r}, 5)))", rank=1) == ["ConnectionRefusedError"]
 
 
-def test_doors_that_are_shut_are_forgotten_and_a_full_one_takes_no_more(place: Place) -> None:
+def test_doors_that_are_shut_are_forgotten_and_a_full_one_takes_no_more(place: PairPlace) -> None:
     code = """
 for _ in range(1500):
     channel.open_door()[0].close()
@@ -337,58 +202,20 @@ NONSENSE = [
 ]
 
 
-def test_a_rank_that_says_what_no_rank_says_is_let_go_of_and_the_others_go_on(place: Place) -> None:
+def test_a_rank_that_says_what_no_rank_says_is_let_go_of_and_the_others_go_on(place: PairPlace) -> None:
     other = place.start(JOINED + "print('joined', flush=True); print(asked('get', 'end'))", rank=1)
     assert other.stdout is not None
     assert other.stdout.readline() == "joined\n"
     for message in NONSENSE:
         code = f"channel._link.send({message!r}); time.sleep(20); print('still there')"
         process = place.start(JOINED + code)
-        assert process.communicate(timeout=30)[0] == "", message
+        assert process.communicate(timeout=PATIENCE_S)[0] == "", message
         assert process.returncode == 1, "the end of its channel is the end of a rank"
     assert place.say(JOINED + "asked('set', 'end', value='YQ')") == []
-    assert other.communicate(timeout=30)[0] == "{'value': 'YQ'}\n"
+    assert other.communicate(timeout=PATIENCE_S)[0] == "{'value': 'YQ'}\n"
 
 
-def test_the_store_bounds_what_it_keeps_and_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "_MOST_VALUES", 2)
-    monkeypatch.setattr(rank_store, "_MOST_WAITING", 2)
-    code = """
-print([list(asked("set", key, value="YQ")) for key in ("a", "b", "a", "c")])
-print(list(asked("append", "a", value="YQ" * 10_000)))
-for number in (901, 902):
-    channel._link.send({"type": "store", "id": number, "keys": ["never"], "what": "wait"})
-print(asked("wait", "never"))
-"""
-    assert place.say(JOINED + code) == [
-        "[['value'], ['value'], ['value'], ['refused']]",
-        "['value']",
-        "{'refused': 'more questions to the store at once than it keeps'}",
-    ]
-    big = "print(asked('append', 'a', value='YWFh' * 3_000), asked('get', 'b'))"
-    assert place.say(JOINED + big)[0].startswith("{'refused': 'the store takes")
-
-
-def test_what_one_rank_waits_for_takes_nothing_of_anothers_bound(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "_MOST_WAITING", 1)
-    waiting = place.start(JOINED + "channel._link.send({'type': 'store', 'id': 901, 'keys': ['word'], 'what': 'wait'});"
-                          "print(asked('wait', 'word'), flush=True); sys.stdin.readline()", rank=1)  # fmt: skip
-    assert waiting.stdout is not None
-    assert waiting.stdout.readline() == "{'refused': 'more questions to the store at once than it keeps'}\n"
-    assert place.say(JOINED + "print(said(lambda: asked('wait', 'word', limit_s=0.1)))") == ["Empty"]
-
-
-def test_the_store_bounds_its_bytes_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "_MOST_BYTES", 7)
-    code = "print([list(asked('set', key, value='YWFh')) for key in ('a', 'b', 'a', 'c')])"
-    freed = "; print(asked('delete', 'a'), list(asked('set', 'c', value='YWFh')))"
-    assert place.say(JOINED + code + freed) == [
-        "[['value'], ['value'], ['value'], ['refused']]",
-        "{'count': 1} ['value']",
-    ]
-
-
-def test_a_rank_at_its_own_limit_of_descriptors_ends_with_a_word(place: Place) -> None:
+def test_a_rank_at_its_own_limit_of_descriptors_ends_with_a_word(place: PairPlace) -> None:
     code = """
 import resource
 limit = max(map(int, os.listdir("/proc/self/fd"))) + 1
@@ -404,7 +231,7 @@ print(said(channel.open_door))
 
 
 def test_a_rank_that_does_not_read_its_answers_keeps_no_other_waiting(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: PairPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_server, "_TAKING_S", 1)
     deaf = """
@@ -424,7 +251,7 @@ print(said(lambda: asked("count", limit_s=20)))
 
 
 def test_the_end_of_the_job_reaches_every_rank_also_where_one_does_not_read(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: PairPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_server, "_TAKING_S", 1)
     deaf = """
@@ -447,7 +274,7 @@ time.sleep(60)
 
 
 def test_a_worker_with_no_descriptor_left_says_so_and_lets_no_rank_go(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: PairPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = place.start(JOINED + "print('on', flush=True); sys.stdin.readline(); print(said(channel.open_door));"
                           "print(said(lambda: channel.call('none', 5))); print(asked('count'))")  # fmt: skip
@@ -458,7 +285,7 @@ def test_a_worker_with_no_descriptor_left_says_so_and_lets_no_rank_go(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(socket, "socketpair", none_left)
-    assert process.communicate("go\n", timeout=30)[0].splitlines() == [
+    assert process.communicate("go\n", timeout=PATIENCE_S)[0].splitlines() == [
         "ConnectionRefusedError", "ConnectionRefusedError", "{'count': 0}"
     ]  # fmt: skip
 
@@ -466,12 +293,12 @@ def test_a_worker_with_no_descriptor_left_says_so_and_lets_no_rank_go(
 # starting and ending them
 
 
-def launched(place: Place, code: str, count: int, *, max_restarts: int = 0) -> dict[int, int]:
+def launched(place: PairPlace, code: str, count: int, *, max_restarts: int = 0) -> dict[int, int]:
     command = [sys.executable, "-I", "-c", JOINED + code]
     return dict(rank_processes.launch(place.server, command, count, max_restarts=max_restarts))
 
 
-def test_each_rank_finds_the_variables_of_torchrun(place: Place, tmp_path: Path) -> None:
+def test_each_rank_finds_the_variables_of_torchrun(place: PairPlace, tmp_path: Path) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
     code = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(repr([os.environ[n] for n in {names!r}]))"
     assert launched(place, code, 3) == {}
@@ -481,7 +308,7 @@ def test_each_rank_finds_the_variables_of_torchrun(place: Place, tmp_path: Path)
 
 
 def test_a_rank_that_fails_ends_the_others_also_one_that_does_not_want_to(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: PairPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_processes, "_ENDING_S", 0.5)
     code = f"""
@@ -501,7 +328,7 @@ time.sleep(60)
     wait_for(lambda: all(map(is_gone, pids)))
 
 
-def test_all_begin_again_as_often_as_they_may(place: Place, tmp_path: Path) -> None:
+def test_all_begin_again_as_often_as_they_may(place: PairPlace, tmp_path: Path) -> None:
     code = f"""
 count = os.environ["TORCHELASTIC_RESTART_COUNT"]
 assert asked("add", "starts", amount=1)["count"] <= 2
@@ -514,7 +341,7 @@ os.kill(os.getpid(), 9) if count == "0" else None
     assert launched(place, "sys.exit(5)", 1, max_restarts=1) == {0: 5}
 
 
-def test_a_rank_inherits_one_descriptor_and_no_rank_anothers(place: Place, tmp_path: Path) -> None:
+def test_a_rank_inherits_one_descriptor_and_no_rank_anothers(place: PairPlace, tmp_path: Path) -> None:
     code = f"""
 import stat
 found = [number for number in range(3, 100) if os.path.lexists(f"/proc/self/fd/{{number}}")]

@@ -6,10 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,17 +18,13 @@ import pytest
 
 from glasshouse.errors import Code
 from glasshouse.runtime.kernel import REAL
-from glasshouse.task.handle import Task
-from glasshouse.task.inputs import FolderInputs
 from glasshouse.wire import frames, ranks
 from glasshouse.workloads import rank_server
-from glasshouse.workloads.rank_server import Given, Report, Server
+from glasshouse.workloads.rank_server import Report, Server
+from simulators.rank_places import PATIENCE_S, SECRET, RankPlace
 from tools.forked import in_child
-from tools.recording_channel import Recorded
 from tools.sandboxed import is_gone
 from tools.waiting import wait_for
-
-SECRET = secrets.token_bytes(32)
 
 # What a rank does before its script; `channel` is its end.
 JOIN = """
@@ -56,38 +50,15 @@ def save(name, data=b"plain", kind="output"):
 )
 
 
-class Place:
-    """A server, its task, and the ranks that a test starts."""
+class Place(RankPlace[Server]):
+    """Ranks that have tokens."""
 
-    def __init__(self, folder: Path, *, closed: bool = False, descriptors: tuple[int, ...] = ()) -> None:
-        (folder / "in").mkdir(exist_ok=True)
-        self.channel = Recorded()
-        self.task = Task(params={}, inputs=FolderInputs(folder / "in"), channel=self.channel, workspace=folder)
-        given = Given(secret=SECRET, message={"bytes": 7}, descriptors=descriptors, closed_to_others=closed)
-        self.server = Server(given, self.task, self.channel)
-        self.processes: list[subprocess.Popen[str]] = []
+    def __init__(self, folder: Path, **given: Any) -> None:
+        super().__init__(Server, folder, **given)
 
     def start(self, code: str, rank: int = 0, tokens: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        environment = {**os.environ, ranks.SOCKET: self.server.path, "RANK": str(rank)}
-        environment |= self.server.invite(rank) if tokens is None else tokens
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", code],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.processes.append(process)
-        return process
-
-    def say(self, code: str, rank: int = 0) -> list[str]:
-        """Run a rank to its end, and return what it printed."""
-        return self.start(code, rank).communicate(timeout=30)[0].splitlines()
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+        invited = self.server.invite(rank) if tokens is None else tokens
+        return self.spawn(code, {ranks.SOCKET: self.server.path, "RANK": str(rank), **invited})
 
 
 @pytest.fixture
@@ -135,8 +106,8 @@ def test_a_token_is_good_once_and_for_one_thing(place: Place) -> None:
     assert ask(place.server.path, ranks.Request(kind="join", token=bytes(32))) == refused
     # None of these spent it; the rank that it was made for does.
     code = JOINED + "print(channel.rank); tokens = dict(os.environ)"
-    assert place.start(code, tokens=tokens).communicate(timeout=30)[0] == "0\n"
-    assert "is given nothing" in place.start(JOINED, tokens=tokens).communicate(timeout=30)[0]
+    assert place.start(code, tokens=tokens).communicate(timeout=PATIENCE_S)[0] == "0\n"
+    assert "is given nothing" in place.start(JOINED, tokens=tokens).communicate(timeout=PATIENCE_S)[0]
 
 
 def test_a_process_that_the_worker_did_not_start_gets_nothing_and_spends_the_token_it_stole(place: Place) -> None:
@@ -145,7 +116,7 @@ def test_a_process_that_the_worker_did_not_start_gets_nothing_and_spends_the_tok
         answer = ask(place.server.path, ranks.Request(kind=kind, token=bytes.fromhex(tokens[name])))
         assert answer == {"code": "rank-refused", "type": "refused"}
     # Whoever it was stolen from is told, instead of working beside the thief.
-    assert "is given nothing" in place.start(JOINED, tokens=tokens).communicate(timeout=30)[0]
+    assert "is given nothing" in place.start(JOINED, tokens=tokens).communicate(timeout=PATIENCE_S)[0]
 
 
 def test_a_child_of_a_rank_is_not_a_rank(place: Place) -> None:
@@ -324,8 +295,8 @@ def test_a_stop_reaches_every_rank_also_one_that_joins_later(place: Place) -> No
     assert first.stdout.readline() == "ready\n"
     place.server.stop()
     late = place.start(code, 1)
-    assert "stop" in first.communicate(timeout=30)[0]
-    assert "stop" in late.communicate(timeout=30)[0]
+    assert "stop" in first.communicate(timeout=PATIENCE_S)[0]
+    assert "stop" in late.communicate(timeout=PATIENCE_S)[0]
 
 
 def test_a_process_of_the_job_that_is_no_rank_may_not_speak_for_it(place: Place) -> None:
