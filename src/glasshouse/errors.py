@@ -197,7 +197,7 @@ class GlasshouseError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            self.add_note(hint)  # where nobody of ours prints it, a traceback does
+            self.add_note(hint)  # where the CLI does not print it, a traceback does
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]"

@@ -1,7 +1,7 @@
 """The attestation result: an EAR (draft-ietf-rats-ear-04) as a JWT of the type `ear+jwt`.
 
 Laws: at the level `software` the status is `warning`, and no claim is made about hardware or
-instance identity; a result that says otherwise is refused by its parser, whoever signed it.
+instance identity; a result that says otherwise is refused by its parser, whichever key signed it.
 """
 
 from __future__ import annotations

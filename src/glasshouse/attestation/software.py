@@ -16,7 +16,7 @@ __all__ = ["verify"]
 def verify(hardware: tuple[HardwareEvidence, ...], composite: bytes) -> None:
     """Accept exactly the absence of hardware evidence.
 
-    Evidence that nobody asked for means that one of the two sides is confused about the level.
+    Evidence that was not asked for means that one of the two sides is confused about the level.
 
     Raises:
         CheckFailedError: `hardware-evidence-invalid`.

@@ -70,7 +70,7 @@ def check_1_payload(opened: EvidenceEnvelope) -> SignedEvidence:
 
 
 def check_4_signatures(envelope: dsse.Envelope, *, evidence_public: bytes, launch_public: bytes) -> None:
-    """Signed by the launch key of the record and by the evidence key of the claims, and by nobody else.
+    """Signed by the launch key of the record and by the evidence key of the claims, and by no other.
 
     Raises:
         CheckFailedError: `evidence-signature-invalid`.

@@ -42,10 +42,10 @@ def command(
     output.facts(
         {
             "fingerprint": identity.public.fingerprint,
-            "public": f"{place.owner_public}: give it to whoever shall verify your receipts",
+            "public": f"{place.owner_public}: give it to those who verify your receipts",
             "private": f"{place.owner_private}: " + ("encrypted" if secret else "in the clear, for your user alone"),
             "next": f"glasshouse run JOB.toml{at}, and keep a copy: glasshouse identity export -o FILE{at}",
         }
     )
     if secret is None:
-        output.warn("no passphrase: whoever reads your files opens your packages and outputs (init --passphrase)")
+        output.warn("no passphrase: who reads your files opens your packages and outputs (init --passphrase)")

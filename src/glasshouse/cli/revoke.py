@@ -41,7 +41,7 @@ def command(
             "runs_with_the_key": list(revoked.running),
         }
     )
-    output.say(f"Package {revoked.package_id} is revoked: its key is released to nobody any more.", style="bold")
+    output.say(f"Package {revoked.package_id} is revoked: its key is released no more.", style="bold")
     if revoked.running and running:
         output.say("Runs that have it end within their lease, and their receipts stay without a countersignature.")
     elif revoked.running:

@@ -141,7 +141,7 @@ def _protected(
             if isinstance(error, OSError) and not is_reader_gone(error):
                 raise
             raise UsageError(
-                Code.INTERRUPTED, "interrupted before a runtime was placed: the key was released to nobody"
+                Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released"
             ) from None
         if detach:
             runner.detach(folder, prepared.launch, home=place, others=prepared.others)

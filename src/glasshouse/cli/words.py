@@ -29,7 +29,7 @@ OUTCOME = {
     "failed": "failed",
     "interrupted": "interrupted",
     "residue": "residue: something of yours was found after zeroization",
-    "lost": "lost: nobody can say what stayed behind",
+    "lost": "lost: what stayed behind is not known",
 }
 
 _SHOWN_LEFT_OUT = 6

@@ -1,4 +1,4 @@
-"""The `sealed` backend of torch.distributed and its AEAD kernels: gradients that nobody on the wire can read or change.
+"""The `sealed` backend of torch.distributed and its AEAD kernels: gradients that cannot be read or changed on the wire.
 
 Laws: no collective leaves a rank in plaintext, and what is not sealed raises; store and network are believed in
 nothing: they can stop a job, never read or change it; a failure zeroes what it was to fill and ends the group on

@@ -1,4 +1,4 @@
-"""Where the ranks of a group say that they are reached: in the job's store, which nobody believes.
+"""Where the ranks of a group say that they are reached: in the job's store, which is not believed.
 
 Laws: what the store says is at most a place to try: the handshake shows who is there. No call to it takes longer than
 the meeting may, whatever the store does.
@@ -76,7 +76,7 @@ class Addresses:
         except TimeoutError:
             raise late(self._membership, [peer]) from None
         except _GoneError:
-            # Whoever kept it is gone too: others may know why.
+            # The process that kept it is gone too: others may know why.
             meanwhile(max(0.0, min(HEAR_OUT_S, self._until - time.monotonic())))
             raise CollectiveError(
                 Code.RANK_LOST, f"the job's store is gone, and {self._membership.called(peer)} had not come"

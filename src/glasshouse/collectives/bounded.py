@@ -1,4 +1,4 @@
-"""Bounds calls that have no time limit of their own, such as those to a store that nobody needs to believe.
+"""Bounds calls that have no time limit of their own, such as those to a store that need not be believed.
 
 Law: the caller goes on in time, whatever the call does; a call that never returns keeps a daemon thread and nothing
 else.

@@ -135,7 +135,7 @@ def looked_up(host: str, port: int, limit_s: float, *, kind: int = socket.SOCK_S
 
 
 def check_own_limits(error: BaseException) -> None:
-    """Let nobody else be blamed for an error that says what this process may not have.
+    """Let no other be blamed for an error that says what this process may not have.
 
     Raises:
         CollectiveError: `collective-aborted`, it is such an error.

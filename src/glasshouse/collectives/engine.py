@@ -1,4 +1,4 @@
-"""Carries operations out: whoever waits turns the wheel, and nobody ever waits for a thread that does not run.
+"""Carries operations out: the thread that waits turns the wheel, and none ever waits for a thread that does not run.
 
 Laws: one thread at a time drives, the one that waits for a result if there is one, else a background thread for what
 was submitted to go on behind the caller's back; the first failure ends the group on every rank: outputs of what was
@@ -160,7 +160,7 @@ class Engine:
         Args:
             operation: what to do; every rank submits its operations in the same order.
             timeout_s: how long it may take from now, instead of the engine's timeout.
-            background: whether it shall go on while nobody waits for it; False if the caller waits at once.
+            background: whether it shall go on while nothing waits for it; False if the caller waits at once.
 
         Raises:
             CollectiveError: the group is over; `collective-unsealed`, an operation that is not possible.
@@ -194,7 +194,7 @@ class Engine:
             self._let_go()
 
     def close(self) -> None:
-        """Say goodbye and close the connections; unfinished operations fail, whoever waits for them."""
+        """Say goodbye and close the connections; unfinished operations fail for all that wait for them."""
         if not self._closed and self._unfinished:
             why = f"{self._called(self.rank)} closed the group before everything was done"
             self.abort(CollectiveError(Code.COLLECTIVE_ABORTED, why))
@@ -232,7 +232,7 @@ class Engine:
             Code.COLLECTIVE_ABORTED, "this process was forked from a rank of a sealed group and is not one of its ranks"
         )
         self._closed = True
-        # Whoever held these in the parent does not exist here.
+        # The threads that held these in the parent do not exist here.
         self.baton = threading.Condition(threading.RLock())
         self._driver = self._thread = None
         for completion in self._unfinished.values():
@@ -250,7 +250,7 @@ class Engine:
         finally:
             self._closed = True
             self._mesh.traffic.forget()
-            with self.baton:  # nobody rings now
+            with self.baton:  # no thread rings now
                 self._progress.close()
             self._party.wipe()
             self._party.close()
@@ -292,7 +292,7 @@ class Engine:
         return True
 
     def _let_go(self) -> None:
-        """Drive no longer; what was said to whoever drives, while this thread was leaving, is done first."""
+        """Drive no longer; what was said to the thread that drives, while this thread was leaving, is done first."""
         driving = True
         while driving:
             try:
@@ -303,14 +303,14 @@ class Engine:
                     self._call_back()
             finally:
                 with self.baton:
-                    # Who says something from here on finds that nobody drives.
+                    # Who says something from here on finds that no thread drives.
                     driving = not self._over() and (self._closing or self._ending is not None)
                     if not driving:
                         self._driver = None
                         self.baton.notify_all()
 
     def _start(self) -> None:
-        """Have the background thread drive when nobody else does."""
+        """Have the background thread drive when no other does."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="glasshouse-collectives", daemon=True)
             self._thread.start()
@@ -354,7 +354,7 @@ class Engine:
             except CollectiveError as error:
                 self._fail(error)
             except BaseException as error:
-                # An interrupt or a defect in the middle of a frame: nobody knows where this rank stands any more.
+                # An interrupt or a defect in the middle of a frame: where this rank stands is not known any more.
                 what = f"{self._called(self.rank)} was stopped by {type(error).__name__}"
                 self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, what))
                 raise

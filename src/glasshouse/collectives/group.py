@@ -179,7 +179,7 @@ class SealedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type
     def shutdown(self) -> None:
         """Finish the collectives that are under way, and leave.
 
-        Messages that nobody has taken are not waited for.
+        Messages that were not taken are not waited for.
         """
         for completion in self._unfinished:
             with suppress(CollectiveError):

@@ -164,7 +164,7 @@ class Meeting:
         return tuple(peer for peer in self.membership.peers if not all((lane, peer) in self._greeted for lane in Lane))
 
     def schedule(self) -> Schedule:
-        """Return the keys, once nobody is missing; the secret is dropped then.
+        """Return the keys, once no rank is missing; the secret is dropped then.
 
         Raises:
             ValueError: somebody is missing, or the process was forked.
@@ -290,7 +290,7 @@ class Greeting:
     def confirm(self) -> bytes:
         """Return the confirmation to write, once the meeting is complete."""
         if self.lane is None or self.peer is None or not self.met:
-            raise ValueError("nobody has been met here yet")
+            raise ValueError("no rank has been met here yet")
         self._schedule = self._meeting.schedule()
         return self._schedule.confirmation(self.lane, self._meeting.membership.rank, self.peer)
 

@@ -1,7 +1,7 @@
 """Who is in a group, and every key that follows from its secret.
 
 Laws: each key is bound to group name, ordered ranks, world size, incarnation and the fresh contribution of every rank,
-so no two initialisations of any group share one; a key to seal with is given out once, so that nobody can count its
+so no two initialisations of any group share one; a key to seal with is given out once, and no second user can count its
 nonces from zero again; keys are forgotten in forked children.
 Source: spec/sealed-collectives.md, sections 2 and 4.
 """

@@ -289,7 +289,7 @@ class Buffers:
         return bool(self._free or len(self._made) < self._limit)
 
     def take(self) -> memoryview | None:
-        """Return a buffer that nobody else holds, or None."""
+        """Return a buffer that is not held, or None."""
         if self._free:
             self.short = False
             return self._free.pop()

@@ -367,7 +367,7 @@ class _Gathering:
             if left <= 0:
                 raise late(self._membership, [peer])
             try:
-                # No longer at a time: meanwhile nobody else is heard.
+                # No longer at a time: meanwhile no other is heard.
                 return self._dialler.dial(host, port, min(left, _DIAL_S)), False
             except UnicodeError:
                 raise self._addresses.wrong(peer) from None

@@ -1,8 +1,8 @@
 """Connections between ranks of one machine: sealed frames lie in memory of the sender, and only their place is sent.
 
-Laws: a receiver copies a frame before it looks at it, so what is opened lies in memory that nobody else writes; a
+Laws: a receiver copies a frame before it looks at it, so what is opened lies in memory that no other writes; a
 sender gives memory out again only when every receiver has said that it copied; the memory holds nothing but sealed
-frames, and nobody but its owner can write to it. Nothing that came from the other end can make a call wait.
+frames, and its owner alone can write to it. Nothing that came from the other end can make a call wait.
 Source: spec/sealed-collectives.md, section 3.3.
 """
 
@@ -48,7 +48,7 @@ _SEAL_FUTURE_WRITE = 0x10  # fcntl.h; not in the standard library's fcntl
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
 _MOST_GIVEN = 2  # a bell and an arena
 _PROT_READ = 1
-_mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child a lock of the loader may be held by nobody
+_mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child a lock of the loader may be held by no thread
 _RETRY_S = 0.01
 _LONG_S = 3600.0
 
@@ -129,7 +129,7 @@ class Window:
     __slots__ = ("_map", "_mapped", "nbytes")
 
     def __init__(self, fileno: int) -> None:
-        # Only memory has seals: before that is known, any call could wait for whoever keeps the file. And memory that
+        # Only memory has seals: before that is known, any call could wait for what keeps the file. And memory that
         # shrinks under a mapping ends the process that reads there.
         if fcntl.fcntl(fileno, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError("not the memory of an arena")
@@ -177,7 +177,7 @@ class Neighbour:
         self._links[link.lane] = link
 
     def ring(self, lane: Lane) -> None:
-        """Say that a frame of a lane has been copied: nothing is lost to this rank if nobody hears it."""
+        """Say that a frame of a lane has been copied: nothing is lost to this rank if it is not heard."""
         with suppress(OSError):
             self._bell.send(bytes([lane]), socket.MSG_DONTWAIT)
 
@@ -407,7 +407,7 @@ class NearLink(Link):
 
 
 def _nobody() -> None:
-    """Nobody waits for the memory."""
+    """Nothing waits for the memory."""
 
 
 def unit_of(place: int, size: int) -> bytes:

@@ -152,7 +152,7 @@ class Progress:
         self._wait(timeout_s)
 
     def _listen_for_memory(self, timeout_s: float | None) -> None:
-        """Do so, and wait for memory that ranks of this machine give back too: what they say wakes nobody else."""
+        """Do so, and wait for memory that ranks of this machine give back too: what they say wakes no other."""
         heard = [neighbour.listen() for neighbour in self._neighbours.values()]
         if any(heard):
             return

@@ -1,4 +1,4 @@
-"""How ranks are reached that the network does not lead to: said by whoever starts a rank, before its script runs.
+"""How ranks are reached that the network does not lead to: said by what starts a rank, before its script runs.
 
 Imports nothing heavy: a script may still want to set what frameworks read when they are imported.
 """

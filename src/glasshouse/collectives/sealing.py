@@ -54,7 +54,7 @@ class _Stream:
     def forget(self) -> None:
         """Drop the key; nothing is sealed or opened any more.
 
-        Takes no lock: in a forked child it may be held by a thread that is not there. Whoever uses the key looks at
+        Takes no lock: in a forked child it may be held by a thread that is not there. What uses the key looks at
         the flag afterwards, which is set before the key is zeroed.
         """
         self._forgotten = True
@@ -162,7 +162,7 @@ class Opener(_Stream):
 
         Args:
             header: the 64 bytes as received.
-            sealed: ciphertext and tag as received, in memory that nobody else writes.
+            sealed: ciphertext and tag as received, in memory that no other process writes.
             out: exactly as long as the payload.
 
         Raises:

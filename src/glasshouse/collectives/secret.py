@@ -39,7 +39,7 @@ class _Keeper:
         self.forked = False
 
     def forget(self) -> None:
-        """Run in a forked child: it is another process's secret there, and the lock may be held by nobody alive."""
+        """Run in a forked child: the secret is another process's, and a thread that is not there may hold the lock."""
         self.lock = threading.Lock()
         self.forked = self.forked or bool(self.secret) or self.provider is not None
         self.drop()
@@ -89,7 +89,7 @@ def group_secret() -> bytearray:
     """Return a copy of the secret, the caller's to zero; it is asked for when this process needs it first.
 
     Raises:
-        CollectiveError: `group-secret-missing`, nobody gives it; the hint says what to do.
+        CollectiveError: `group-secret-missing`, it is not given; the hint says what to do.
     """
     with _keeper.lock:
         if not _keeper.secret:
@@ -105,7 +105,7 @@ def group_secret() -> bytearray:
 def _nobody() -> str:
     if _keeper.forked:
         return "this process was forked from one that has a group secret, which does not go to children"
-    return "nobody gave this process the secret of its group"
+    return "this process was not given the secret of its group"
 
 
 def _from_agent(path: str, token: str) -> bytes:

@@ -1,6 +1,6 @@
 """What torch is given for a collective under way, and the futures made of it.
 
-Laws: whoever waits for a work, or for a future made of it, in Python or in C++, gets the error of a failed operation
+Laws: what waits for a work, or for a future made of it, in Python or in C++, gets the error of a failed operation
 and never a result; nothing is called finished before what was copied aside has reached its tensors; a failed work
 leaves zeros in the tensors that it was to fill.
 """
@@ -200,7 +200,7 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
             with self._lock:
                 if self._settle is not None:
                     self._settle(self._completion.error is None)
-                    self._settle = None  # only now: whoever sees it gone goes on with the results
+                    self._settle = None  # only now: a thread that sees it gone goes on with the results
 
 
 _pool: ThreadPoolExecutor | None = None

@@ -121,7 +121,7 @@ class Receipt:
             ("with an attestation result but no evidence", attested[1] and not attested[0]),
             ("that calls itself lost", self.outcome is Outcome.LOST),
             ("of a completed run that was never attested", completed and not all(attested)),
-            # Nothing was released to it: whoever holds the launch key could name outputs of their own making.
+            # Nothing was released to it: who holds the launch key could name outputs of their own making.
             ("of a run that had no key but outputs or work", not attested[1] and bool(self.outputs or self.work)),
             ("of a completed run with a failure code", completed and self.code is not None),
             ("of a run that did not complete, without a reason", not completed and self.code is None),

@@ -103,7 +103,7 @@ def check_release_request(message: bytes) -> tuple[ReleaseRequest, Envelope]:
 
 
 def check_4_release_request(envelope: Envelope, *, evidence_public: bytes) -> None:
-    """Signed by the key of the evidence that it names, and by nobody else.
+    """Signed by the key of the evidence that it names, and by no other.
 
     Raises:
         CheckFailedError: `evidence-signature-invalid`.

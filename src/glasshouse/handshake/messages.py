@@ -86,7 +86,7 @@ class ChallengeRequest:
 class Challenge:
     """A broker's challenge. Law: ``Challenge.parse(c.encode()) == c`` and the reverse, byte for byte.
 
-    It is not signed: whoever changes it on the way breaks the release, whose HPKE `info` holds its bytes.
+    It is not signed: a change on the way breaks the release, whose HPKE `info` holds its bytes.
 
     Attributes:
         nonce: 32 random bytes, used once.

@@ -93,7 +93,7 @@ def parse_token(text: str, *, broker_public: bytes, now_us: int) -> TokenClaims:
 def parse_token_at_issue(text: str, *, broker_public: bytes) -> TokenClaims:
     """Parse and verify a launch token as of the second in which it was issued.
 
-    For a runtime reading its own launch file by a clock that nobody vouches for; the broker judges
+    For a runtime reading its own launch file by a clock that nothing vouches for; the broker judges
     expiry by its own.
 
     Raises:

@@ -204,7 +204,7 @@ def _alive(folder: RunFolder, record: RunRecord) -> bool:
 
 
 def _settle(folder: RunFolder, home: Home, *, lost: Code | None = None) -> RunRecord:
-    """Record the end of a run that nobody recorded, and give its broker back.
+    """Record the end of a run that was not recorded, and give its broker back.
 
     Args:
         folder, home: the run's.

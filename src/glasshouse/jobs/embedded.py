@@ -101,7 +101,7 @@ class Embedded:
         self._home = home
         self._record = home.broker / "serving.json"
         self._log = home.broker / "broker.log"
-        # A child that nobody waits for becomes a zombie, which some systems show as a living process.
+        # A child that is not waited for becomes a zombie, which some systems show as a living process.
         self._children: set[int] = set()
 
     @property

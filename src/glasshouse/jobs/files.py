@@ -1,6 +1,6 @@
 """Files of the state home: written whole or not at all, readable by their owner alone.
 
-Law: whoever opens a path that `write_private` wrote sees either the old content or the new one, with mode
+Law: a path that `write_private` wrote shows either the old content or the new one, with mode
 0600, at every moment and after a crash; a failure leaves nothing under the final name and no temporary file.
 """
 

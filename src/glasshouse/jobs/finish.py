@@ -64,7 +64,7 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
     Args:
         folder: the run's.
         owner_signing: the owner's public signing key.
-        agent_exit: the runtime's exit code, negative for a signal; None when nobody saw it end.
+        agent_exit: the runtime's exit code, negative for a signal; None when its end was not seen.
     """
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)

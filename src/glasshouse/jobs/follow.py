@@ -174,7 +174,7 @@ class Seen:
 
     @property
     def remaining_s(self) -> float | None:
-        """Estimated seconds until the training is done, or None when nobody can say."""
+        """Estimated seconds until the training is done, or None when that is not known."""
         rate, work = self.rate_per_s, self.work
         if rate is None or work is None or work.total is None:
             return None

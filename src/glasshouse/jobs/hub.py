@@ -1,4 +1,4 @@
-"""Packs a model of the hub: it is downloaded on the owner's side, because a worker may talk to nobody.
+"""Packs a model of the hub: it is downloaded on the owner's side, because a worker has no network.
 
 Only weights as safetensors, configuration and tokenizer are taken: no code and no pickle leaves the hub.
 """
@@ -47,7 +47,7 @@ def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json
     if not any(source.path.endswith(".safetensors") for source in sources):
         raise UsageError(Code.MODEL_NOT_FOUND, f"the model {name!r} has no weights in the form of safetensors")
     kept = {key: value for key, value in params.items() if key != "revision"}
-    # Whoever loads the adapter later finds its base on the hub, not in our package.
+    # Who loads the adapter later finds its base on the hub, not in our package.
     return sources, {"base_name": name} | kept | {"model": f"inputs:{folder}"}
 
 

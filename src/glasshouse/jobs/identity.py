@@ -191,7 +191,7 @@ def read_public(path: Path) -> OwnerPublic:
 
 
 def read_private(path: Path) -> bytes:
-    """Return the bytes of an `owner.key` file that nobody but its owner may open.
+    """Return the bytes of an `owner.key` file that its owner alone may open.
 
     Raises:
         UsageError: `file-missing`, or `identity` when others may read or change it, encrypted or not.

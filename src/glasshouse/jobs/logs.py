@@ -1,8 +1,8 @@
 """A run's sealed log, decrypted for its owner: what the training wrote to standard output and error.
 
 Anyone can encrypt to the owner's public key, so a segment counts only when the event log names it, and the event
-log only when the run's receipt vouches for it. Until there is such a receipt nobody can tell a genuine log from one
-that the machine's host wrote: it is shown, and said to be vouched for by nobody.
+log only when the run's receipt vouches for it. Until there is such a receipt nothing tells a genuine log from one
+that the machine's host wrote: it is shown, and said to have nothing that vouches for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the machines of one group ended, taken together: whose fault it was, and whether their receipts belong together.
 
 Laws: a group has completed when all of its machines have; of one that has not, the machine to blame is one that was
-not refused or ended for another's sake; receipts that are not one group's are believed by nobody.
+not refused or ended for another's sake; receipts that are not one group's are not believed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: 
 
     Args:
         folder: of machine 0.
-        record: of a run that has ended, whose story a second look must not change; None for one whose end nobody saw.
+        record: of a run that has ended, whose story a second look must not change; None for one whose end was not seen.
         owner_signing: the owner's public signing key.
     """
 

@@ -76,7 +76,7 @@ class RunRecord:
         broker: the owner socket of its broker, once there is one.
         supervisor, agent: the processes that run it; of a place elsewhere the second is None.
         ended_us: when it ended.
-        outcome, code: how it ended; `lost` when nobody can say.
+        outcome, code: how it ended; `lost` when that is not known.
         verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
         exit_code: what its supervisor ended with.
         progress: the last that its events said of the work, so that a list of runs need not read their logs.
@@ -299,7 +299,7 @@ class RunFolder:
 
 
 def _created_us(folder: RunFolder) -> int | None:
-    """Return when a run was started; None for a damaged record, which is nobody's latest."""
+    """Return when a run was started; None for a damaged record, which is never the latest."""
     try:
         return folder.load().created_us
     except UsageError:

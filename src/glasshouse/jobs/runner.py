@@ -137,7 +137,7 @@ def detach(
     with contextlib.suppress(BrokenPipeError), child.stdin:
         # One line each, in the order of the machines; a launch file, being canonical JSON, has no line's end in it.
         child.stdin.write(b"\n".join([launch or b"", *(its for _, its in others)]))
-    # It is meant to outlive us: nobody here waits for it.
+    # It is meant to outlive us: nothing here waits for it.
     child.returncode = 0
     return supervisor
 

@@ -42,7 +42,7 @@ _GROUP_PATIENCE_S = 5.0
 
 
 class Watcher(Protocol):
-    """Whoever shows a run to a person."""
+    """Shows a run to a person."""
 
     def away(self, machine: int, problem: str) -> None:
         """A machine cannot be followed at this moment, and why; or, where that is empty, can again."""
@@ -258,7 +258,7 @@ class _Supervision:
             self._stop_s = float("inf")
             self._ask_to_stop(now_s)
         if now_s > self._kill_s:
-            # They did not end by themselves: the kernel wipes what a killed process held, and nobody vouches for it.
+            # They did not end by themselves: the kernel wipes what a killed process held, and nothing vouches for it.
             for one in self._going:
                 one.placed.kill()
         if now_s > self._next_check_s:
@@ -329,7 +329,7 @@ class _Shown:
         if self._watcher is not None:
             try:
                 what(self._watcher)
-            except OSError:  # whoever read our output has gone
+            except OSError:  # what read our output has gone
                 self._watcher = None
 
 

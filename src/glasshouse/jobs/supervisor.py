@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         log.line(str(error))
         return error.exit_code
     except Exception as error:
-        # Its kind, never its text or its traceback: nobody knows what they would hold.
+        # Its kind, never its text or its traceback: what they would hold is not known.
         log.line(f"a defect in Glasshouse: {type(error).__name__}")
         return ExitCode.INTERNAL
     log.line(f"{ended.conclusion.outcome.value}, receipt {ended.conclusion.verdict}")

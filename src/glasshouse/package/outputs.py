@@ -1,6 +1,6 @@
 """Sealed outputs and log segments: they leave the machine only to the manifest's recipients (spec/sealed-package.md 8).
 
-Each is sealed under a fresh key, wrapped by HPKE once per recipient; whoever finds the file without a
+Each is sealed under a fresh key, wrapped by HPKE once per recipient; who finds the file without a
 recipient's private key opens nothing, and the host reads kind, number and size of it, but no name.
 """
 

@@ -93,7 +93,7 @@ class Package:
         return index
 
     def asset(self, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:
-        """Return a reader of one asset of `unlock`'s index, for whoever holds the package key: the owner."""
+        """Return a reader of one asset of `unlock`'s index, for the holder of the package key: the owner."""
         suite = self.manifest.suite
         return AssetReader(
             self.source,

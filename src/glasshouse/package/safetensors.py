@@ -67,7 +67,7 @@ class Layout:
 
     Attributes:
         tensors: without hole or overlap up to the end of the file.
-        metadata: text to text, as the file says; whoever wrote the file chose it.
+        metadata: text to text, as the file says; its writer chose it.
     """
 
     tensors: tuple[TensorSpan, ...]

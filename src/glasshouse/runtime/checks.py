@@ -333,7 +333,7 @@ def _secret(secret: SecretMemory | None) -> CheckResult:
 
 
 def _interpreter_is_plain() -> bool:
-    """Return whether this interpreter ignores the environment and nobody traces Python code in it."""
+    """Return whether this interpreter ignores the environment and no Python code in it is traced."""
     watched = sys.gettrace() is not None or sys.getprofile() is not None
     debuggers = {"bdb", "debugpy", "pydevd"} & sys.modules.keys()
     return bool(sys.flags.isolated) and bool(sys.flags.dont_write_bytecode) and not watched and not debuggers

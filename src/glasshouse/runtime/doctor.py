@@ -289,7 +289,7 @@ def _tracing(kernel: Kernel) -> Finding:
         "0": "attaching is limited by `dumpable` alone, and watched",
         "1": "only parents may attach, and they are watched",
         "2": "only administrators may attach, and they are watched",
-        "3": "nobody may attach",
+        "3": "no process may attach",
     }.get(scope, "unknown to this version")
     return _finding("ptrace-scope", Standing.NOTE, scope or "not offered", consequence)
 

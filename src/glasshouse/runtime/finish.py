@@ -71,7 +71,7 @@ def finish(run: Run, ending: Ending) -> Ending:
     books.do(lambda: close_books(run, final, answers))
     books.do(lambda: _forget(run))
     if books.failed is not None and final.outcome is Outcome.COMPLETED:
-        # For whoever waits on this process: a run whose receipt cannot be written has not ended well.
+        # For what waits on this process: a run whose receipt cannot be written has not ended well.
         return Ending(outcome=Outcome.FAILED, code=books.failed)
     return final
 

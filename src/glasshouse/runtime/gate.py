@@ -116,7 +116,7 @@ class Call:
             connection.close()
         # Told from the loop, not from the constructor: the caller has no handle on this call yet.
         self._timer.cancel()
-        self._timer = self._loop.after(0, lambda: self._lost("nobody listens"))
+        self._timer = self._loop.after(0, lambda: self._lost("nothing listens"))
 
     def _writable(self, connection: socket.socket) -> None:
         if self._sent == 0 and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

@@ -1,4 +1,4 @@
-"""The accelerators in sight, as their driver describes them: for the claims, believed by nobody at `software`."""
+"""The accelerators in sight, as their driver describes them: for the claims, and not believed at `software`."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _separate(kernel: Kernel) -> list[str]:
         try:
             kernel.unshare(linux.CLONE_NEWUSER)
             notes.append("user-namespace")
-            # Mapped to itself: the worker needs to be nobody else. Root may be mapped only by who had CAP_SETFCAP;
+            # Mapped to itself: the worker needs to be no other user. Root may be mapped only by who had CAP_SETFCAP;
             # unmapped, the other namespaces still hold, and a private root cannot be built.
             for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
                 _write(f"/proc/self/{name}", text)

@@ -1,4 +1,4 @@
-"""How long each step of a run took, in microseconds by a clock that nobody can set.
+"""How long each step of a run took, in microseconds by a clock that cannot be set.
 
 `total` is everything from the start of the process to the end of zeroization but the time in which the
 workload itself ran: what protection costs, whatever the job.

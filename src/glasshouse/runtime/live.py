@@ -74,7 +74,7 @@ def _tell(run: Run, stdin: BinaryIO) -> Ending:
 
 
 def _listen(run: Run) -> None:
-    """Hear the sentinel and whoever wants the run to end."""
+    """Hear the sentinel, and requests to end the run."""
     if run.begun.sentinel is not None:
         run.loop.watch(run.begun.sentinel.alarm_fd, lambda: _alarmed(run))
         gone, came_round = partial(_alarm, run, Alarm.SENTINEL_GONE), partial(_came_round, run)
@@ -116,7 +116,7 @@ def _signalled(run: Run, reader: int) -> None:
 
 
 def _read_launch(run: Run, stdin: BinaryIO) -> LaunchFile:
-    """Read standard input to its end, in the loop: whoever holds the other end may take their time."""
+    """Read standard input to its end, in the loop: what holds the other end may take its time."""
     pieces: list[bytes] = []
     descriptor = stdin.fileno()
 

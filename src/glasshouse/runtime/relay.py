@@ -194,7 +194,7 @@ class _Switch:
             connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             if connection.connect_ex(where) not in (0, errno.EINPROGRESS):
                 connection.close()
-                raise OSError("nobody there")
+                raise OSError("nothing there")
         except OSError:
             self._say(_failed(asked))
             return

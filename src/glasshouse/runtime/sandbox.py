@@ -57,7 +57,7 @@ class SandboxSpec:
         read_paths: what may be read and executed, besides nothing.
         device_paths: device nodes that may be used.
         egress: peers that the worker may reach; today nothing but `GROUP_EGRESS`, for which the sandbox opens nothing:
-            whoever is spoken to there is reached by the agent.
+            what is spoken to there is reached by the agent.
         loopback: whether its processes may talk to each other over TCP and UDP, in a network namespace of their own;
             the report has the note `loopback` where they may.
         environment: names and values added to the minimal environment.
@@ -150,7 +150,7 @@ class Worker:
     """The launcher that is becoming the worker, and then the worker.
 
     Attributes:
-        link: the agent's end of the control socket; whoever takes it over closes it.
+        link: the agent's end of the control socket; what takes it over closes it.
         stdout, stderr: read ends of the worker's streams, blocking; closed by the log that takes them over.
         pid: the worker's; None until `confirm`.
         init_pid: the process above it, which ends after it; None until `confirm`.

@@ -134,7 +134,7 @@ class Watch:
         return "unseen" if not {pid, top} <= self._seen else "watching" if clean else "traced"
 
     def _tick(self) -> bool:
-        """Look at everything once; returns whether nobody is traced."""
+        """Look at everything once; returns whether none of them is traced."""
         if self._worker >= 0 and select.select([self._worker], [], [], 0)[0]:
             # What is above the worker has ended; a member of its group may not have. While there is one, the group's
             # number is no other's; where there is none, it would have to be given away again since the last look.
@@ -180,7 +180,7 @@ class Watch:
     def _kill_worker(self) -> None:
         if self._worker >= 0:
             if self._group:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # no process is left in it
                     os.killpg(self._group, signal.SIGKILL)
             _send(self._worker)
 

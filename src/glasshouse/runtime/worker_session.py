@@ -234,7 +234,7 @@ class WorkerSession:
 
     def _explain(self, code: int | None) -> RunError:
         if code is None:
-            # Ended, yet not ours to reap: whoever traces it holds on to what is left.
+            # Ended, yet not ours to reap: its tracer holds on to what is left.
             return RunError(Code.WORKER_KILLED, "the worker was ended under somebody's eyes")
         if code >= 0:
             return RunError(Code.WORKER_FAILED, f"the worker ended without a word (exit code {code})")

@@ -54,7 +54,7 @@ def _another_measurement(owner: Owner) -> Reply:
     first.wait()
     patched = replace(second.actor.claims(second.challenge), measurement=any_measurement())
     if second.actor.send(second.actor.sign(patched)).problem().code is not Code.MEASUREMENT_UNKNOWN:
-        raise InternalError(Code.INTERNAL, "a runtime that nobody recorded was not refused for that")
+        raise InternalError(Code.INTERNAL, "a runtime without a reference was not refused for that")
     return first.ask()
 
 

@@ -102,7 +102,7 @@ class Envelope:
 
         Args:
             payload_type: the only type accepted.
-            publics: raw Ed25519 public keys; each must have signed and nobody else may have.
+            publics: raw Ed25519 public keys; each must have signed and no other may have.
 
         Raises:
             FormatError: `wrong-type` or `signature-invalid`.

@@ -146,7 +146,7 @@ class Fields:
         return Fields(self.any(name), f"{self._where}.{name}")
 
     def end(self) -> None:
-        """Refuse fields that nobody asked for."""
+        """Refuse fields that were not asked for."""
         if self._left:
             unknown = sorted(self._left)[0][:64]
             raise FormatError(Code.SCHEMA, f"{self._where} has an unknown field {unknown!r}")

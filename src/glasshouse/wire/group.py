@@ -62,7 +62,7 @@ class Group:
     def secret(self, package_key: bytes | bytearray | memoryview) -> bytes:
         """Derive the group secret, 32 bytes; runs in the custodian alone.
 
-        Whoever holds the package key of one machine's release derives the same on every machine of the group.
+        The holder of the package key of one machine's release derives the same on every machine of the group.
         """
         return derive(package_key, _LABEL, self.id, self.world_size.to_bytes(4, "big"), length=SECRET_BYTES)
 

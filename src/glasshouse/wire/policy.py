@@ -14,7 +14,7 @@ from glasshouse.wire.kdf import sha256
 __all__ = ["GROUP_EGRESS", "Assurance", "Floor", "Profile"]
 
 GROUP_EGRESS = "group"
-"""Among the egress peers: sealed traffic with the other machines of the run's own group, and with nobody else."""
+"""Among the egress peers: sealed traffic with the other machines of the run's own group, and with no other."""
 
 _PEER = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}")
 _MAX_PEERS = 16

@@ -128,7 +128,7 @@ def read_secret(value: Json) -> bytes:
         fields.end()
         raise CollectiveError(
             Code.GROUP_SECRET,
-            "whoever started this rank does not give it the secret of its group",
+            "what started this rank does not give it the secret of its group",
             hint="the secret is given once to each rank that `glasshouse run --ranks` started, and not to its children",
         )
     secret = fields.octets("secret", length=SECRET_BYTES)

@@ -59,7 +59,7 @@ def verify(public: bytes, signature: bytes, message: bytes) -> None:
     """Check an Ed25519 signature.
 
     Raises:
-        FormatError: `signature-invalid`, also for a key of small order, which is nobody's own.
+        FormatError: `signature-invalid`, also for a key of small order, which has no single owner.
     """
     if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _SMALL_ORDER:
         raise FormatError(Code.SIGNATURE, "a signature under a key with which anyone can sign")

@@ -21,10 +21,10 @@ def sockets_open() -> bool:
 
 def egress_open() -> bool:
     """Return whether there is a network to reach anything by: ranks have sockets, and no route."""
-    for family, nobody in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as trial:
-                trial.connect((nobody, 9))  # sends nothing: the kernel looks for a route
+                trial.connect((address, 9))  # sends nothing: the kernel looks for a route
         except OSError:
             continue
         return True

@@ -42,7 +42,7 @@ _SHARING = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
 # How SQLite, and LMDB's two bindings, say that parts of a file cannot be locked.
 _RANGE_LOCK = re.compile(r"OperationalError\b.* access permission denied|\blmdb\..*Operation not permitted", re.DOTALL)
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
-# As torch's rendezvous through the environment says that nobody set it.
+# As torch's rendezvous through the environment says that it is not set.
 _WANTED_RANKS = "environment variable RANK expected"
 
 COLLECTIVE = frozenset(
@@ -76,7 +76,7 @@ def code_of(error: BaseException, *, otherwise: Code = Code.WORKER_FAILED) -> Co
 
 
 def explain(error: BaseException) -> None:
-    """Write what happened to standard error, which is the sealed log; a traceback only where nobody foresaw it."""
+    """Write what happened to standard error, which is the sealed log; a traceback only where it was not foreseen."""
     understood = _understood(error, "the training", Code.WORKER_FAILED)
     if understood.code is Code.WORKER_FAILED and understood is not error:
         _write(_traceback(error, error.__traceback__))

@@ -151,11 +151,11 @@ class Stream:
                 inside.sendall(plain[:count])
             inside.shutdown(socket.SHUT_WR)
         except (OSError, EOFError, PackageError, PeerError):
-            # Not as an end that the other side meant: whoever reads the loopback must see that something is missing.
+            # Not as an end that the other side meant: what reads the loopback must see that something is missing.
             self._cut(inside)
 
     def _cut(self, inside: socket.socket) -> None:
-        """Let both other ends see a break and no orderly end, and wake whoever waits here."""
+        """Let both other ends see a break and no orderly end, and wake what waits here."""
         self._broken = True
         for connection, direction in ((inside, socket.SHUT_RD), (self._connection, socket.SHUT_RDWR)):
             with contextlib.suppress(OSError):

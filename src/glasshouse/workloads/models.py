@@ -23,7 +23,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[Any, Tokenizer]:
-    """Return the model on `device`, frozen by nobody yet, and its tokenizer.
+    """Return the model on `device`, not frozen yet, and its tokenizer.
 
     Raises:
         PlatformError: `model-not-found` for a hub id that cannot be had here.

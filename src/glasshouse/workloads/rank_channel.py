@@ -194,7 +194,7 @@ class RankChannel:
         if waiting is not None:
             waiting.put((message, descriptor))
         elif descriptor is not None:
-            os.close(descriptor)  # whoever asked was interrupted
+            os.close(descriptor)  # the thread that asked was interrupted
 
 
 class OtherMachines:

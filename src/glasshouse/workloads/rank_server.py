@@ -48,7 +48,7 @@ __all__ = [
     "tell",
 ]
 
-# A rank asks as soon as it is connected; whoever does not keeps the others waiting no longer.
+# A rank asks as soon as it is connected; one that does not keeps the others waiting no longer.
 _ASKING_S = 5.0
 _SETTLING_S = 2.0
 _BACKLOG = 128

@@ -37,7 +37,7 @@ _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
 _JOINING_S, _JOINING_MACHINES_S = 60, 600
 _NOTICING_S = 5.0
-# What other ranks say when one is gone or has spoken: a consequence, unless nobody else has a reason.
+# What other ranks say when one is gone or has spoken: a consequence, unless no other has a reason.
 _CONSEQUENCES = frozenset({Code.COLLECTIVE_ABORTED, Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT})
 
 _Exits: TypeAlias = Mapping[int, int]

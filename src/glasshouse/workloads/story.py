@@ -161,7 +161,7 @@ def work(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     try:
         result = _run(leg, kind, workspace.resolve(), protected=protected, ranks=ranks)
     except (ConnectionError, EOFError):
-        return 1  # the agent is gone; nobody is left to tell
+        return 1  # the agent is gone; nothing is left to tell
     except BaseException as error:
         return _failed(leg.channel, error)
     finally:
@@ -284,7 +284,7 @@ class Stop:
         self._act()
 
     def _act(self) -> None:
-        # Asked from another thread or from a signal handler between two lines: whoever takes an action does it.
+        # Asked from another thread or from a signal handler between two lines: the thread that takes an action does it.
         with contextlib.suppress(IndexError):
             while True:
                 self._actions.pop()()

@@ -167,7 +167,7 @@ def test_a_ctrl_c_while_a_run_is_prepared_leaves_nothing_and_says_that_no_key_le
     monkeypatch.setattr("glasshouse.jobs.run.prepare", interrupt)
     code, error = ask("run", str(tmp_path / "job.sealed"), capsys=capsys)
     assert code == ExitCode.INTERRUPTED
-    assert "released to nobody" in str(error["error"])
+    assert "was not released" in str(error["error"])
     assert list((home / "runs").iterdir()) == []
 
 

@@ -163,4 +163,4 @@ def test_offers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     for end in world(2, story):
         assert isinstance(end.error, CollectiveError)
-        assert "offered 10 messages that nobody receives" in str(end.error)
+        assert "offered 10 messages that are not received" in str(end.error)

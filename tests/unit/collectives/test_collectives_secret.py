@@ -113,7 +113,7 @@ def test_what_is_no_secret_is_refused() -> None:
 
 
 def test_without_anybody_who_gives_it_the_error_says_what_to_do() -> None:
-    error = refused("nobody gave")
+    error = refused("was not given")
     assert "glasshouse run JOB.toml --ranks" in error.hint or "--ranks" in error.hint
     assert "provide()" in error.hint
 
@@ -238,4 +238,4 @@ def test_what_was_withdrawn_is_gone() -> None:
     withdraw()
     assert len(kept) == 32
     assert not any(kept), "zeroed, not only forgotten"
-    refused("nobody gave")
+    refused("was not given")

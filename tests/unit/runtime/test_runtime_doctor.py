@@ -147,7 +147,7 @@ def test_what_the_host_can_see_is_always_said() -> None:
     assert "leaves no trace" in found["host-sees-memory"].consequence
 
 
-@pytest.mark.parametrize(("scope", "said"), [("0", "watched"), ("1", "parents"), ("3", "nobody"), ("9", "unknown")])
+@pytest.mark.parametrize(("scope", "said"), [("0", "watched"), ("1", "parents"), ("3", "no process"), ("9", "unknown")])
 def test_the_limits_on_attaching_are_read(scope: str, said: str) -> None:
     class Yama(Kernel):
         def read(self, path: str) -> bytes:

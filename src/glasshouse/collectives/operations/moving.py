@@ -136,7 +136,7 @@ def all_to_all(inputs: Sequence[Any], outputs: Sequence[Any]) -> Operation:
         _one_each(inputs, party.size)
         _one_each(outputs, party.size)
         sources, parts = [party.as_bytes([each]) for each in inputs], [party.as_bytes([each]) for each in outputs]
-        # What a pair of ranks exchanges is theirs to agree on; nobody else knows it.
+        # What a pair of ranks exchanges is theirs to agree on; no other rank knows it.
         agreed = _agreed(Collective.ALL_TO_ALL, [*inputs, *outputs], elements=0)
         exchange = Exchange(party, sequence, agreed, parts, parts)
         _same_size(sources[party.rank], parts[party.rank])

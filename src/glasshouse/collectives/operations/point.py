@@ -1,6 +1,6 @@
-"""Messages between two ranks: matched by tag in any order, from a named rank or from whoever comes first.
+"""Messages between two ranks: matched by tag in any order, from a named rank or from the rank that comes first.
 
-A message is offered, accepted when the other end has room for it, and only then sent: what nobody receives never
+A message is offered, accepted when the other end has room for it, and only then sent: what is not received never
 stands in the way of what somebody does. Every pair of ranks has a connection for this.
 Laws: messages between two ranks under one tag arrive in the order in which they were sent; an offer of another size or
 type than the receiver has room for ends the group.
@@ -109,7 +109,7 @@ def send(tensors: Sequence[Any], peer: int, tag: int = 0) -> Message:
 
 
 def receive(tensors: Sequence[Any], peer: int | None, tag: int = 0) -> Message:
-    """Receive a message into contiguous tensors: from rank `peer`, or with None from whoever sends first."""
+    """Receive a message into contiguous tensors: from rank `peer`, or with None from the rank that sends first."""
     return Message(tensors, peer, tag, sending=False)
 
 
@@ -255,7 +255,7 @@ class Mailbox:
         if len(self._offers[peer]) >= MAX_OFFERS:
             raise CollectiveError(
                 Code.COLLECTIVE_MISMATCH,
-                f"rank {peer} has offered {MAX_OFFERS} messages that nobody receives",
+                f"rank {peer} has offered {MAX_OFFERS} messages that are not received",
                 rank=peer,
             )
         self._arrivals += 1
