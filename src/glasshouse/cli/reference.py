@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from glasshouse.cli.named import list_and_remove
 from glasshouse.cli.options import Force, HomeOption, Json
 from glasshouse.cli.output import Output
+from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
@@ -19,22 +21,41 @@ __all__ = ["group"]
 group = typer.Typer(no_args_is_help=True)
 
 
-@group.command("add", help="Record an installation, file by file: this one, or that of a machine that you trust.")
+@group.command(
+    "add", help="Record an installation, file by file: this one, an image's, or that of a machine that you trust."
+)
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     on: Annotated[
         str, typer.Option("--on", metavar="MACHINE", help="Believe a machine: a name, or ssh://user@host.")
     ] = "local",
+    tree: Annotated[
+        Path | None,
+        typer.Option("--tree", metavar="DIR", help="Measure an unpacked container image; nothing of it is run."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="PATH", help="The image's interpreter; the first python3 of its usual PATH."),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="What an image without Glasshouse is brought."),
+    ] = None,
     force: Force = False,
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
     from glasshouse.attestation.measured import Measured
     from glasshouse.jobs.home import Home
+    from glasshouse.jobs.image import image_files
     from glasshouse.jobs.references import THIS, add_reference, differences, measured_at, reference
 
+    if tree is None and (python is not None or bundle is not None):
+        raise UsageError(Code.USAGE, "--python and --bundle belong to an image: name its folder with --tree")
+    if tree is not None and on != "local":
+        raise UsageError(Code.USAGE, "one of --on and --tree: a reference is of one installation")
     output, place = Output(as_json), Home.locate(home).require()
-    files = measured_at(place, on)
+    files = measured_at(place, on) if tree is None else image_files(tree, python=python, bundle=bundle)
     add_reference(place, name, files, replace=force)
     measured = Measured.of(files)
     output.result({"name": name, "measurement": measured.sha256.hex(), "parts": measured.to_json()})

@@ -20,10 +20,10 @@ import glasshouse
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.files import read_bounded, write_private
 from glasshouse.jobs.installation import DISTRIBUTION
-from glasshouse.providers.unpack import MANIFEST, MAX_BYTES
+from glasshouse.providers.unpack import MANIFEST, MAX_BYTES, is_bundle
 from glasshouse.wire.canonical import encode
 
-__all__ = ["FORMAT", "Bundle", "make_bundle", "read_bundle"]
+__all__ = ["FORMAT", "Bundle", "bundled_files", "make_bundle", "read_bundle"]
 
 FORMAT = "glasshouse-bundle/1"
 _WITH = ("blake3", "cffi", "cryptography")
@@ -113,17 +113,41 @@ def read_bundle(path: Path) -> Bundle:
     Raises:
         UsageError: `file-missing`, or `usage` for a file that is none.
     """
+    return _opened(path)[0]
+
+
+def bundled_files(path: Path) -> tuple[Bundle, dict[str, bytes]]:
+    """Return what a bundle says of itself, and its files by their names below `site-packages`.
+
+    Raises:
+        UsageError: as `read_bundle`.
+    """
+    bundle, archive = _opened(path)
+    try:
+        with archive:
+            names = [one.filename for one in archive.infolist()[1:]]
+            return bundle, {name.removeprefix(_PREFIX): archive.read(name) for name in names}
+    except (zipfile.BadZipFile, ValueError):
+        raise _no_bundle(path) from None
+
+
+def _opened(path: Path) -> tuple[Bundle, zipfile.ZipFile]:
     data = read_bounded(path, max_bytes=MAX_BYTES, what="bundle")
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            told = json.loads(archive.read(MANIFEST))
-        if told["format"] != FORMAT:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        # What is stored as it is takes no more memory than the file, whatever it says of itself.
+        if not is_bundle(archive) or any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+            raise ValueError("no bundle")
+        told = json.loads(archive.read(MANIFEST))
+        if told["format"] != FORMAT or not _PYTHON.fullmatch(told["python"]):
             raise ValueError("another format")
-        return Bundle(python=told["python"], machine=told["machine"], distributions=told["distributions"])
+        return Bundle(python=told["python"], machine=told["machine"], distributions=told["distributions"]), archive
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError):
-        raise UsageError(
-            Code.USAGE, f"{path} is not a bundle", hint="make one with: glasshouse runtime bundle -o FILE"
-        ) from None
+        raise _no_bundle(path) from None
+
+
+def _no_bundle(path: Path) -> UsageError:
+    return UsageError(Code.USAGE, f"{path} is not a bundle", hint="make one with: glasshouse runtime bundle -o FILE")
 
 
 def _archive(bundle: Bundle, files: dict[str, bytes]) -> bytes:

@@ -25,7 +25,7 @@ import sys
 import zipfile
 from typing import BinaryIO, Callable  # noqa: UP035 - as above
 
-__all__ = ["MANIFEST", "MAX_BYTES", "RefusedBundle", "install", "main", "unpack"]
+__all__ = ["MANIFEST", "MAX_BYTES", "RefusedBundle", "install", "is_bundle", "main", "unpack"]
 
 MAX_BYTES = 512 << 20
 MANIFEST = "bundle.json"
@@ -52,12 +52,9 @@ def unpack(archive: str, goal: str) -> None:
     """
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     with zipfile.ZipFile(archive) as bundle:
+        if not is_bundle(bundle):
+            raise RefusedBundle("it is no bundle, or has more in it than one may")
         members = bundle.infolist()
-        names = [member.filename for member in members]
-        if len(members) > _MAX_MEMBERS or sum(member.file_size for member in members) > MAX_BYTES:
-            raise RefusedBundle("it has more in it than a bundle may")
-        if names[:1] != [MANIFEST] or len(set(names)) < len(names) or not all(map(_MEMBER.fullmatch, names[1:])):
-            raise RefusedBundle("it is no bundle")
         told = json.loads(bundle.read(MANIFEST))
         for what, found in (("system", os.uname().sysname), ("machine", os.uname().machine), ("python", version)):
             if not isinstance(told, dict) or told.get(what) != found:
@@ -69,6 +66,14 @@ def unpack(archive: str, goal: str) -> None:
             with bundle.open(member) as source, open(path, "xb") as out:
                 shutil.copyfileobj(source, out)
     _environment(goal, os.path.join(library, "site-packages"), version)
+
+
+def is_bundle(archive: zipfile.ZipFile) -> bool:
+    """Return whether an archive's members are those of a bundle, by number, size and names."""
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    few = len(members) <= _MAX_MEMBERS and sum(member.file_size for member in members) <= MAX_BYTES
+    return few and names[:1] == [MANIFEST] and len(set(names)) == len(names) and all(map(_MEMBER.fullmatch, names[1:]))
 
 
 def _environment(goal: str, packages: str, version: str) -> None:

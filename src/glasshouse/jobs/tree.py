@@ -1,0 +1,211 @@
+"""An unpacked tree that somebody else made, read as the machine that it is for would be led through it.
+
+Laws: `/` is the tree's root, for links and `..` too, and nothing outside of it is opened or listed, also while the tree
+is being changed; only regular files are opened; what is read and looked at is bounded.
+"""
+
+# What the measurement calls takes and gives text.
+# ruff: noqa: PTH115
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+
+from glasshouse.attestation.measurement import Disk
+
+__all__ = ["BROUGHT", "Tree"]
+
+BROUGHT = "/\0brought"
+"""Where files are that a tree gets and does not have: no file system has such a name."""
+
+MAX_FILE_BYTES = 512 << 20
+MAX_BYTES = 4 << 30
+MAX_CONTENT_BYTES = 1 << 20
+MAX_ENTRIES = 500_000
+_MAX_LINKS = 40
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Tree(Disk):
+    """The files below a folder, for which it is `/`.
+
+    Args:
+        root: the folder.
+
+    Raises:
+        OSError: from each method, for what is missing, no regular file, or more than one may have.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.realpath(root)
+        self._descriptor = os.open(self._root, _FLAGS | os.O_DIRECTORY)
+        self._links: dict[str, str | None] = {}
+        self._brought: dict[str, dict[str, bytes | None]] = {BROUGHT: {}}
+        self._entries, self._bytes, self._lock = MAX_ENTRIES, MAX_BYTES, Lock()
+
+    def bring(self, files: Mapping[str, bytes]) -> None:
+        """Have more files, by their names below `BROUGHT`."""
+        for name, content in files.items():
+            folder, _, last = f"{BROUGHT}/{name}".rpartition("/")
+            self._brought.setdefault(folder, {})[last] = content
+            while folder != BROUGHT:
+                folder, _, last = folder.rpartition("/")
+                self._brought.setdefault(folder, {})[last] = None
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        os.close(self._descriptor)
+
+    def names(self, directory: str, suffix: str = "") -> list[str]:
+        if not self.is_folder(directory):
+            return []
+        return sorted(name for name, _ in self.listed(directory) if name.endswith(suffix))
+
+    def listed(self, directory: str) -> Iterator[tuple[str, bool]]:
+        if (brought := self._brought.get(directory)) is not None:
+            yield from ((name, content is None) for name, content in brought.items())
+            return
+        opened = self._folder(self.real(directory).split("/"), directory)
+        try:
+            with os.scandir(opened) as entries:
+                for entry in entries:
+                    self._entries -= 1
+                    if self._entries < 0:
+                        raise OSError(f"the tree has more than {MAX_ENTRIES} names to look at")
+                    is_link = entry.is_symlink()
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    yield entry.name, self.is_folder(f"{directory}/{entry.name}") if is_link else is_folder
+        finally:
+            os.close(opened)
+
+    def is_folder(self, path: str) -> bool:
+        return path in self._brought or stat.S_ISDIR(self._mode(self.real(path)))
+
+    def is_file(self, path: str) -> bool:
+        return self._content_of(path) is not None or stat.S_ISREG(self._mode(self.real(path)))
+
+    def is_there(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return self._content_of(path) is not None or self._mode(f"{self.real(folder)}/{name}") != 0
+
+    def real(self, path: str) -> str:
+        if path.startswith(BROUGHT):
+            return path
+        left, found, links = path.split("/")[::-1], "", 0
+        while left:
+            one = left.pop()
+            if one == "..":
+                found = found.rpartition("/")[0]  # above the root is the root
+            elif one not in ("", "."):
+                target = self._target(f"{found}/{one}")
+                if target is None:
+                    found = f"{found}/{one}"
+                    continue
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, f"{path} of the tree leads through more than {_MAX_LINKS} links")
+                if target.startswith("/"):
+                    found = ""
+                left.extend(target.split("/")[::-1])
+        return found or "/"
+
+    def digest(self, path: str, buffer: bytearray) -> bytes:
+        if (content := self._content_of(path)) is not None:
+            return hashlib.sha256(content).digest()
+        digest, view = hashlib.sha256(), memoryview(buffer)
+        descriptor = self._opened(path)
+        left = MAX_FILE_BYTES
+        try:
+            while read := os.readv(descriptor, [buffer]):
+                digest.update(view[:read])
+                left -= read
+                with self._lock:
+                    self._bytes -= read
+                if left < 0 or self._bytes < 0:
+                    raise _too_long(path)
+        finally:
+            os.close(descriptor)
+        return digest.digest()
+
+    def content(self, path: str) -> bytes:
+        if (content := self._content_of(path)) is None:
+            with os.fdopen(self._opened(path), "rb") as file:
+                content = file.read(MAX_CONTENT_BYTES + 1)
+        if len(content) > MAX_CONTENT_BYTES:
+            raise OSError(f"{path} of the tree has more than {MAX_CONTENT_BYTES} bytes, and is to be read as a whole")
+        return content
+
+    def _opened(self, path: str) -> int:
+        *folders, name = self.real(path).split("/")
+        folder = self._folder(folders, path)
+        try:
+            # Asked before it is opened: opening a device does what its driver does then.
+            _check(os.stat(name, dir_fd=folder, follow_symlinks=False), path)
+            descriptor = os.open(name, _FLAGS | os.O_NONBLOCK, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            _check(os.fstat(descriptor), path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _content_of(self, path: str) -> bytes | None:
+        folder, _, name = path.rpartition("/")
+        return self._brought.get(folder, {}).get(name)
+
+    def _target(self, path: str) -> str | None:
+        """Return what a link says; None for what is none, or is not there. The path to it has no link."""
+        if path not in self._links:
+            try:
+                self._links[path] = os.readlink(self._root + path)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                self._links[path] = None
+        return self._links[path]
+
+    def _mode(self, path: str) -> int:
+        """Return the mode of what a path without links names; 0 for nothing."""
+        if path.startswith(BROUGHT):
+            return 0
+        try:
+            return os.lstat(self._root + path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+    def _folder(self, names: list[str], path: str) -> int:
+        """Return a descriptor of a folder: a link on the way to it was put there since it was looked at."""
+        found = os.dup(self._descriptor)
+        for name in filter(None, names):
+            try:
+                below = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=found)
+            except OSError as error:
+                raise OSError(error.errno, f"{path} of the tree cannot be opened: {error.strerror}") from None
+            finally:
+                os.close(found)
+            found = below
+        return found
+
+
+def _check(found: os.stat_result, path: str) -> None:
+    """Raise `OSError` for what is not to be read: before a hole of a terabyte is."""
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"{path} of the tree is no regular file")
+    if found.st_size > MAX_FILE_BYTES:
+        raise _too_long(path)
+
+
+def _too_long(path: str) -> OSError:
+    return OSError(
+        f"{path} of the tree is more than is read: {MAX_FILE_BYTES >> 20} MiB a file, {MAX_BYTES >> 30} GiB together"
+    )
