@@ -14,7 +14,7 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["MAX_REFERENCES", "PARTS", "Measured", "References"]
+__all__ = ["MAX_REFERENCES", "PARTS", "Measured", "References", "digest_of_part"]
 
 PARTS = ("cryptography", "glasshouse", "interpreter", "start_up")
 """The parts, sorted: the ciphers, our own code, the interpreter with its standard library, and start-up hooks."""
@@ -49,7 +49,7 @@ class Measured:
     @classmethod
     def of(cls, files: Mapping[str, Mapping[str, bytes]]) -> Measured:
         """Return the digests of parts, each given as file name → SHA-256 of its content; raises `KeyError`."""
-        return cls(**{part: _of_part(part, files[part]) for part in PARTS})
+        return cls(**{part: digest_of_part(part, files[part]) for part in PARTS})
 
     def parts(self) -> dict[str, bytes]:
         """Return the digest of each part, in their order."""
@@ -124,7 +124,8 @@ class References:
         return references
 
 
-def _of_part(part: str, files: Mapping[str, bytes]) -> bytes:
+def digest_of_part(part: str, files: Mapping[str, bytes]) -> bytes:
+    """Return the digest of one part, given as file name → SHA-256 of its content."""
     listed = (piece for name in sorted(files) for piece in (name.encode(), files[name]))
     return sha256(lengths_prefixed(_PART_LABEL, part.encode(), *listed))
 

@@ -30,7 +30,8 @@ def list_and_remove(
     Args:
         group: the group's.
         kind: of what, in the singular.
-        known: returns what each name stands for: its JSON members, of which people are shown the first.
+        known: returns what each name stands for: its JSON members, of which people are shown the first that is there,
+            and of a table its names.
         forget: forgets a name, and returns what it stood for.
         add: what to do where nothing has a name yet.
         then: what forgetting one does.
@@ -42,7 +43,7 @@ def list_and_remove(
 
         output, found = Output(as_json), known(Home.locate(home))
         output.result({f"{kind}s": [{"name": name, **one} for name, one in found.items()]})
-        output.facts({name: next(iter(one.values())) for name, one in found.items()})
+        output.facts({name: _shown(one) for name, one in found.items()})
         if not found:
             output.say(f"No {kind} has a name here: {add}")
 
@@ -56,4 +57,9 @@ def list_and_remove(
 
         output, one = Output(as_json), forget(Home.locate(home), name)
         output.result({"name": name, **one})
-        output.say(f"{name} ({next(iter(one.values()))}) has no name here any more.")
+        output.say(f"{name} ({_shown(one)}) has no name here any more.")
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    value = next(value for value in one.values() if value is not None)
+    return " and ".join(value) if isinstance(value, dict) else str(value)

@@ -1,4 +1,4 @@
-"""`glasshouse reference add|list|remove`: the installations that a job may name in `[policy] reference`."""
+"""`glasshouse reference add|list|remove|sign`: the installations that a job may name in `[policy] reference`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glasshouse.cli.named import list_and_remove
-from glasshouse.cli.options import Force, HomeOption, Json
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, unlock
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, UsageError
 
@@ -41,25 +41,38 @@ def add(
         Path | None,
         typer.Option("--bundle", metavar="FILE", help="What an image without Glasshouse is brought."),
     ] = None,
+    release: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Take what was signed of a release: a part of one.")
+    ] = None,
+    signed_by: Annotated[
+        str | None, typer.Option("--signed-by", metavar="KEY", help="Whose signature that has to be, in hex.")
+    ] = None,
     force: Force = False,
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.attestation.measured import Measured
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.image import image_files
     from glasshouse.jobs.references import THIS, add_reference, differences, measured_at, reference
+    from glasshouse.jobs.released import read_released
 
     if tree is None and (python is not None or bundle is not None):
         raise UsageError(Code.USAGE, "--python and --bundle belong to an image: name its folder with --tree")
-    if tree is not None and on != "local":
-        raise UsageError(Code.USAGE, "one of --on and --tree: a reference is of one installation")
+    if (release is None) != (signed_by is None):
+        raise UsageError(Code.USAGE, "--from and --signed-by go together: a release is believed by its signature alone")
+    if sum((tree is not None, release is not None, on != "local")) > 1:
+        raise UsageError(Code.USAGE, "one of --on, --tree and --from: a reference is of one installation")
     output, place = Output(as_json), Home.locate(home).require()
-    files = measured_at(place, on) if tree is None else image_files(tree, python=python, bundle=bundle)
+    if tree is not None:
+        files = image_files(tree, python=python, bundle=bundle)
+    elif release is not None and signed_by is not None:
+        files = read_released(release, signed_by=signed_by).files
+    else:
+        files = measured_at(place, on)
     add_reference(place, name, files, replace=force)
-    measured = Measured.of(files)
-    output.result({"name": name, "measurement": measured.sha256.hex(), "parts": measured.to_json()})
-    output.facts({part: digest.hex() for part, digest in measured.parts().items()})
+    told = _told(files)
+    output.result({"name": name, **told})
+    output.facts(told["parts"])
     output.say(f'{name} is recorded; a job accepts it with: [policy] reference = ["{name}"]')
     if on != "local":
         found = differences(files, reference(place, THIS))
@@ -82,10 +95,12 @@ def _forget(home: Home, name: str) -> dict[str, Any]:
 
 
 def _told(files: Files) -> dict[str, Any]:
-    from glasshouse.attestation.measured import Measured
+    from glasshouse.attestation.measured import PARTS, Measured
+    from glasshouse.jobs.references import parts_of
 
-    measured = Measured.of(files)
-    return {"measurement": measured.sha256.hex(), "parts": measured.to_json()}
+    # Over all parts; of a release only some are there.
+    whole = Measured.of(files).sha256.hex() if set(files) == set(PARTS) else None
+    return {"measurement": whole, "parts": {part: digest.hex() for part, digest in parts_of(files).items()}}
 
 
 list_and_remove(
@@ -96,3 +111,27 @@ list_and_remove(
     add="jobs accept this installation alone; glasshouse reference add NAME",
     then="jobs that name it are refused",
 )
+
+
+@group.command("sign", help="Sign what a bundle's files measure to, for those who run it: your release's reference.")
+def sign(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `glasshouse runtime bundle` wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    force: Force = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.files import write_private
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.references import parts_of
+    from glasshouse.jobs.released import Released
+
+    output, released = Output(as_json), Released.of_bundle(bundle)
+    key = unlock(Home.locate(home).require(), passphrase_file, passphrase_fd).signing
+    write_private(out, released.sign(key).encode(), replace=force)
+    parts = {part: digest.hex() for part, digest in parts_of(released.files).items()}
+    output.result({"file": str(out), "signed_by": key.public.hex(), "parts": parts})
+    output.facts({**parts, "signed by": key.public.hex()})
+    output.say(f"Tell that key where it cannot be exchanged with the file, for: reference add NAME --from {out.name}")

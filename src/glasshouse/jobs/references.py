@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from glasshouse.attestation.measured import PARTS, Measured, References
+from glasshouse.attestation.measured import PARTS, Measured, References, digest_of_part
 from glasshouse.attestation.measurement import measure_runtime, measured_files
 from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
 from glasshouse.jobs.files import MAX_STATE_BYTES, is_there, private_folder, read_bounded, write_private
@@ -33,6 +33,7 @@ __all__ = [
     "differences",
     "known_references",
     "measured_at",
+    "parts_of",
     "reference",
     "remove_reference",
 ]
@@ -44,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".json"
 _NAMED, _NAME_CHARS = 3, 200  # differing files that a refusal names, and how much of each name
 
-# The files of each part: name → SHA-256.
+# The files of each part, or of those that a release has: name → SHA-256.
 Files = Mapping[str, Mapping[str, bytes]]
 
 
@@ -115,9 +116,18 @@ def reference(home: Home, name: str) -> Files:
         )
     try:
         fields = Fields(decode(read_bounded(path, what="reference"), max_bytes=MAX_STATE_BYTES), "reference")
-        return {part: _digests(fields.any(part)) for part in PARTS}
+        files = {part: _digests(fields.any(part)) for part in PARTS if fields.has(part)}
+        fields.end()
+        if not files:
+            raise FormatError(Code.SCHEMA, "a reference of nothing")
+        return files
     except FormatError:
         raise UsageError(Code.USAGE, f"the reference {path} is damaged", hint="record it again with --force") from None
+
+
+def parts_of(files: Files) -> dict[str, bytes]:
+    """Return the digest of each part that a reference has."""
+    return {part: digest_of_part(part, files[part]) for part in PARTS if part in files}
 
 
 def _digests(value: object) -> dict[str, bytes]:
@@ -131,7 +141,7 @@ def add_reference(home: Home, name: str, files: Files, *, replace: bool = False)
     """Record an installation under a name; raises `UsageError` for a name that is none, or taken."""
     if not _NAME.fullmatch(name) or name == THIS:
         raise UsageError(Code.USAGE, f"not a name for a reference: {name[:64]!r}")
-    record = encode({part: {file: digest.hex() for file, digest in files[part].items()} for part in PARTS})
+    record = encode({part: {file: digest.hex() for file, digest in named.items()} for part, named in files.items()})
     if len(record) > MAX_STATE_BYTES:
         raise UsageError(Code.TOO_LARGE, "that installation has more files than a reference may list")
     write_private(private_folder(home.references) / f"{name}{_SUFFIX}", record, replace=replace)
@@ -153,17 +163,27 @@ def accepted(home: Home, names: Sequence[str]) -> References:
         UsageError: an unknown name, or more references than a policy may have.
         PlatformError: this installation cannot be measured.
     """
+    known = [parts_of(reference(home, name)) for name in names or (THIS,)]
+    digests = {part: {one[part] for one in known if part in one} for part in PARTS}
+    for part, found in digests.items():
+        if not found:
+            raise UsageError(
+                Code.POLICY_IMPOSSIBLE,
+                f"none of the references {', '.join(names)} has the part {part}: a release has no interpreter",
+                hint="name one beside it that has, of an image or a machine: glasshouse reference add NAME --tree DIR",
+            )
     try:
-        return References.of(*(Measured.of(reference(home, name)) for name in names or (THIS,)))
+        return References(**{part: tuple(sorted(found)) for part, found in digests.items()})
     except FormatError as error:
         raise UsageError(error.code, error.message) from None
 
 
 def differences(files: Files, recorded: Files) -> list[Difference]:
-    """Return in which files an installation is another than a reference, in their order."""
+    """Return in which files an installation is another than a reference, of the parts that this has, in their order."""
     return [
         Difference(part=part, name=name, how=how)
         for part in PARTS
+        if part in recorded
         for name in sorted({*files[part], *recorded[part]})
         if (how := _how(files[part].get(name), recorded[part].get(name)))
     ]
@@ -215,7 +235,8 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
     if part is None:
         return
     there = _files_at(place)
-    found = {name: _of_part(differences(there, reference(home, name)), part) for name in names or (THIS,)}
+    recorded = {name: reference(home, name) for name in names or (THIS,)}
+    found = {name: _of_part(differences(there, one), part) for name, one in recorded.items() if part in one}
     nearest = min(found, key=lambda name: len(found[name]))
     files = found[nearest]
     listed = ", ".join(f"{one.name[:_NAME_CHARS]} ({one.how})" for one in files[:_NAMED])
