@@ -246,7 +246,8 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
         + (", …" if len(files) > _NAMED else "")
         + "; nothing was released",
         hint=f"see all of them: glasshouse measure --on {place.name} --diff {nearest}; if you trust that installation: "
-        f'glasshouse reference add NAME --on {place.name}, and [policy] reference = ["NAME"] in the job',
+        f"glasshouse reference add NAME --on {place.name}, or --tree DIR of its unpacked image; and then "
+        '[policy] reference = ["NAME"] in the job',
     )
 
 
