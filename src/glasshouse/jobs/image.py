@@ -133,7 +133,8 @@ def _interpreter(disk: Tree, program: str) -> _Interpreter:
     if settings is None:
         return _found(disk, program, start=os.path.dirname(real), base=program)
     home = next((value for key, value in settings if key == "home"), "")
-    if not home.startswith("/"):
+    # One that is written otherwise leads elsewhere step by step than as a whole.
+    if not home.startswith("/") or "\0" in home or os.path.normpath(home) != home or home.startswith("//"):
         raise OSError(f"{prefix}/pyvenv.cfg does not say where its interpreter is")
     wanted = [value.lower() for key, value in settings if key == "include-system-site-packages"]
     shared = not wanted or wanted[-1] == "true"

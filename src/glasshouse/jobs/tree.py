@@ -26,7 +26,8 @@ BROUGHT = "/\0brought"
 
 MAX_FILE_BYTES = 512 << 20
 MAX_BYTES = 4 << 30
-MAX_CONTENT_BYTES = 1 << 20
+MAX_CONTENT_BYTES = 256 << 10
+MAX_CONTENTS_BYTES = 4 << 20  # each line of them may be a path to look at
 MAX_ENTRIES = 500_000
 _MAX_LINKS = 40
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,7 +48,7 @@ class Tree(Disk):
         self._descriptor = os.open(self._root, _FLAGS | os.O_DIRECTORY)
         self._links: dict[str, str | None] = {}
         self._brought: dict[str, dict[str, bytes | None]] = {BROUGHT: {}}
-        self._entries, self._bytes, self._lock = MAX_ENTRIES, MAX_BYTES, Lock()
+        self._entries, self._bytes, self._contents, self._lock = MAX_ENTRIES, MAX_BYTES, MAX_CONTENTS_BYTES, Lock()
 
     def bring(self, files: Mapping[str, bytes]) -> None:
         """Have more files, by their names below `BROUGHT`."""
@@ -139,8 +140,12 @@ class Tree(Disk):
         if (content := self._content_of(path)) is None:
             with os.fdopen(self._opened(path), "rb") as file:
                 content = file.read(MAX_CONTENT_BYTES + 1)
-        if len(content) > MAX_CONTENT_BYTES:
-            raise OSError(f"{path} of the tree has more than {MAX_CONTENT_BYTES} bytes, and is to be read as a whole")
+        self._contents -= len(content)
+        if len(content) > MAX_CONTENT_BYTES or self._contents < 0:
+            raise OSError(
+                f"{path} of the tree is to be read as a whole: {MAX_CONTENT_BYTES >> 10} KiB are of a file, and "
+                f"{MAX_CONTENTS_BYTES >> 20} MiB together"
+            )
         return content
 
     def _opened(self, path: str) -> int:

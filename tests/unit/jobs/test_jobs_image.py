@@ -149,8 +149,8 @@ def test_an_environment_of_the_image_is_entered_as_its_interpreter_would(root: P
     assert (list(files["glasshouse"]), list(files["start_up"])) == (["glasshouse/__init__.py"], [])
     write(root, "opt/env/pyvenv.cfg", "home = /usr/local/bin\n")
     assert list(image_files(root, python="/opt/env/bin/python")["start_up"]) == ["site-0/sitecustomize.py"]
-    for settings in ("", "home = bin\n", "home = /nowhere\n"):
-        write(root, "opt/env/pyvenv.cfg", settings)
+    for home in ("", "bin", "/nowhere", "/\0brought", "//usr/local/bin", "/usr/./local/bin", "/usr/../usr/local/bin"):
+        write(root, "opt/env/pyvenv.cfg", f"home = {home}\n")
         assert isinstance(refusal(root, python="/opt/env/bin/python"), PlatformError)
 
 
@@ -226,6 +226,10 @@ def test_what_is_looked_at_and_read_is_bounded(root: Path, monkeypatch: pytest.M
             assert why in refusal(root).message
     write(root, f"{PACKAGES}/long.pth", "x" * tree.MAX_CONTENT_BYTES + "x")
     assert "read as a whole" in refusal(root).message
+    for number in range(tree.MAX_CONTENTS_BYTES // tree.MAX_CONTENT_BYTES + 1):
+        write(root, f"{PACKAGES}/{number}.pth", "#" * tree.MAX_CONTENT_BYTES)
+    (root / PACKAGES / "long.pth").unlink()
+    assert "MiB together" in refusal(root).message
 
 
 def test_a_folder_that_becomes_a_link_while_it_is_read_leads_nowhere(root: Path) -> None:
