@@ -38,8 +38,9 @@ from benchmarks.lifecycle import PROGRAM, SAMPLE_S, SETTLE_S, TIMEOUT_S, WORKER,
 from glasshouse.broker.service import DATABASE_NAME
 from glasshouse.jobs.places import Machine, place_of
 from glasshouse.jobs.rundir import RunFolder
-from glasshouse.providers.keeper import KEEPER
+from glasshouse.providers.keeper import KEEPER, boot
 from glasshouse.providers.runs import Runs
+from glasshouse.providers.uploads import Uploads
 
 BARS = {
     "f_over_ssh_more_s": Bar(1.0),
@@ -198,7 +199,7 @@ class Hosts(Stage):
             began = time.perf_counter()
             digest = placed.upload(file, lambda _sent, _size: None)
             took = time.perf_counter() - began
-            if (self._there / "files" / digest).stat().st_size != file.stat().st_size:
+            if not Uploads(self._there / "files", boot=boot()).whole(digest, file.stat().st_size):
                 raise RuntimeError("what was sent is not there")
             placed.remove(digest)
         return took

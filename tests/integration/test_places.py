@@ -20,10 +20,11 @@ from glasshouse.errors import Code, ExitCode, PeerError, UsageError
 from glasshouse.jobs.verify import verify_bundle, verify_log_beside
 from glasshouse.providers.base import Order
 from glasshouse.providers.channel import Channel, digest_of
-from glasshouse.providers.keeper import KEEPER
+from glasshouse.providers.keeper import KEEPER, boot
 from glasshouse.providers.placed import RemotePlaced
 from glasshouse.providers.runs import Runs
 from glasshouse.providers.ssh import SshHost
+from glasshouse.providers.uploads import Uploads
 from glasshouse.runtime.http import parse_url
 from tools.runtime_world import AgentProcess, World, script_world
 from tools.sshd import needs_sshd, serving_ssh
@@ -221,7 +222,8 @@ def test_an_upload_goes_on_where_it_broke_and_a_damaged_one_is_sent_again(
             scene.break_line()
 
     digest = placed.upload(big, broken)
-    whole, part = scene.place / "files" / digest, scene.place / "files" / f"{digest}.part"
+    whole = Uploads(scene.place / "files", boot=boot()).path(digest)
+    part = whole.with_name(f"{digest}.part")
     assert digest_of(whole) == digest
     goes_on = next(sent for channels, sent in seen if channels > 1)
     assert 8 << 20 < goes_on < big.stat().st_size
@@ -241,6 +243,11 @@ def test_an_upload_goes_on_where_it_broke_and_a_damaged_one_is_sent_again(
     damage()
     assert placed.upload(big, broken) == digest
     assert digest_of(whole) == digest
+    whole.rename(whole.with_name(f"{digest}.an earlier start of the machine"))
+    seen.clear()
+    assert placed.upload(big, broken) == digest
+    assert whole.exists()
+    assert [sent for _, sent in seen] == [big.stat().st_size], "it was hashed there, and not sent again"
     placed.remove(digest)
     assert list((scene.place / "files").iterdir()) == []
     placed.close()

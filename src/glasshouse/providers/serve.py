@@ -27,6 +27,7 @@ from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, Peer
 from glasshouse.providers import facts
 from glasshouse.providers.base import Order
 from glasshouse.providers.gates import Gates, relay_order
+from glasshouse.providers.keeper import boot
 from glasshouse.providers.link import MAX_DATA_BYTES, Link
 from glasshouse.providers.local import free_addresses
 from glasshouse.providers.runs import MOST_FILES, RUN, Runs, is_name, numbered, own_folder
@@ -53,7 +54,7 @@ _MAX_INSTALLED = 200
 _MAX_NAME_CHARS = 4096
 # A page ends behind the name that passes this; the longest name still fits into a message then.
 _PAGE_BYTES = 48 << 10
-_RAW_BYTES, _RAW_S = 256 << 10, 0.05
+_RAW_S = 0.05
 _STUCK_S = 60.0
 _HELD_BYTES = 256 << 10
 _MAX_SAID_CHARS = 1000
@@ -109,7 +110,7 @@ class Place:
     def __init__(self, folder: Path, reader: int, writer: int) -> None:
         own_folder(folder)
         self._folder = folder
-        self._runs, self._uploads = Runs(folder / "runs"), Uploads(folder / "files")
+        self._runs, self._uploads = Runs(folder / "runs"), Uploads(folder / "files", boot=boot())
         self._link = Link(reader, writer)
         self._selector = selectors.DefaultSelector()
         self._streams = Streams(self._link, self._selector)
@@ -281,20 +282,18 @@ class Place:
         """Take what comes for a moment: a turn of the loop around this takes as long as some 64 KiB of the file."""
         until_s = time.monotonic() + _RAW_S
         while upload.left and time.monotonic() < until_s:
+            if not select.select([self._link.reader], [], [], _RAW_S)[0]:
+                return
             try:
-                data = os.read(self._link.reader, min(_RAW_BYTES, upload.left))
+                count = upload.read(self._link.reader)
             except (BlockingIOError, InterruptedError):
-                if not select.select([self._link.reader], [], [], _RAW_S)[0]:
-                    return
                 continue
-            if not data:
-                raise PeerError(Code.PLACE_UNREACHABLE, "the channel ended in the middle of an upload")
-            self._came_s = time.monotonic()
-            try:
-                upload.write(data)
             except PlatformError as error:
                 self._refuse(number, error)
                 raise PeerError(Code.PLACE_UNREACHABLE, "an upload that cannot be kept") from None
+            if not count:
+                raise PeerError(Code.PLACE_UNREACHABLE, "the channel ended in the middle of an upload")
+            self._came_s = time.monotonic()
         self._finish_upload(number, upload)
 
     def _finish_upload(self, number: int, upload: Upload) -> None:

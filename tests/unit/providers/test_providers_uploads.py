@@ -32,7 +32,7 @@ def age(path: Path) -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Uploads:
-    return Uploads(tmp_path / "files")
+    return Uploads(tmp_path / "files", boot="this")
 
 
 def test_a_file_has_its_name_when_it_is_whole(kept: Uploads) -> None:
@@ -52,6 +52,42 @@ def test_a_file_that_a_crash_of_the_machine_cut_short_is_sent_again(kept: Upload
     os.truncate(put(kept), 100)
     assert not kept.whole(DIGEST, len(CONTENT))
     assert kept.present(DIGEST) == 0
+
+
+@pytest.mark.parametrize("lacking", [False, True])
+def test_what_an_earlier_start_of_the_machine_left_is_hashed_before_it_is_used(
+    kept: Uploads, tmp_path: Path, lacking: bool
+) -> None:
+    path = put(kept)
+    if lacking:  # the name was on the disk, and of what it names not all
+        path.write_bytes(CONTENT[:1000].ljust(len(CONTENT), b"\0"))
+    later = Uploads(tmp_path / "files", boot="another")
+    assert not later.path(DIGEST).exists()
+    assert not later.whole(DIGEST, len(CONTENT))
+    assert later.present(DIGEST) == len(CONTENT), "nothing is sent again that may be there"
+    upload = later.begin(DIGEST, len(CONTENT), len(CONTENT))
+    if lacking:
+        with pytest.raises(UsageError) as damaged:
+            upload.finish()
+        assert damaged.value.code is Code.UPLOAD_DAMAGED
+    else:
+        upload.finish()
+    upload.close()
+    assert later.whole(DIGEST, len(CONTENT)) is not lacking
+    assert not path.exists()
+    later.drop(DIGEST)
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize(("boot", "synced"), [("this", 0), ("", 1)])
+def test_where_a_machine_does_not_tell_its_starts_a_name_is_given_to_what_is_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, boot: str, synced: int
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(os, "fsync", calls.append)
+    put(Uploads(tmp_path / "files", boot=boot))
+    assert len(calls) == synced
+    assert Uploads(tmp_path / "files", boot=boot).whole(DIGEST, len(CONTENT))
 
 
 def test_two_connections_do_not_send_one_file_at_once(kept: Uploads) -> None:
@@ -91,6 +127,23 @@ def test_a_machine_without_room_says_so_before_anything_is_sent(kept: Uploads, m
     assert full.value.code is Code.DISK_FULL
 
 
+def test_room_that_was_taken_for_an_upload_is_its_own_when_it_goes_on(
+    kept: Uploads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    size = 1 << 20
+    half = kept.begin(DIGEST, size, 0)
+    half.write(CONTENT)
+    half.close()
+    if (tmp_path / "files" / f"{DIGEST}.part").stat().st_blocks * 512 < size:
+        pytest.skip("this file system takes no room beforehand")
+    assert kept.present(DIGEST) == len(CONTENT), "room is not what came"
+    # What is left besides is kept for what the runs write.
+    monkeypatch.setattr(uploads.Uploads, "_free", lambda self: 64 << 20)
+    kept.begin(DIGEST, size, len(CONTENT)).close()
+    with pytest.raises(PlatformError):
+        kept.begin(blake3.blake3(b"another").hexdigest(), size, 0)
+
+
 def test_a_package_goes_with_the_last_run_that_uses_it(kept: Uploads, tmp_path: Path) -> None:
     path = put(kept)
     os.link(path, tmp_path / "another run's")
@@ -117,4 +170,4 @@ def test_a_folder_that_others_can_change_is_none_to_keep_files_in(tmp_path: Path
         (tmp_path / "there").chmod(0o700)
         (tmp_path / "link").symlink_to(tmp_path / "there")
     with pytest.raises(PlatformError, match="own folder"):
-        Uploads(tmp_path / ("link" if wrong == "a link" else "there"))
+        Uploads(tmp_path / ("link" if wrong == "a link" else "there"), boot="this")
