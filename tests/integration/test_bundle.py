@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from glasshouse.attestation.measurement import measured_files
 from glasshouse.errors import Code, ExitCode, PeerError, PlatformError, UsageError
 from glasshouse.jobs.bundle import make_bundle, read_bundle
 from glasshouse.providers.bundled import install
+from glasshouse.providers.keeper import ENDED
 from glasshouse.providers.unpack import MANIFEST
 from glasshouse.runtime import kernel as linux
 from simulators.command_line import Shell
@@ -215,7 +217,7 @@ def test_what_a_machine_cannot_use_is_refused_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.zip", "place"]
 
 
-def test_it_is_sent_once_and_a_damaged_or_broken_one_leaves_nothing(
+def test_it_is_sent_once_goes_on_where_the_line_broke_and_a_damaged_one_leaves_nothing(
     bundle: Path, machine: Path, tmp_path: Path
 ) -> None:
     data, place = bundle.read_bytes(), tmp_path / "place"
@@ -225,16 +227,57 @@ def test_it_is_sent_once_and_a_damaged_or_broken_one_leaves_nothing(
         command = [machine, "-I", script, place, digest, str(len(data)), "ab" * 8]
         return subprocess.run(command, input=content, capture_output=True, check=False).stdout.decode()
 
-    assert "send" in (damaged := sent(data[:-1] + b"?"))
+    assert "send 0\n" in (broken := sent(data[:-2]))
+    assert "did not come whole" in broken
+    assert f"send {len(data) - 2}\n" in (damaged := sent(data[-2:-1] + b"?"))
     assert "damaged on its way" in damaged
-    assert "did not come whole" in sent(data[:-1])
     assert list((place / "runtimes").iterdir()) == []
-    path = install(here, "lab", bundle, python=str(machine), folder=str(place))
+    sent(data[:-2])
+
+    def counted(command: Any) -> list[str]:
+        return ["sh", "-c", f'tee {tmp_path / "passed"} | "$@"', "sh", *command]
+
+    path = install(counted, "lab", bundle, python=str(machine), folder=str(place))
+    assert (tmp_path / "passed").read_bytes() == script.read_bytes() + data[-2:]
+    assert [kept.name for kept in (place / "runtimes").iterdir()] == [digest]
     assert "send" not in sent(b"")
     assert install(here, "lab", bundle, python=str(machine), folder=str(place)) == path
     place.chmod(0o777)
     with pytest.raises(PlatformError, match="own folder"):
         install(here, "lab", bundle, python=str(machine), folder=str(place))
+
+
+def test_a_disk_without_room_for_a_bundle_is_told_and_left_as_it_was(
+    bundle: Path, machine: Path, tmp_path: Path
+) -> None:
+    def narrow(command: Any) -> list[str]:
+        return ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *command]
+
+    with pytest.raises(PlatformError, match="File too large"):
+        install(narrow, "lab", bundle, python=str(machine), folder=str(tmp_path / "place"))
+    assert list((tmp_path / "place" / "runtimes").iterdir()) == []
+
+
+def test_a_bundle_that_no_run_uses_goes_when_another_comes(bundle: Path, machine: Path, tmp_path: Path) -> None:
+    place, names = tmp_path / "place", ("idle", "idle.part", "used today")
+    kept = place / "runtimes"
+    kept.mkdir(parents=True, mode=0o700)
+    place.chmod(0o700)
+    for name in names:
+        (kept / name).mkdir() if name != "idle.part" else (kept / name).touch()
+        if name.startswith("idle"):
+            os.utime(kept / name, (time.time() - 3 * 24 * 3600,) * 2)
+    run = place / "runs" / ("ab" * 16)
+    run.mkdir(parents=True)
+
+    def came() -> list[str]:
+        python = install(here, "lab", bundle, python=str(machine), folder=str(place))
+        shutil.rmtree(Path(python).parents[1])
+        return sorted(path.name for path in kept.iterdir())
+
+    assert came() == sorted(names), "a run goes on, which may use any"
+    (run / ENDED).write_text("0")
+    assert came() == ["used today"]
 
 
 def test_a_machine_that_answers_nothing_or_nonsense(bundle: Path) -> None:

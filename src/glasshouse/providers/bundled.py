@@ -1,10 +1,11 @@
-"""The owner's end of having a bundle on a machine: sent once, kept there by its digest (spec/place.md, section 9)."""
+"""The owner's end of having a bundle on a machine: sent once, on lines that break too (spec/place.md, section 9)."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import inspect
+import re
 import secrets
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ __all__ = ["digest_of", "install"]
 
 _MARK = "glasshouse-bundle"
 _LINE_BYTES, _LINES = 4096, 256
+_FROM = re.compile("[0-9]{1,10}")
 # Until the machine says whether it has it; until it is unpacked and tried there; the slowest line that is waited for.
 _FIRST_S, _LAST_S, _SLOWEST_BYTES_S = 60.0, 300.0, 20_000
 # The machine's Python reads the script from standard input, and then, through it, the bundle.
@@ -57,9 +59,10 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
                 process.stdin.write(script)
                 process.stdin.flush()
             answer, said = _answer(process.stdout, nonce)
-        if answer[:1] == ["send"]:
+        if answer[:1] == ["send"] and len(answer) == 2 and _FROM.fullmatch(answer[1]):
             with _within(process, _LAST_S + size / _SLOWEST_BYTES_S):
                 with contextlib.suppress(BrokenPipeError), bundle.open("rb") as source:
+                    source.seek(int(answer[1]))
                     shutil.copyfileobj(source, process.stdin, 1 << 20)
                     process.stdin.flush()
                 answer, said = _answer(process.stdout, nonce)

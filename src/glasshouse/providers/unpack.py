@@ -1,15 +1,17 @@
 """Has a bundle on this machine, and says where: the owner's ssh runs this with the machine's own Python.
 
 Arguments: the place's folder (``-`` for the user's own), the bundle's SHA-256, its size, a nonce. It answers on a line
-of its own ``glasshouse-bundle NONCE have PATH`` where it is here already, and ``… send`` where it is not; then it reads
-the bundle from standard input, and answers ``… have PATH`` or ``… no WHY``. PATH is the interpreter with Glasshouse.
+of its own ``glasshouse-bundle NONCE have PATH`` where it is here already, and ``… send FROM`` where it is not; then it
+reads the bundle from that byte on from standard input, and answers ``… have PATH`` or ``… no WHY``. PATH is the
+interpreter with Glasshouse.
 
 Laws: nothing but the standard library is imported, for nothing else need be there; a bundle has its name only when it
-was whole, had its digest and ran; two that are sent at once do not meet; nothing outside the place's folder is written.
+was whole, had its digest and ran; a part is worth nothing but the time of sending it again, and two that send it at
+once write the same bytes to the same places; nothing outside the place's folder is written.
 """
 
 # pathlib would be another import for nothing; the syntax is that of Python 3.8, so that an old one is refused in words.
-# ruff: noqa: PTH103, PTH111, PTH112, PTH118, PTH120, PTH123, PTH100, PTH102, PTH104, PTH211
+# ruff: noqa: PTH103, PTH108, PTH110, PTH111, PTH112, PTH118, PTH120, PTH123, PTH100, PTH104, PTH208, PTH211
 from __future__ import annotations
 
 import compileall
@@ -22,7 +24,9 @@ import site
 import stat
 import subprocess
 import sys
+import time
 import zipfile
+from io import FileIO
 from typing import BinaryIO, Callable  # noqa: UP035 - as above
 
 __all__ = ["MANIFEST", "MAX_BYTES", "RefusedBundle", "install", "is_bundle", "main", "unpack"]
@@ -33,13 +37,15 @@ _MAX_MEMBERS = 20_000
 _MEMBER = re.compile(r"site-packages(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
 _TRY = "import _cffi_backend, blake3, glasshouse.wire.hpke, glasshouse.runtime.agent, glasshouse.providers.serve"
 _TRY_S = 120
+_PIECE_BYTES = 1 << 20
+_UNUSED_S = 24 * 3600
 
 
 class RefusedBundle(Exception):  # noqa: N818 - an answer to the owner
     """This machine cannot use the bundle; the text says why."""
 
 
-def unpack(archive: str, goal: str) -> None:
+def unpack(archive: BinaryIO, goal: str) -> None:
     """Make an environment of a bundle, without pip.
 
     Args:
@@ -92,14 +98,14 @@ def _environment(goal: str, packages: str, version: str) -> None:
     compileall.compile_dir(packages, quiet=2)
 
 
-def install(folder: str, digest: str, size: int, source: BinaryIO, say: Callable[[], None]) -> str:
-    """Return the interpreter of a bundle, which is read from `source` where it is not here.
+def install(folder: str, digest: str, size: int, source: BinaryIO, say: Callable[[int], None]) -> str:
+    """Return the interpreter of a bundle, which is read from `source` where it is not here; others that lie idle go.
 
     Args:
         folder: the place's, made if need be.
         digest, size: the bundle's.
         source: read from after `say` was called.
-        say: asks for the bundle.
+        say: asks for the bundle, from the byte on that it is given.
 
     Raises:
         RefusedBundle: it cannot be used here.
@@ -115,38 +121,74 @@ def install(folder: str, digest: str, size: int, source: BinaryIO, say: Callable
     goal = os.path.join(folder, "runtimes", digest)
     python = os.path.join(goal, "bin", "python")
     if os.path.isdir(goal):
+        os.utime(goal)  # it is used: none that makes room takes it away
         return python
-    say()
-    scratch = f"{goal}.{os.getpid()}.part"
-    shutil.rmtree(scratch, ignore_errors=True)
-    os.mkdir(scratch, 0o700)
-    made = os.path.join(scratch, "runtime")
-    try:
-        _receive(os.path.join(scratch, "bundle"), digest, size, source)
-        unpack(os.path.join(scratch, "bundle"), made)
-        _try(os.path.join(made, "bin", "python"))
+    _sweep(folder, digest)
+    scratch = f"{goal}.{os.getpid()}.new"
+    with open(os.open(goal + ".part", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as part:
         try:
-            os.rename(made, goal)
+            _receive(part, size, source, say)
         except OSError:
-            if not os.path.isdir(goal):  # else another was faster, with the same
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            _remove(goal + ".part")  # on a disk that is full it would be in the way
+            raise
+        try:
+            if _digest(part) != digest:
+                raise RefusedBundle("it was damaged on its way")
+            unpack(part, scratch)
+            _try(os.path.join(scratch, "bin", "python"))
+            try:
+                os.rename(scratch, goal)
+            except OSError:
+                if not os.path.isdir(goal):  # else another was faster, with the same
+                    raise
+        finally:
+            _remove(scratch)
+            _remove(goal + ".part")
     return python
 
 
-def _receive(path: str, digest: str, size: int, source: BinaryIO) -> None:
-    seen, left = hashlib.sha256(), size
-    with open(path, "xb") as out:
-        while left:
-            data = source.read(min(left, 1 << 20))
-            if not data:
-                raise RefusedBundle("it did not come whole")
-            seen.update(data)
-            out.write(data)
-            left -= len(data)
-    if seen.hexdigest() != digest:
-        raise RefusedBundle("it was damaged on its way")
+def _receive(part: FileIO, size: int, source: BinaryIO, say: Callable[[int], None]) -> None:
+    """Take what is not there of a bundle; a line that breaks leaves the rest for another."""
+    have = min(part.seek(0, os.SEEK_END), size)
+    part.seek(have)
+    say(have)
+    while have < size:
+        data = source.read(min(size - have, _PIECE_BYTES))
+        if not data:
+            raise RefusedBundle("it did not come whole")
+        have += len(data)
+        while data:
+            data = data[part.write(data) :]
+
+
+def _digest(part: FileIO) -> str:
+    seen = hashlib.sha256()
+    part.seek(0)
+    for piece in iter(lambda: part.read(_PIECE_BYTES), b""):
+        seen.update(piece)
+    return seen.hexdigest()
+
+
+def _sweep(folder: str, digest: str) -> None:
+    """Remove the other bundles, and parts of some, that were not asked for in a day, unless a run may use one."""
+    runs, kept = os.path.join(folder, "runs"), os.path.join(folder, "runtimes")
+    if os.path.isdir(runs) and not all(os.path.exists(os.path.join(runs, run, "ended")) for run in os.listdir(runs)):
+        return
+    for name in os.listdir(kept):
+        path, gone = os.path.join(kept, name), os.path.join(kept, f"{name}.{os.getpid()}.gone")
+        try:
+            if name != f"{digest}.part" and os.lstat(path).st_mtime < time.time() - _UNUSED_S:
+                os.rename(path, gone)  # what is removed in part is not there for another
+                _remove(gone)
+        except FileNotFoundError:
+            pass  # another connection was faster
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def _try(python: str) -> None:
@@ -169,7 +211,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     try:
-        say("have " + install(folder, digest, int(size), sys.stdin.buffer, lambda: say("send")))
+        say("have " + install(folder, digest, int(size), sys.stdin.buffer, lambda have: say(f"send {have}")))
     except (RefusedBundle, OSError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
         say("no " + " ".join(str(error).split())[:500])
         return 1
