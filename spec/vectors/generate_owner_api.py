@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from glasshouse.attestation.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code
+from glasshouse.evidence.events import Event, EventType
+from glasshouse.evidence.heads import countersign
+from glasshouse.evidence.log import EventLog
+from glasshouse.evidence.stored import StoredPart
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.owner_request import REQUEST_TYPE, sign_request
 from glasshouse.handshake.signed_policy import SIGNED_POLICY_TYPE, SignedPolicy
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import encode
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import b64encode
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.states import Outcome, State
 
 FOLDER = Path(__file__).resolve().parent / "owner-api"
-OWNER, OTHER, STRANGER, GATE = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3, 4))
+OWNER, OTHER, STRANGER, GATE, RUNTIME = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3, 4, 5))
 NOW_US = 1_900_000_000_123_456
 RUN = "/v1/runs/" + "ab" * 16
 BODY = encode({"deployment": "cd" * 16, "machines": 2, "ranks": 1})
@@ -145,11 +153,103 @@ def policy_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "policy-no-manifest", of("of no package", no_manifest, Code.SCHEMA)
 
 
+def stored_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Parts of files for the store, and what is not one: checks 1 to 4 of section 7."""
+    lines: list[bytes] = []
+    times = iter(range(NOW_US, NOW_US + 1000))
+    log = EventLog(run_id="ab" * 16, evidence_key=RUNTIME, clock_us=lambda: next(times), sink=lines.append)
+    order = list(State)
+    for state in order[1 : order.index(State.RUNNING) + 1]:
+        log.transition(state)
+    content = bytes(range(256)) * 4
+    named: dict[str, Any] = {"sealed_bytes": len(content), "sealed_sha256": sha256(content).hex(), "sequence": 0}
+    log.append(EventType.SEGMENT, named)
+    log.append(EventType.OUTPUT, {"bytes": 900, "class": "file", "kind": "output", **named})
+
+    def head(key: SigningKey = GATE) -> Envelope:
+        signed = countersign(
+            log.head(),
+            (),
+            run_id="ab" * 16,
+            previous=None,
+            evidence_public=RUNTIME.public,
+            broker_key=key,
+            now_us=NOW_US,
+        )
+        return signed.envelope
+
+    def part(number: int, countersigned: Envelope, name: str, **changes: Any) -> StoredPart:
+        tree = Tree()
+        for line in lines:
+            tree.append(leaf_hash(line[:-1]))
+        index = number % len(lines)
+        good = StoredPart(
+            name=name,
+            size=len(content),
+            sha256=sha256(content),
+            start=0,
+            data=content,
+            event=Event.parse(lines[index][:-1]),
+            head=countersigned,
+            proof=tuple(tree.inclusion_proof(index, len(lines))),
+        )
+        return replace(good, **changes)
+
+    def of(description: str, given: StoredPart | bytes, code: Code | None = None) -> dict[str, Any]:
+        body = given if isinstance(given, bytes) else given.encode()
+        return {"description": description, "expect": {"code": code and code.value}, "input": {"body": body.decode()}}
+
+    output, segment = "outputs/0000.sealed", "log/0000.sealed"
+    now, of_another = head(), head(STRANGER)
+    good = part(-1, now, output)
+    yield "store", of("a whole output", good)
+    yield "store-piece", of("a piece of an output", replace(good, start=1000, data=content[1000:]))
+    yield "store-nothing", of("no bytes: how much is there?", replace(good, data=b""))
+    yield "store-segment", of("a log segment", part(-2, now, segment))
+    # 1
+    yield "store-name", of("another name", replace(good, name="runtime.log"), Code.MESSAGE_INVALID)
+    yield "store-up", of("a name that leads elsewhere", replace(good, name="outputs/../0.sealed"), Code.MESSAGE_INVALID)
+    yield "store-behind", of("bytes behind the end", replace(good, start=1), Code.MESSAGE_INVALID)
+    yield "store-empty", of("a file of no bytes", replace(good, size=0, data=b""), Code.MESSAGE_INVALID)
+    yield "store-step", of("a step of 31 bytes", replace(good, proof=(bytes(31),)), Code.MESSAGE_INVALID)
+    # 2
+    yield "store-gate", of("countersigned by another gate", replace(good, head=of_another), Code.RUN_UNKNOWN)
+    alone = Envelope.parse(log.head(), max_bytes=8192)
+    yield "store-head", of("a head without countersignature", replace(good, head=alone), Code.RUN_UNKNOWN)
+    # 3
+    moved = replace(good, event=replace(good.event, time_us=good.event.time_us + 1))
+    yield "store-event", of("an event that the log does not have", moved, Code.HEAD_INCONSISTENT)
+    yield (
+        "store-proof",
+        of("a proof without its last step", replace(good, proof=good.proof[:-1]), Code.HEAD_INCONSISTENT),
+    )
+    # 4
+    yield "store-digest", of("another digest", replace(good, sha256=bytes(32)), Code.HEAD_INCONSISTENT)
+    yield "store-size", of("another length", replace(good, size=2000), Code.HEAD_INCONSISTENT)
+    yield "store-number", of("another number", replace(good, name="outputs/0001.sealed"), Code.HEAD_INCONSISTENT)
+    yield (
+        "store-zeros",
+        of("another spelling of the number", replace(good, name="outputs/00000.sealed"), Code.HEAD_INCONSISTENT),
+    )
+    yield "store-kind", of("an output's event for a segment", replace(good, name=segment), Code.HEAD_INCONSISTENT)
+    yield "store-early", of("a receipt before the end", replace(good, name="receipt.json"), Code.HEAD_INCONSISTENT)
+    log.transition(State.ZEROIZING, code=Code.INTERRUPTED)
+    log.transition(State.ZEROIZED, outcome=Outcome.INTERRUPTED, code=Code.INTERRUPTED)
+    final = head()
+    yield "store-receipt", of("a receipt at the end", part(-1, final, "receipt.json"))
+    yield "store-log", of("the log at the end", part(-1, final, "events.log"))
+    yield "store-before", of("by an event before the end", part(-2, final, "heads.log"), Code.HEAD_INCONSISTENT)
+
+
 def build() -> dict[str, bytes]:
     """Return the files by name."""
-    keys = {"gate": GATE.public.hex(), "owners": [OWNER.public.hex(), OTHER.public.hex()]}
+    keys = {
+        "gate": GATE.public.hex(),
+        "owners": [OWNER.public.hex(), OTHER.public.hex()],
+        "runtime": RUNTIME.public.hex(),
+    }
     files = {"keys.json": _encoded(keys)}
-    for name, document in (*cases(), *policy_cases()):
+    for name, document in (*cases(), *policy_cases(), *stored_cases()):
         if f"{name}.json" in files:
             raise ValueError(f"two vectors with the name {name}")
         files[f"{name}.json"] = _encoded(document)

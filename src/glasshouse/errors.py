@@ -97,6 +97,7 @@ class Code(StrEnum):
     POLICY_LOOSENED = "policy-loosened"
     OWNER_REQUEST = "owner-request-invalid"
     OWNER_STALE = "owner-request-stale"
+    OWNER_QUOTA = "owner-quota"
 
     # the runtime's own refusals
     BROKER_UNTRUSTED = "broker-untrusted"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,12 +41,17 @@ class Keeper:
     process: subprocess.Popen[str] | None = None
 
     @property
+    def store(self) -> Path:
+        return self.shell.folder / "store"
+
+    @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         where = ("--bind", f"127.0.0.1:{self.port}", "--advertise", self.url)
-        self.process = self.shell.start("broker", "serve", *where, "--owner", str(self.owner), "--json")
+        keeps = ("--store", str(self.store), "--store-limit", "1")
+        self.process = self.shell.start("broker", "serve", *where, "--owner", str(self.owner), *keeps, "--json")
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()
@@ -189,6 +196,61 @@ def test_a_run_elsewhere_needs_nothing_of_its_owner_once_it_is_placed(
         assert list(there.glob("**/sockets/*")) == []
 
 
+@needs_sshd
+def test_what_a_run_left_is_fetched_from_its_gate_when_its_machine_is_gone(
+    shell: Shell, keeper: Keeper, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("three")
+    there = folder / "there"
+    with serving_ssh(folder / "ssh") as host:
+        ways = ("--python", sys.executable, "--config", str(host.options[1]), "--folder", str(there))
+        assert shell.ask("machine", "add", "rented", f"ssh://{host.host}:{host.port}", *ways).code == 0
+        shell.job("left", "40")
+        known = shell.known()
+        placed = shell.ask("run", "left.toml", "--on", "rented", "--gate", "small", "--detach", "--json").object
+        run = shell.wait_until_running(known)
+        os.kill(run["supervisor"]["pid"], signal.SIGKILL)
+        early = shell.ask("fetch", placed["run_id"], "-o", "early", "--from-gate", "--json")
+        assert (early.code, early.error["code"]) == (ExitCode.USAGE, Code.FILE_MISSING), "it has no receipt yet"
+        assert not (shell.home / "runs" / placed["run_id"] / "out" / "receipt.json").exists()
+        stored = keeper.store / placed["run_id"]
+        wait_for(lambda: (stored / "receipt.json").exists() and (stored / "outputs-0000.sealed").exists())
+        wait_for(lambda: not _sends(there, placed["run_id"]))
+    shutil.rmtree(there)
+    sealed = stored / "outputs-0000.sealed"
+    genuine = sealed.read_bytes()
+    sealed.write_bytes(bytes(len(genuine)))
+    lied = shell.ask("fetch", placed["run_id"], "-o", "lied", "--json")
+    assert (lied.code, lied.error["code"]) == (ExitCode.VERIFICATION_FAILED, Code.OUTPUT_TAMPERED)
+    assert not (shell.home / "runs" / placed["run_id"] / "out" / "receipt.json").exists(), "nothing was taken"
+    sealed.write_bytes(genuine)
+    kept = b"".join(path.read_bytes() for path in stored.iterdir())
+    fetched = shell.ask("fetch", placed["run_id"], "-o", "left", "--json")
+    assert fetched.code == ExitCode.DONE, fetched.err
+    assert fetched.object["verdict"] == "good"
+    assert fetched.object["outputs"]
+    for one in fetched.object["outputs"]:
+        content = Path(one["path"]) if Path(one["path"]).is_absolute() else shell.folder / one["path"]
+        assert content.read_bytes()[:64] not in kept, "the gate has it sealed"
+    verified = shell.ask("verify", placed["run_id"], "--json")
+    assert verified.code == ExitCode.DONE, verified.err
+    ended = shell.ask("status", placed["run_id"], "--json").object
+    assert (ended["outcome"], ended["receipt"]["verdict"]) == ("completed", "good")
+    assert shell.ask("logs", placed["run_id"]).code == ExitCode.DONE
+    wait_for(lambda: not stored.exists(), within_s=10)
+    assert shell.ask("fetch", placed["run_id"], "-o", "again").code == ExitCode.DONE, "it is here now"
+
+
+def _sends(there: Path, run_id: str) -> bool:
+    """Whether the process that sends what a run leaves goes on."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"glasshouse.providers.storing" in words and str(there / "runs" / run_id).encode() in words:
+                return True
+    return False
+
+
 def test_an_owner_whom_the_gate_does_not_know_runs_nothing_there(
     keeper: Keeper, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -211,5 +273,7 @@ def test_a_gate_says_what_it_lacks_before_it_starts(shell: Shell) -> None:
             *("--bind", "0.0.0.0:0", "--advertise", "https://gate.example:1"),
             *("--owner", str(shell.home / "owner.pub"), "--behind-proxy"),
         ),
+        ("--store", str(shell.folder / "store")),
+        ("--store-limit", "1"),
     ):
         assert shell.ask("broker", "serve", *arguments).code == ExitCode.USAGE

@@ -16,6 +16,7 @@ from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
 from glasshouse.broker.remote import GateClient
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
+from glasshouse.broker.stored import Store
 from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.broker.turns import Turns
 from glasshouse.errors import Code
@@ -43,14 +44,33 @@ class LocalBroker:
         directory: data and owner's socket go below it.
         limits: of the gate.
         owners: who may ask over the network, at `gate_url`.
+        store_bytes: the most that it keeps of what runs leave, below `store`; None for a gate that keeps nothing.
     """
 
-    def __init__(self, directory: Path, *, limits: GateLimits | None = None, owners: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limits: GateLimits | None = None,
+        owners: tuple[bytes, ...] = (),
+        store_bytes: int | None = None,
+    ) -> None:
         self.data = directory / "data"
+        self.store = directory / "store"
         self._offset_us = 0
         self.opened = open_broker(self.data)
         self._executor = Turns(self.opened.database)
         self._intake = Intake()
+        self._keeps = None
+        if store_bytes is not None:
+            self._keeps = Store(
+                self.opened.database,
+                self.opened.key.public,
+                folder=self.store,
+                limit_bytes=store_bytes,
+                owners=len(owners),
+                clock_us=self.clock_us,
+            )
         apps = create_apps(
             self.opened,
             executor=self._executor,
@@ -58,6 +78,7 @@ class LocalBroker:
             clock_us=self.clock_us,
             limits=limits,
             owners=owners,
+            keeps=self._keeps,
         )
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")
@@ -123,6 +144,8 @@ class LocalBroker:
         assert not self._thread.is_alive()
         self._intake.close()
         self._executor.shutdown()
+        if self._keeps is not None:
+            self._keeps.close()
         self.opened.database.close()
         for _, listener in self._listeners:
             listener.close()

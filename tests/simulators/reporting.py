@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from glasshouse.broker.client import Reply
 from glasshouse.errors import Code
 from glasshouse.evidence.countersignature import ReceiptSubmission
@@ -9,7 +11,7 @@ from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.heads import HeadSubmission
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import LIFECYCLE, RECEIPT_TYPE, Receipt
-from glasshouse.evidence.results import Probe
+from glasshouse.evidence.results import Output, Probe
 from glasshouse.tamper.stage import Actor, clock_us
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
@@ -30,13 +32,12 @@ class Reporter:
 
     Args:
         actor: whose log it is.
+        sink: takes the lines of the log.
     """
 
-    def __init__(self, actor: Actor) -> None:
+    def __init__(self, actor: Actor, sink: Callable[[bytes], object] = lambda _line: None) -> None:
         self.actor = actor
-        self.log = EventLog(
-            run_id=actor.launch.run_id, evidence_key=actor.evidence, clock_us=clock_us, sink=lambda _line: None
-        )
+        self.log = EventLog(run_id=actor.launch.run_id, evidence_key=actor.evidence, clock_us=clock_us, sink=sink)
         self.confirmed = 0
         self.final = b""
 
@@ -58,8 +59,11 @@ class Reporter:
             self.confirmed = self.log.size
         return reply
 
-    def receipt(self, *, finished_us: int | None = None) -> bytes:
+    def receipt(self, *, finished_us: int | None = None, outputs: Sequence[Output] = ()) -> bytes:
         """Return the submission of this run's receipt."""
+        return self.submit(self.signed_receipt(finished_us=finished_us, outputs=outputs))
+
+    def signed_receipt(self, *, finished_us: int | None = None, outputs: Sequence[Output] = ()) -> Envelope:
         actor, manifest, now_us = self.actor, self.actor.owner.manifest, clock_us()
         receipt = Receipt(
             run_id=actor.launch.run_id,
@@ -83,7 +87,7 @@ class Reporter:
             work=None,
             loss=None,
             trainable=None,
-            outputs=(),
+            outputs=tuple(outputs),
             segments=0,
             zeroization=(Probe(probe="agent-memory", result=ProbeResult.CLEAN),),
             lifecycle_us=dict.fromkeys(LIFECYCLE),
@@ -93,7 +97,7 @@ class Reporter:
             started_us=now_us - 1000,
             finished_us=finished_us or now_us,
         )
-        return self.submit(dsse.sign(RECEIPT_TYPE, encode(receipt.to_statement()), [actor.evidence]))
+        return dsse.sign(RECEIPT_TYPE, encode(receipt.to_statement()), [actor.evidence])
 
     def submit(self, receipt: Envelope) -> bytes:
         """Return the submission of whatever calls itself a receipt, beside the last head."""

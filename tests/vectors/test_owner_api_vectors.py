@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError
+from glasshouse.evidence.stored import StoredPart
 from glasshouse.handshake.owner_request import authenticate, check_body, check_serial
 from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.wire.signing import key_id
@@ -18,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "owner-api"
 KEYS = json.loads((FOLDER / "keys.json").read_bytes())
 ALL = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob("*.json")) if path.name != "keys.json"}
-CASES = {name: case for name, case in ALL.items() if not name.startswith("policy")}
+CASES = {name: case for name, case in ALL.items() if not name.startswith(("policy", "store"))}
+STORED = {name: case for name, case in ALL.items() if name.startswith("store")}
 POLICIES = {name: case for name, case in ALL.items() if name.startswith("policy")}
-if len(CASES) < 25 or len(POLICIES) < 6:
-    raise RuntimeError(f"only {len(CASES)} and {len(POLICIES)} vectors in {FOLDER}")
+if len(CASES) < 25 or len(POLICIES) < 6 or len(STORED) < 20:
+    raise RuntimeError(f"only {len(CASES)}, {len(POLICIES)} and {len(STORED)} vectors in {FOLDER}")
 
 
 def take(given: dict[str, Any]) -> bytes:
@@ -73,6 +75,27 @@ def test_a_signed_policy_is_read_or_refused_as_the_vector_says(name: str) -> Non
     with pytest.raises(GlasshouseError) as caught:
         SignedPolicy.parse(data, owner_public=owner)
     assert caught.value.code is Code(expected["code"])
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_part_of_a_file_is_taken_or_refused_as_the_vector_says(name: str) -> None:
+    def check() -> StoredPart:
+        body = STORED[name]["input"]["body"].encode()
+        part, gate = StoredPart.parse(body), bytes.fromhex(KEYS["gate"])
+        assert part.encode() == body
+        run_id, signer = part.claimed(gate)
+        runtime = bytes.fromhex(KEYS["runtime"])
+        assert signer == key_id(runtime)
+        part.check(run_id=run_id, broker_public=gate, evidence_public=runtime)
+        return part
+
+    expected = STORED[name]["expect"]["code"]
+    if expected is None:
+        assert check().head
+        return
+    with pytest.raises(GlasshouseError) as caught:
+        check()
+    assert caught.value.code is Code(expected)
 
 
 def test_the_generator_writes_the_same_files_again() -> None:

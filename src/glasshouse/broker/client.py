@@ -16,7 +16,7 @@ from glasshouse.broker.problems import Problem
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.group import Group
 
 __all__ = ["OwnerClient", "Reply", "exchange", "request"]
@@ -24,6 +24,7 @@ __all__ = ["OwnerClient", "Reply", "exchange", "request"]
 _TIMEOUT_S = 30.0
 _MAX_REPLY_BYTES = 4 * 1024 * 1024
 _MAX_ENVELOPE_BYTES = 1024 * 1024
+_MAX_FILES = 16384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +226,34 @@ class OwnerClient:
     def run(self, run_id: str) -> dict[str, Json]:
         """Return what a run last reported, and whether it is lost."""
         return self._ask("GET", f"/v1/runs/{run_id}")
+
+    def stores(self) -> bool:
+        """Return whether this broker keeps what runs leave (spec/owner-api.md section 7)."""
+        return self._ask("GET", "/v1/broker").get("store") is True
+
+    def stored(self, run_id: str) -> dict[str, tuple[int, bytes]]:
+        """Return what of a run is stored whole: size and SHA-256 by name; nothing where this broker keeps nothing."""
+        if not self.stores():
+            return {}
+        try:
+            fields = Fields(self._ask("GET", f"/v1/runs/{run_id}/stored"), "stored files")
+            files = [Fields(one, "stored file") for one in fields.items("files", max_items=_MAX_FILES)]
+            return {one.text("name"): (one.integer("bytes"), one.digest("sha256")) for one in files}
+        except FormatError as error:
+            raise PeerError(Code.BROKER_PROTOCOL, f"an answer that is no list of files: {error.message}") from None
+
+    def stored_piece(self, run_id: str, sha256: bytes, after: int) -> bytes:
+        """Return bytes of a stored file from the n-th on; none at its end."""
+        answer = self._ask("GET", f"/v1/runs/{run_id}/stored/{sha256.hex()}?after={after}")
+        try:
+            return b64decode(_text(answer, "data"))
+        except FormatError:
+            raise PeerError(Code.BROKER_PROTOCOL, "an answer without bytes of a file") from None
+
+    def forget_stored(self, run_id: str) -> int:
+        """Have nothing of a run stored any more; return how many files were."""
+        forgotten = self._ask("POST", f"/v1/runs/{run_id}/stored/forget", {}).get("forgotten")
+        return forgotten if isinstance(forgotten, int) else 0
 
     def audit(self, after: int = 0) -> list[Json]:
         """Return a page of audit records with numbers greater than `after`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ForeignKey,
     Index,
@@ -35,6 +36,7 @@ __all__ = [
     "packages",
     "releases",
     "stopped",
+    "stored",
 ]
 
 SCHEMA_VERSION = 1
@@ -184,6 +186,20 @@ releases = Table(
     Column("receipt_sha256", LargeBinary(32)),
     Column("receipt", LargeBinary),
     Column("outcome", String(16)),
+)
+
+# Files of runs that a gate keeps for their owners; a run whose owner has it forgotten has one without a name.
+stored = Table(
+    "stored",
+    metadata,
+    Column("run_id", _ID, primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("owner", LargeBinary(32), nullable=False, index=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("counted", BigInteger, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("whole", Boolean, nullable=False),
+    Column("stored_us", BigInteger, nullable=False),
 )
 
 # What concerns one owner who calls over the network, as a chain of its own: it shows nothing of other owners.

@@ -16,7 +16,8 @@ from pathlib import Path
 from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.room import Troubles
-from glasshouse.broker.service import create_apps, open_broker
+from glasshouse.broker.service import create_apps, open_broker, system_clock_us
+from glasshouse.broker.stored import Store
 from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, gate_server
 from glasshouse.broker.turns import Turns
 from glasshouse.wire.canonical import Json
@@ -62,11 +63,15 @@ class Network:
         bind: ``host:port`` or ``unix:/path``.
         owners: public signing keys of those who are enrolled.
         plain: whether something in front of it has the certificate and speaks TLS; it sees package keys.
+        store: where it keeps what runs leave; None where it does not.
+        store_bytes: the most that it keeps.
     """
 
     bind: str
     owners: tuple[bytes, ...]
     plain: bool = False
+    store: Path | None = None
+    store_bytes: int = 0
 
 
 def serve(
@@ -103,7 +108,18 @@ def serve(
         executor = stack.enter_context(Turns(broker.database))
         intake = stack.enter_context(contextlib.closing(Intake()))
         enrolled = () if network is None else network.owners
-        apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled)
+        keeps = None
+        if network is not None and network.store is not None:
+            keeps = Store(
+                broker.database,
+                broker.key.public,
+                folder=network.store,
+                limit_bytes=network.store_bytes,
+                owners=len(enrolled),
+                clock_us=system_clock_us,
+            )
+            stack.callback(keeps.close)
+        apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled, keeps=keeps)
         count = MOST_LISTENERS if network is not None else MOST_LISTENERS - 1
         servers = [(Server(apps.runtime, listeners=count), runtime), (Server(apps.owner, listeners=count), owner)]
         gate_url = certificate = None

@@ -32,9 +32,11 @@ from glasshouse.broker.owner import OwnerSide
 from glasshouse.broker.owners_groups import OwnersGroups
 from glasshouse.broker.reports import Reports
 from glasshouse.broker.scope import Admission
+from glasshouse.broker.stored import Store
 from glasshouse.broker.views import Views
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
+from glasshouse.evidence.stored import MAX_STORE_BYTES
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, MAX_REQUEST_BYTES
 from glasshouse.wire.signing import SigningKey
 
@@ -114,6 +116,7 @@ def create_apps(
     clock_us: Callable[[], int] = system_clock_us,
     limits: GateLimits | None = None,
     owners: tuple[bytes, ...] = (),
+    keeps: Store | None = None,
 ) -> Apps:
     """Return the applications over one opened broker.
 
@@ -124,6 +127,7 @@ def create_apps(
         clock_us: microseconds since the epoch.
         limits: how much one deployment may ask for.
         owners: public signing keys of those who are enrolled: they alone may ask over the network.
+        keeps: what runs leave, at a gate that stores that.
     """
     decides = Gate(broker.database, broker.key_file, broker.key, clock_us, limits or GateLimits())
     reports = Reports(broker.database, broker.key, clock_us)
@@ -138,11 +142,16 @@ def create_apps(
         sizes = Limits(body_bytes=body_bytes)
         for app in (runtime, gate):
             add_message_route(app, path, reader, limits=sizes, executor=executor, intake=intake, pace=pace)
-    views = Views(broker.database, broker.key, clock_us)
+    if keeps is not None:
+        sizes = Limits(body_bytes=MAX_STORE_BYTES)
+        add_message_route(
+            gate, "/v1/store", keeps.take, limits=sizes, executor=keeps.executor, intake=intake, pace=pace
+        )
+    views = Views(broker.database, broker.key, clock_us, stores=keeps is not None)
     for path, look in (("/v1/broker", views.broker), ("/metrics", views.metrics)):
         add_route(owner, "GET", path, look, limits=Limits(), executor=executor)
     admission = Admission(broker.database, owners, broker.key.public, clock_us)
-    for call in _calls(broker, views, clock_us):
+    for call in (*_calls(broker, views, clock_us), *_calls_on(keeps)):
         add_route(owner, call.method, call.path, call.handler, limits=call.limits, executor=executor)
         add_signed_route(
             gate, call.method, call.path, call.handler, limits=call.limits, executor=executor, admission=admission
@@ -167,4 +176,15 @@ def _calls(broker: Broker, views: Views, clock_us: Callable[[], int]) -> Iterabl
         Call("POST", "/v1/packages/{package_id}/revoke", side.revoke),
         Call("GET", "/v1/runs/{run_id}", views.run),
         Call("GET", "/v1/audit", views.audit, Limits(parameters=frozenset({"after"}))),
+    )
+
+
+def _calls_on(keeps: Store | None) -> Iterable[Call]:
+    """Return what an owner may ask of what runs left."""
+    if keeps is None:
+        return ()
+    return (
+        Call("GET", "/v1/runs/{run_id}/stored", keeps.files),
+        Call("GET", "/v1/runs/{run_id}/stored/{sha256}", keeps.piece, Limits(parameters=frozenset({"after"}))),
+        Call("POST", "/v1/runs/{run_id}/stored/forget", keeps.forget),
     )

@@ -20,7 +20,7 @@ from glasshouse.wire.fields import b64encode
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
-__all__ = ["Views"]
+__all__ = ["Views", "launch_of"]
 
 _SECOND_US = 1_000_000
 
@@ -32,21 +32,26 @@ class Views:
         database: where everything is kept.
         key: the broker's signing key: it signs heads of audit logs.
         clock_us: microseconds since the epoch.
+        stores: whether it keeps what runs leave.
     """
 
-    def __init__(self, database: Database, key: SigningKey, clock_us: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Database, key: SigningKey, clock_us: Callable[[], int], *, stores: bool = False
+    ) -> None:
         self._database = database
         self._key = key
         self._public = key.public
         self._clock_us = clock_us
+        self._stores = stores
 
     def broker(self, _body: bytes, _parameters: Mapping[str, str], _scope: Scope) -> Answer:
         """Who this broker is."""
         return self.known()
 
     def known(self) -> Answer:
-        """Who this broker is, which anyone may know."""
-        return Answer.of({"broker_public": b64encode(self._public), "version": __version__})
+        """Who this broker is and whether it keeps what runs leave, which anyone may know."""
+        value: dict[str, Json] = {"store": self._stores, "version": __version__}
+        return Answer.of(value | {"broker_public": b64encode(self._public)})
 
     def deployment(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Counters and standing of one deployment; raises `UsageError`, `deployment-unknown`."""
@@ -80,13 +85,7 @@ class Views:
         run_id, now_us = parameters["run_id"], self._clock_us()
 
         def look(connection: Connection) -> dict[str, Json]:
-            query = select(launches).where(launches.c.run_id == run_id)
-            launch = connection.execute(query).mappings().one_or_none()
-            standing = None
-            if launch is not None:
-                standing = store.standing(connection, launch["deployment"], broker_public=self._key.public)
-            if launch is None or standing is None or not scope.covers(standing.owner):
-                raise UsageError(Code.RUN_UNKNOWN, "this broker launched no such run")
+            launch, standing = launch_of(connection, run_id, scope, self._public)
             found = (
                 connection.execute(
                     select(releases).where(releases.c.run_id == run_id).order_by(releases.c.released_us.desc())
@@ -158,3 +157,20 @@ class Views:
             "released_us": row["released_us"],
             "state": head.head.state.value if head else None,
         }
+
+
+def launch_of(
+    connection: Connection, run_id: str, scope: Scope, broker_public: bytes
+) -> tuple[RowMapping, store.Standing]:
+    """Return a run's launch and how its deployment stands.
+
+    Raises:
+        UsageError: `run-unknown`, in the same words for another owner's and for none.
+    """
+    launch = connection.execute(select(launches).where(launches.c.run_id == run_id)).mappings().one_or_none()
+    standing = None
+    if launch is not None:
+        standing = store.standing(connection, launch["deployment"], broker_public=broker_public)
+    if launch is None or standing is None or not scope.covers(standing.owner):
+        raise UsageError(Code.RUN_UNKNOWN, "this broker launched no such run")
+    return launch, standing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["group"]
 
 group = typer.Typer(no_args_is_help=True)
+_STORE_LIMIT_GIB = 20
 
 
 @group.command("serve", help="Serve until stopped: SIGINT or SIGTERM.")
@@ -45,6 +47,14 @@ def serve(
     plain: Annotated[
         bool, typer.Option("--behind-proxy", help="No TLS here: a proxy on this machine has it, and sees package keys.")
     ] = False,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="DIR", help="Keep what runs elsewhere leave, sealed, for their owners."),
+    ] = None,
+    store_limit: Annotated[
+        int | None,
+        typer.Option("--store-limit", metavar="GIB", min=1, max=1 << 20, help="At most so much, in equal parts [20]."),
+    ] = None,
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +67,13 @@ def serve(
 
     output, place = Output(as_json), Home.locate(home).make()
     network = _network(bind, advertise, owners or [], plain=plain)
+    if store_limit is not None and store is None:
+        raise UsageError(Code.USAGE, "--store-limit belongs to --store DIR")
+    if store is not None:
+        if network is None:
+            raise UsageError(Code.USAGE, "--store belongs to --bind HOST:PORT: what runs here leave is here")
+        limit_bytes = (store_limit or _STORE_LIMIT_GIB) << 30
+        network = replace(network, store=store.absolute(), store_bytes=limit_bytes)
     # With the home's own data it is the broker that this home's runs use, in place of an embedded one.
     for_home = data is None
     with contextlib.ExitStack() as stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,12 @@ from glasshouse.cli.options import (
 )
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import bytes_text, verdict_words
+from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
+
+if TYPE_CHECKING:
+    from glasshouse.jobs.control import Look
+    from glasshouse.jobs.home import Home
+    from glasshouse.wire.signing import SigningKey
 
 __all__ = ["command"]
 
@@ -30,26 +36,40 @@ def command(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to put them.")],
     force: Force = False,
     hidden: Annotated[bool, typer.Option("--hidden", help="Also outputs with a name like .ssh/x or .envrc.")] = False,
+    from_gate: Annotated[
+        bool, typer.Option("--from-gate", help="Wait no more for the machine: take what the run's gate stored.")
+    ] = False,
     machine: Machine = 0,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
+    import contextlib
+
     from glasshouse.jobs.collect import fetch, require_receipt
     from glasshouse.jobs.control import concluded, look, require_ended
     from glasshouse.jobs.finish import INVALID
     from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.stored import forget_stored
 
     output, place = Output(as_json), locate(home)
     found = look(RunFolder.find(place, run), place)
+    identity = None
+    if _is_left(found, asked=from_gate):
+        identity = unlock(place, passphrase_file, passphrase_fd)
+        if _take(found, place, identity.signing, asked=from_gate):
+            output.say("Taken from the run's gate: its machine was not asked.")
+            found = look(found.folder, place)
     require_ended(found)
     folder, conclusion = of_machine(found.folder, machine), concluded(found.folder, place, found.record)
     if machine and conclusion.verdict != INVALID:
         conclusion = conclusion.machines[machine]
     receipt = require_receipt(conclusion)
-    identity = unlock(place, passphrase_file, passphrase_fd)
+    identity = identity or unlock(place, passphrase_file, passphrase_fd)
     fetched = fetch(folder, receipt, sealing=identity.sealing, out=out, force=force, hidden=hidden)
+    with contextlib.suppress(GlasshouseError):  # what it stores of the run is here now; else it forgets by itself
+        forget_stored(place, folder, identity.signing)
     level = receipt.assurance.value if receipt.assurance else None
     output.result(
         {
@@ -82,3 +102,32 @@ def command(
             "look at the names, then fetch them with --hidden"
         )
     output.facts({"receipt": verdict_words(conclusion.verdict, level)})
+
+
+def _is_left(found: Look, *, asked: bool) -> bool:
+    """Return whether a receipt of the run is missing here that does not come by itself, or is asked for at its gate."""
+    from glasshouse.jobs.files import is_there
+    from glasshouse.jobs.rundir import Phase
+
+    over = found.record.gate is not None and found.doing in (Phase.ENDED, "unattended")
+    return (asked or over) and not all(is_there(one.receipt) for one in found.folder.machines())
+
+
+def _take(found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
+    """Take what the run's gate stored; where nobody asked for it, a gate that is away changes nothing."""
+    from glasshouse.jobs.control import take
+
+    try:
+        taken = take(found.folder, home, owner)
+    except PeerError:
+        if asked:
+            raise
+        return False
+    if asked and not taken:
+        raise UsageError(
+            Code.FILE_MISSING,
+            f"no gate stores a receipt of run {found.folder.run_id[:8]}",
+            hint="a gate stores what runs on other machines leave if it was started with --store; without a receipt "
+            "nothing is taken",
+        )
+    return taken

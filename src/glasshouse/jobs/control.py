@@ -18,9 +18,11 @@ from glasshouse.jobs.machines import conclude_run
 from glasshouse.jobs.places import LOCAL, place_of
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.runner import detach
+from glasshouse.jobs.stored import take_stored
 from glasshouse.jobs.supervise import Ended, Watcher
+from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Look", "give_up", "look", "looks", "stop", "wait"]
+__all__ = ["Look", "give_up", "look", "looks", "stop", "take", "wait"]
 
 _POLL_S = 0.25
 _TAKE_OVER_S = 20.0
@@ -123,20 +125,39 @@ def give_up(folder: RunFolder, home: Home) -> bool:
             "the run is on this machine: it is stopped, and not given up",
             hint=f"glasshouse stop {folder.run_id[:8]}",
         )
-    if record.supervisor is not None:
-        record.supervisor.send(signal.SIGKILL)  # it would wait for the machine, whatever it is asked
-        deadline_s = time.monotonic() + _KILLED_S
-        while record.supervisor.alive and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
-        if record.supervisor.alive:
-            raise PlatformError(
-                Code.PLATFORM,
-                f"the run's supervisor, process {record.supervisor.pid}, was killed and does not end",
-                hint=f"wait until it is gone, and ask again: glasshouse stop {folder.run_id[:8]} --give-up",
-            )
+    _end_supervisor(record)
     if folder.load().phase is not Phase.ENDED:
         _settle(folder, home, lost=GIVEN_UP)
     return True
+
+
+def take(folder: RunFolder, home: Home, owner: SigningKey) -> bool:
+    """Take what a run left from the gate that stored it, and record its end; return False where that has no receipt.
+
+    Raises:
+        GlasshouseError: as `stored.take_stored`; nothing has changed then.
+        PlatformError: its supervisor, which waits for the machine, does not end.
+    """
+    taken = take_stored(home, folder, owner, verified=lambda: _end_supervisor(folder.load()))
+    if taken:
+        _settle(folder, home)
+    return taken
+
+
+def _end_supervisor(record: RunRecord) -> None:
+    """End what would wait for the machine, whatever it is asked; raises `PlatformError`."""
+    if record.supervisor is None or record.phase is Phase.ENDED:
+        return
+    record.supervisor.send(signal.SIGKILL)
+    deadline_s = time.monotonic() + _KILLED_S
+    while record.supervisor.alive and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    if record.supervisor.alive:
+        raise PlatformError(
+            Code.PLATFORM,
+            f"the run's supervisor, process {record.supervisor.pid}, was killed and does not end",
+            hint="wait until it is gone, and ask again",
+        )
 
 
 def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended:
@@ -246,6 +267,7 @@ def _seen(folder: RunFolder) -> Seen:
 def require_ended(found: Look) -> None:
     """Refuse what only an ended run can give; raises `UsageError`."""
     if found.doing != Phase.ENDED:
-        raise UsageError(
-            Code.USAGE, f"run {found.folder.run_id[:8]} has not ended", hint="wait for it with: glasshouse attach"
-        )
+        name, record = found.folder.run_id[:8], found.record
+        stored = record.gate is not None and record.place != LOCAL
+        gone = f"; if its machine is gone: glasshouse fetch {name} --from-gate" if stored else ""
+        raise UsageError(Code.USAGE, f"run {name} has not ended", hint=f"wait for it with: glasshouse attach{gone}")

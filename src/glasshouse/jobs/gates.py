@@ -351,6 +351,14 @@ class Standing:
         self._gate.client().check_known()
         return self.serving
 
+    def stores(self) -> bool:
+        """Return whether it keeps what runs on other machines leave: a run that outlives its machine needs that.
+
+        Raises:
+            PeerError: `broker-unreachable`, or `broker-untrusted` for another certificate.
+        """
+        return self._gate.client().stores()
+
     def give_back(self) -> bool:
         """Leave it running: it serves others too."""
         return False

@@ -297,11 +297,7 @@ def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdi
         PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
             that the receipt or the log names.
     """
-    outputs = [(o.file_name, o.sealed_bytes, o.sealed_sha256) for o in verdict.chain.receipt.outputs]
-    segments = [
-        (segment_name(event), int(str(event.body["sealed_bytes"])), bytes.fromhex(str(event.body["sealed_sha256"])))
-        for event in (verdict.log.of(EventType.SEGMENT) if verdict.log else ())
-    ]
+    outputs, segments = sealed_files(verdict)
     for named, by in ((outputs, "receipt"), (segments, "log")):
         if not expected and not any(is_there(folder / name) for name, _, _ in named):
             continue
@@ -313,6 +309,16 @@ def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdi
             unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
             verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
     return verdict
+
+
+def sealed_files(verdict: Verdict) -> tuple[list[tuple[str, int, bytes]], list[tuple[str, int, bytes]]]:
+    """Return name, size and digest of the outputs that a receipt names, and of the segments that its log does."""
+    outputs = [(o.file_name, o.sealed_bytes, o.sealed_sha256) for o in verdict.chain.receipt.outputs]
+    segments = [
+        (segment_name(event), int(str(event.body["sealed_bytes"])), bytes.fromhex(str(event.body["sealed_sha256"])))
+        for event in (verdict.log.of(EventType.SEGMENT) if verdict.log else ())
+    ]
+    return outputs, segments
 
 
 def _unnamed(folder: Path, named: int) -> tuple[str, ...]:

@@ -18,11 +18,13 @@ class RelayOrder:
         url: ``https://host[:port]``.
         certificate: SHA-256 of its own certificate, in hex; None where the system's authorities vouch for it.
         socket: where the runtime calls; None for where the place says.
+        store: whether what the run leaves is sent there too, if it keeps that.
     """
 
     url: str
     certificate: str | None
     socket: str | None = None
+    store: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

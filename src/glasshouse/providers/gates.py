@@ -124,4 +124,6 @@ def relay_order(fields: Fields, path: Path) -> RelayOrder:
         GateLine(url=url, certificate=certificate)
     except UsageError as error:
         raise FormatError(Code.SCHEMA, error.message) from None
-    return RelayOrder(url=url, certificate=None if certificate is None else certificate.hex(), socket=str(path))
+    return RelayOrder(
+        url=url, certificate=None if certificate is None else certificate.hex(), socket=str(path), store=True
+    )

@@ -3,7 +3,8 @@
 Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
 it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.
 
-Where the folder's order names a gate, it carries the runtime's calls to that, whoever is connected or not.
+Where the folder's order names a gate, it carries the runtime's calls to that, whoever is connected or not, and starts
+what sends there what the run leaves (`providers.storing`).
 
 Laws: it leaves `keeper.json` before the runtime can have its launch file, and `ended` after its end; it ends with the
 runtime and no sooner; where it cannot do so, no runtime is left.
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 __all__ = ["ENDED", "KEEPER", "LOG", "ORDER", "SCRATCH", "boot", "main", "relay_of", "started_ticks"]
 
@@ -77,6 +79,8 @@ def main(arguments: list[str]) -> int:
     os.dup2(null, 1)
     if listener is not None and relay is not None:
         _carry(listener, relay)
+        if relay.get("store"):
+            _store(folder)
     ended = runtime.wait()
     if listener is not None:
         with contextlib.suppress(OSError):
@@ -85,7 +89,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def relay_of(folder: Path) -> dict[str, str] | None:
+def relay_of(folder: Path) -> dict[str, Any] | None:
     """Return to which gate a run's calls are carried, and from where, as its order says; None where they are not.
 
     Raises:
@@ -114,12 +118,26 @@ def _listener(path: str) -> socket.socket:
     return listener
 
 
-def _carry(listener: socket.socket, relay: dict[str, str]) -> None:
+def _carry(listener: socket.socket, relay: dict[str, Any]) -> None:
     """Carry calls from now on, on threads of their own; TLS is loaded where it is needed."""
     from glasshouse.providers.line import GateLine, Relay
 
     pinned = None if relay["certificate"] is None else bytes.fromhex(relay["certificate"])
     Relay(listener, GateLine(url=relay["url"], certificate=pinned))
+
+
+def _store(folder: Path) -> None:
+    """Have what the run leaves sent to its gate, by a process that may outlast this one; a run does not wait for it."""
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-I", "-B", "-m", "glasshouse.providers.storing", str(folder)],
+            stdin=0,
+            stdout=1,
+            stderr=1,
+            cwd="/",
+            start_new_session=True,
+            umask=0o077,
+        )
 
 
 def _environment() -> dict[str, str]:

@@ -25,11 +25,11 @@ from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.base import Order
 from glasshouse.providers.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
 
-__all__ = ["MOST_FILES", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
+__all__ = ["MOST_FILES", "OUT", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
 
 RUN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
-_PACKAGE, _OUT = "package.sealed", "out"
+_PACKAGE, OUT = "package.sealed", "out"
 MOST_FILES = 500
 _START_S, _POLL_S = 30.0, 0.05
 _SETTLED_S = 60.0
@@ -109,7 +109,7 @@ class Run:
             if not self._claim(text):
                 return self._started_before(text)
             try:
-                for name in (SCRATCH, _OUT):
+                for name in (SCRATCH, OUT):
                     (self._folder / name).mkdir(mode=0o700, exist_ok=True)
                 if link:
                     package = self._linked(package)
@@ -156,7 +156,7 @@ class Run:
         return [
             sys.executable,
             *("-I", "-B", "-X", f"pycache_prefix={self._folder / SCRATCH}", "-m", "glasshouse.runtime"),
-            *("--package", str(package), "--out", str(self._folder / _OUT)),
+            *("--package", str(package), "--out", str(self._folder / OUT)),
             *("--max-seconds", str(order.max_seconds)),
             *(() if order.ranks is None else ("--ranks", str(order.ranks))),
             *(("--peers", ",".join(order.peers)) if order.peers else ()),
@@ -267,7 +267,7 @@ class Run:
         return time.time() - self.started_us / 1e6 < _SETTLED_S
 
     def _path(self, name: str) -> Path:
-        return self._folder / name if name == LOG else self._folder / _OUT / name
+        return self._folder / name if name == LOG else self._folder / OUT / name
 
     def _paths(self, first: dict[str, int]) -> Iterator[tuple[str, Path]]:
         for name in ("events.log", "heads.log", "receipt.json", LOG):

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.kdf import sha256
 
 __all__ = ["EMPTY_ROOT", "Tree", "leaf_hash", "verify_consistency", "verify_inclusion"]
 
-EMPTY_ROOT = sha256(b"")
+EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
 def leaf_hash(data: bytes) -> bytes:
-    return sha256(b"\x00" + data)
+    return hashlib.sha256(b"\x00" + data).digest()
 
 
 def _node(left: bytes, right: bytes) -> bytes:
-    return sha256(b"\x01" + left + right)
+    return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 class Tree:

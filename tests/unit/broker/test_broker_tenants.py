@@ -53,7 +53,7 @@ class AtGate:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path, owners=(ALICE.public, MALLORY.public)) as running:
+    with LocalBroker(tmp_path, owners=(ALICE.public, MALLORY.public), store_bytes=1 << 20) as running:
         yield running
 
 
@@ -99,6 +99,8 @@ Asked = tuple[str, str, dict[str, Json] | None]
 CALLS: dict[str, Callable[[dict[str, str], Owner], Asked]] = {
     "GET /v1/deployments/ID": lambda ids, _: ("GET", f"/v1/deployments/{ids['deployment']}", None),
     "GET /v1/runs/ID": lambda ids, _: ("GET", f"/v1/runs/{ids['run']}", None),
+    "GET /v1/runs/ID/stored": lambda ids, _: ("GET", f"/v1/runs/{ids['run']}/stored", None),
+    "POST /v1/runs/ID/stored/forget": lambda ids, _: ("POST", f"/v1/runs/{ids['run']}/stored/forget", {}),
     "GET /v1/groups/ID": lambda ids, _: ("GET", f"/v1/groups/{ids['group']}", None),
     "POST /v1/groups/ID/refuse": lambda ids, _: (
         "POST",

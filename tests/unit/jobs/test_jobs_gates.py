@@ -11,7 +11,7 @@ import pytest
 from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.remote import GateClient
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
-from glasshouse.jobs.gates import Gate, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
+from glasshouse.jobs.gates import Gate, Standing, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.packages import GivenTo, PackageRecord
 from glasshouse.jobs.revoke import Revoked, holders, revoke
@@ -195,3 +195,13 @@ def test_a_url_of_several_gates_that_differ_in_what_is_pinned_means_none(
     add_gate(home, "other", replace(pinned(gate), public=bytes(32)))
     with pytest.raises(UsageError, match="other, same, small"):
         gate_name(home, gate.gate_url)
+
+
+def test_whether_a_gate_keeps_what_runs_leave_can_be_asked(home: Home, gate: LocalBroker, tmp_path: Path) -> None:
+    add_gate(home, "small", pinned(gate))
+    assert not Standing(home, "small").stores()
+    with LocalBroker(tmp_path / "other", owners=(ALICE.public,), store_bytes=1 << 20) as keeping:
+        add_gate(home, "large", pinned(keeping))
+        assert Standing(home, "large").stores()
+    with pytest.raises(PeerError):
+        Standing(home, "large").stores()

@@ -1,0 +1,163 @@
+"""What a run's machine sends to a gate that keeps it: a part of a file, and the run's own word for it.
+
+The word is a line of the log that a countersigned head covers: so who brings a file needs no key of the run, and can
+bring no other file than the run has. Source: spec/owner-api.md section 7.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
+from glasshouse.evidence.heads import COUNTERSIGNED_HEAD_TYPE, CountersignedHead, claimed_head
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.fields import Fields, b64decode, b64encode
+from glasshouse.wire.merkle import leaf_hash, verify_inclusion
+from glasshouse.wire.states import State
+
+__all__ = ["MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
+
+MAX_STORE_BYTES = 256 * 1024
+MAX_PART_BYTES = 176 * 1024
+RECEIPT_NAME = "receipt.json"
+_MAX_ELEMENTS = 256
+_MAX_PROOF = 64
+_CLOSING = ("events.log", "heads.log", RECEIPT_NAME)
+_SEALED = re.compile(r"(outputs|log)/([0-9]{4,6})\.sealed")
+_NAMED_BY = {"outputs": EventType.OUTPUT, "log": EventType.SEGMENT}
+_ANY_NAME = re.compile(rf"{_SEALED.pattern}|{'|'.join(map(re.escape, _CLOSING))}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPart:
+    """The body of ``POST /v1/store``.
+
+    Law: ``StoredPart.parse(p.encode()) == p``.
+
+    Attributes:
+        name, size, sha256: of the whole file; its size in bytes.
+        start: the place of the part's first byte in it.
+        data: the part; may be empty.
+        event: the line of the log that names the file.
+        head: a countersigned head that covers it.
+        proof: its inclusion in the head's tree.
+    """
+
+    name: str
+    size: int
+    sha256: bytes
+    start: int
+    data: bytes
+    event: Event
+    head: Envelope
+    proof: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "bytes": self.size,
+                "data": b64encode(self.data),
+                "event": decode(self.event.encode(), max_bytes=MAX_EVENT_BYTES),
+                "from": self.start,
+                "head": self.head.to_json(),
+                "name": self.name,
+                "proof": [b64encode(step) for step in self.proof],
+                "sha256": self.sha256.hex(),
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes) -> StoredPart:
+        """Make check 1; no signature is looked at.
+
+        Raises:
+            RefusedError: `message-too-large` or `message-invalid`.
+        """
+        try:
+            return cls._parse(data)
+        except FormatError as error:
+            code = Code.MESSAGE_TOO_LARGE if error.code is Code.TOO_LARGE else Code.MESSAGE_INVALID
+            raise RefusedError(code, error.message) from None
+
+    @classmethod
+    def _parse(cls, data: bytes) -> StoredPart:
+        fields = Fields(decode(data, max_bytes=MAX_STORE_BYTES, max_elements=_MAX_ELEMENTS), "part of a file")
+        part = cls(
+            name=fields.text("name", pattern=_ANY_NAME),
+            size=fields.integer("bytes", low=1),
+            sha256=fields.digest("sha256"),
+            start=fields.integer("from"),
+            data=fields.octets("data", max_length=MAX_PART_BYTES),
+            event=Event.parse(encode(fields.any("event"))),
+            head=Envelope.from_json(fields.any("head")),
+            proof=tuple(b64decode(step) for step in fields.texts("proof", max_items=_MAX_PROOF, max_chars=43)),
+        )
+        fields.end()
+        if any(len(step) != 32 for step in part.proof):
+            raise FormatError(Code.SCHEMA, "a proof step that is not 32 bytes")
+        if part.start + len(part.data) > part.size:
+            raise FormatError(Code.SCHEMA, "a part behind the end of its file")
+        if part.name == RECEIPT_NAME and part.size > MAX_BUNDLE_BYTES:
+            raise FormatError(Code.TOO_LARGE, f"a bundle of more than {MAX_BUNDLE_BYTES} bytes")
+        return part
+
+    def claimed(self, broker_public: bytes) -> tuple[str, str]:
+        """Make the first half of check 2: return the run, and the key id of its runtime, that the head speaks of.
+
+        Raises:
+            RefusedError: `run-unknown`: it is no head that this broker countersigned.
+        """
+        try:
+            fields = Fields(decode(self.head.verify(COUNTERSIGNED_HEAD_TYPE, broker_public), max_bytes=8192), "head")
+            signed = Envelope.from_json(fields.any("head"))
+            return claimed_head(signed.encode()).run_id, signed.signatures[0][0]
+        except FormatError:
+            raise _unknown() from None
+
+    def check(self, *, run_id: str, broker_public: bytes, evidence_public: bytes) -> None:
+        """Make the second half of check 2, and checks 3 and 4: the run has this file, by its own log.
+
+        Args:
+            run_id: the run of the record that the evidence key belongs to.
+            broker_public: countersigns this broker's heads.
+            evidence_public: the key that the run was released to.
+
+        Raises:
+            RefusedError: `run-unknown` or `head-inconsistent`.
+        """
+        try:
+            head = CountersignedHead.from_envelope(
+                self.head, broker_public=broker_public, evidence_public=evidence_public
+            ).head
+        except FormatError:
+            raise _unknown() from None
+        if head.run_id != run_id:
+            raise _unknown()
+        try:
+            leaf = leaf_hash(self.event.encode())
+            verify_inclusion(
+                leaf=leaf, index=self.event.sequence, size=head.size, root=head.root, proof=list(self.proof)
+            )
+        except FormatError:
+            raise RefusedError(Code.HEAD_INCONSISTENT, "an event that is not in the log of the head") from None
+        if not self._is_named(last=head.size - 1):
+            raise RefusedError(Code.HEAD_INCONSISTENT, "a file that the event does not name")
+
+    def _is_named(self, *, last: int) -> bool:
+        event, match = self.event, _SEALED.fullmatch(self.name)
+        if match is None:
+            return event.sequence == last and event.state is State.ZEROIZED
+        body = event.body
+        return (
+            event.type is _NAMED_BY[match[1]]
+            and self.name == f"{match[1]}/{body['sequence']:04d}.sealed"
+            and (body["sealed_bytes"], body["sealed_sha256"]) == (self.size, self.sha256.hex())
+        )
+
+
+def _unknown() -> RefusedError:
+    return RefusedError(Code.RUN_UNKNOWN, "no head that this broker countersigned for a runtime that it released to")
