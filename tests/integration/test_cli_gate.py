@@ -162,7 +162,10 @@ def test_the_audit_log_of_a_gate_is_checked_and_remembered(shell: Shell, keeper:
     gates.write_text(listed.replace(kept["audited"]["sha256"], "00" * 32))
     refused = shell.ask("broker", "audit", "--gate", "small", "--json")
     assert (refused.code, refused.error["code"]) == (ExitCode.VERIFICATION_FAILED, Code.LOG_INVALID)
+    refused = shell.ask("run", "short.toml", "--gate", "small", "--json")
+    assert (refused.code, refused.error["code"]) == (ExitCode.VERIFICATION_FAILED, Code.LOG_INVALID)
     gates.write_text(listed)
+    assert len(keeper.shell.ask("broker", "audit", "--json").object["records"]) == len(events), "it was given no key"
     whole = keeper.shell.ask("broker", "audit", "--json")
     assert whole.code == ExitCode.DONE, whole.err
     assert len(whole.object["records"]) == len(events), "there is one owner"

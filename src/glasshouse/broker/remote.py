@@ -109,11 +109,14 @@ class GateClient(OwnerClient):
         self._last_us = expected_us - 1
         return True
 
-    def own_audit(self, *, kept: tuple[int, bytes] = (0, GENESIS)) -> tuple[list[Json], tuple[int, bytes]]:
+    def own_audit(
+        self, *, kept: tuple[int, bytes] = (0, GENESIS), newer: bool = False
+    ) -> tuple[list[Json], tuple[int, bytes]]:
         """Return all records of this owner's audit log, verified, and number and hash of the last.
 
         Args:
             kept: what an earlier call returned so.
+            newer: whether only the records after that are asked for, which follow it or do not hold.
 
         Raises:
             FormatError: a head that the gate did not sign.
@@ -122,7 +125,7 @@ class GateClient(OwnerClient):
         """
         owner = b"" if self._owner is None else self._owner.public
         records: list[Json] = []
-        number, sha256, seen = 0, GENESIS, kept[0] == 0
+        (number, sha256), seen = kept if newer else (0, GENESIS), newer or kept[0] == 0
         while True:
             page, signed = self._page(number)
             head = AuditHead.from_envelope(Envelope.from_json(signed), gate_public=self._public)
@@ -132,9 +135,10 @@ class GateClient(OwnerClient):
             records += page
             if not page or number >= head.records:
                 break
-        if head.owner != owner or (head.records, head.sha256) != (number, sha256):
+        leads = (head.owner, head.records, head.sha256) == (owner, number, sha256)
+        if not leads and not newer:
             raise VerificationError(Code.LOG_INVALID, "the gate's audit log does not lead to the head that it signed")
-        if not seen:
+        if not leads or not seen:
             raise VerificationError(
                 Code.LOG_INVALID,
                 f"the gate's audit log is not the one of which it showed {kept[0]} records before",

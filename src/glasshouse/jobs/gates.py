@@ -275,8 +275,14 @@ def gate_name(home: Home, given: str) -> str:
     return min(found)
 
 
-def audit_gate(home: Home, name: str, owner: SigningKey) -> list[Json]:
+def audit_gate(home: Home, name: str, owner: SigningKey, *, newer: bool = False) -> list[Json]:
     """Return what a gate's audit log has of this owner, verified, and remember where it ends.
+
+    Args:
+        home: the state home.
+        name: of the gate.
+        owner: asks it.
+        newer: whether only what was not remembered before is asked for.
 
     Raises:
         UsageError: no such gate.
@@ -284,8 +290,11 @@ def audit_gate(home: Home, name: str, owner: SigningKey) -> list[Json]:
         VerificationError: `log-invalid`: it does not hold, or is not the one that the gate showed before.
     """
     gate = gate_named(home, name)
-    records, audited = gate.client(owner).own_audit(kept=gate.audited)
-    _write(home, _listed(home) | {name: replace(gate, audited=audited)})
+    records, audited = gate.client(owner).own_audit(kept=gate.audited, newer=newer)
+    listed = _listed(home)
+    # Of two commands at once the one that saw more counts.
+    audited = max(audited, *(one.audited for one in listed.values() if one.public == gate.public))
+    _write(home, listed | {name: replace(gate, audited=audited)})
     return records
 
 

@@ -12,7 +12,7 @@ from glasshouse.broker.client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_file, is_there
-from glasshouse.jobs.gates import Gate, gate_by_key, gate_named
+from glasshouse.jobs.gates import Gate, audit_gate, gate_by_key, gate_named
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.run import public_part
@@ -115,6 +115,7 @@ def revoke(
             if holder.gate is None:
                 raise PeerError(Code.BROKER_UNREACHABLE, "nothing is known of it here any more")
             _revoke_at(holder.gate.client(owner), package_id, running=running, deployed=holder.deployed)
+            _remember(home, holder.name, owner)
         except GlasshouseError as error:
             failed.append((holder.name, error))
     broker = Embedded(home)
@@ -140,6 +141,13 @@ def revoke(
             if run.package_id == package_id and run.active:
                 going.append(run.run_id)
     return Revoked(package_id=package_id, running=tuple(sorted(going)))
+
+
+def _remember(home: Home, name: str, owner: SigningKey | None) -> None:
+    """Remember a gate's audit log with the revocation in it: from here on it has to show that, or is given no key."""
+    if owner is not None:
+        with contextlib.suppress(GlasshouseError):  # it was revoked; a log that does not hold is the next run's affair
+            audit_gate(home, name, owner, newer=True)
 
 
 def _revoke_at(client: OwnerClient, package_id: str, *, running: bool, deployed: bool) -> None:

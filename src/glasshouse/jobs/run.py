@@ -19,7 +19,7 @@ from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.tokens import parse_token_at_issue
-from glasshouse.jobs.gates import Broker, Reached, relay_of
+from glasshouse.jobs.gates import Broker, Reached, audit_gate, relay_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.installation import install_command
@@ -191,6 +191,8 @@ def prepare(
                 called = found if called is None else called
         say("broker")
         serving = broker.ensure()
+        if gate is not None:  # one that has forgotten what it was told is given no key
+            audit_gate(home, gate, identity.signing, newer=True)
         check()
     policy = _policy(manifest, known.deployment, references, machines=len(places))
     say("delegate")

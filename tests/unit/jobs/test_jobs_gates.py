@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.remote import GateClient
+from glasshouse.broker.service import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
 from glasshouse.jobs.gates import Gate, Standing, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
 from glasshouse.jobs.home import Home
@@ -205,3 +208,38 @@ def test_whether_a_gate_keeps_what_runs_leave_can_be_asked(home: Home, gate: Loc
         assert Standing(home, "large").stores()
     with pytest.raises(PeerError):
         Standing(home, "large").stores()
+
+
+def test_a_gate_whose_database_was_put_back_is_given_no_key_after_a_revocation(home: Home, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    with LocalBroker(tmp_path / "gate", owners=(ALICE.public,)) as gate:
+        add_gate(home, "small", pinned(gate))
+        alice = Owner(AtGate(gate), signing=ALICE)
+        mine = GivenTo(name="small", public=gate.broker_public, deployed=True)
+        package_id = given(home, alice, mine)
+        with closing(sqlite3.connect(gate.data / DATABASE_NAME)) as now, closing(sqlite3.connect(backup)) as then:
+            now.backup(then)
+        before = known_gates(home)["small"].audited
+        revoked(home, package_id)
+        after = known_gates(home)["small"].audited
+        assert after[0] > before[0], "the log with the revocation in it is remembered without being asked for"
+        assert audit_gate(home, "small", ALICE, newer=True) == []
+        database = gate.data / DATABASE_NAME
+    for path in database.parent.glob(f"{DATABASE_NAME}*"):
+        path.unlink()
+    backup.rename(database)
+    database.chmod(0o600)
+    with LocalBroker(tmp_path / "gate", owners=(ALICE.public,)) as gate:
+        add_gate(home, "small", pinned(gate), force=True)
+        # The gate cannot tell: what it has holds by itself. Its owner can.
+        assert gate.gate(ALICE).deployment(alice.deployment)["revoked"] is False
+        for newer in (True, False):
+            with pytest.raises(VerificationError, match="not the one of which it showed") as caught:
+                audit_gate(home, "small", ALICE, newer=newer)
+            assert caught.value.code is Code.LOG_INVALID
+        # Nor when it has grown since to as many records, which are others.
+        for _ in range(3):
+            gate.gate(ALICE).put_delegation(alice.delegation, ALICE.public)
+        with pytest.raises(VerificationError):
+            audit_gate(home, "small", ALICE, newer=True)
+        assert known_gates(home)["small"].audited == after
