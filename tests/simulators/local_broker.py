@@ -14,6 +14,7 @@ from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
+from glasshouse.broker.quota import Quota
 from glasshouse.broker.remote import GateClient
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
 from glasshouse.broker.stored import Store
@@ -45,6 +46,7 @@ class LocalBroker:
         limits: of the gate.
         owners: who may ask over the network, at `gate_url`.
         store_bytes: the most that it keeps of what runs leave, below `store`; None for a gate that keeps nothing.
+        quota: what each owner may have.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class LocalBroker:
         limits: GateLimits | None = None,
         owners: tuple[bytes, ...] = (),
         store_bytes: int | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self.data = directory / "data"
         self.store = directory / "store"
@@ -79,6 +82,7 @@ class LocalBroker:
             limits=limits,
             owners=owners,
             keeps=self._keeps,
+            quota=quota,
         )
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")

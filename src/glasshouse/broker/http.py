@@ -152,7 +152,9 @@ def add_signed_route(
         return handler(body, parameters, admission.take(request.state.signed, body))
 
     async def work(request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(executor, partial(answer, request, body, parameters))
+        call = partial(answer, request, body, parameters)
+        with admission.waiting(request.state.signed):
+            return await asyncio.get_running_loop().run_in_executor(executor, call)
 
     def admit(request: Request) -> None:
         request.state.signed = admission.authenticate(request)

@@ -17,6 +17,7 @@ from glasshouse.broker.database import Database
 from glasshouse.broker.http import Answer
 from glasshouse.broker.keys import KeyFile, Purpose
 from glasshouse.broker.owners_groups import join_group
+from glasshouse.broker.quota import Quota
 from glasshouse.broker.releases import group_facts
 from glasshouse.broker.schema import deployments, launches, packages, stopped
 from glasshouse.broker.scope import Scope
@@ -47,19 +48,24 @@ class OwnerSide:
         key_file: wraps package keys.
         key: the broker's signing key.
         clock_us: microseconds since the epoch.
+        quota: what each enrolled owner may have.
     """
 
-    def __init__(self, database: Database, key_file: KeyFile, key: SigningKey, clock_us: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Database, key_file: KeyFile, key: SigningKey, clock_us: Callable[[], int], quota: Quota
+    ) -> None:
         self._database = database
         self._key_file = key_file
         self._key = key
         self._clock_us = clock_us
+        self._quota = quota
 
     def put_delegation(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Keep the owner's delegation to this broker, in place of an older one.
 
         Raises:
             FormatError: not a delegation, or not signed by the owner that is named.
+            RefusedError: `owner-quota`.
             UsageError: `delegation-invalid` when it is to another broker, over, or another owner's than the caller.
         """
         fields = Fields(decode(body, max_bytes=MAX_BODY_BYTES), "request")
@@ -72,6 +78,7 @@ class OwnerSide:
             raise UsageError(Code.CHAIN_DELEGATION, "a delegation to another broker key, or one that is over")
 
         def decide(connection: Connection) -> None:
+            self._quota.spend(connection, scope, "delegation", now_us)
             store.put_delegation(connection, owner, envelope.encode(), delegation)
             audit.append(
                 connection,
@@ -91,7 +98,7 @@ class OwnerSide:
 
         Raises:
             FormatError, PackageError: the manifest does not hold, or the key is not this package's.
-            RefusedError: `policy-loosened` or `package-revoked`.
+            RefusedError: `policy-loosened`, `package-revoked` or `owner-quota`.
             UsageError: the policy is over, the package id is taken by other content, or the package is another
                 owner's than the caller.
         """
@@ -113,7 +120,9 @@ class OwnerSide:
         def decide(connection: Connection) -> None:
             query = select(packages).where(packages.c.package_id == row_id)
             row = connection.execute(query).mappings().one_or_none()
+            self._quota.spend(connection, scope, "deployment", now_us)
             if row is None:
+                self._quota.check_package(connection, scope)
                 name = store.package_key_name(row_id, manifest.sha256)
                 values = {
                     "package_id": row_id,
@@ -130,6 +139,7 @@ class OwnerSide:
             connection.execute(
                 insert(deployments).values(id=deployment, package_id=row_id, policy=kept, created_us=now_us)
             )
+            self._quota.take_deployment(connection, scope, deployment, not_after_us=policy.not_after_us, now_us=now_us)
             audit.append(
                 connection,
                 "deployment",
@@ -161,7 +171,7 @@ class OwnerSide:
             FormatError: `schema-invalid`.
             UsageError: `deployment-unknown`, `delegation-invalid`, a run id that is taken, or a place in a group
                 that is, or that does not exist.
-            RefusedError: `package-revoked` or `deployment-expired`.
+            RefusedError: `package-revoked`, `deployment-expired` or `owner-quota`.
         """
         fields = Fields(decode(body, max_bytes=MAX_BODY_BYTES), "request")
         container = fields.child("container")
@@ -192,6 +202,7 @@ class OwnerSide:
                 raise UsageError(error.code, error.message) from None
             if connection.execute(select(launches.c.jti).where(launches.c.run_id == run_id)).first():
                 raise UsageError(Code.USAGE, "this run id was launched before")
+            self._quota.spend(connection, scope, "launch", now_us)
             token = TokenClaims(
                 jti=secrets.token_hex(ID_BYTES),
                 deployment=deployment,

@@ -13,6 +13,7 @@ from glasshouse.broker import audit, store
 from glasshouse.broker.database import Database
 from glasshouse.broker.groups import group_record, refuse
 from glasshouse.broker.http import Answer
+from glasshouse.broker.quota import Quota
 from glasshouse.broker.schema import groups, members
 from glasshouse.broker.scope import Scope
 from glasshouse.errors import Code, RefusedError, UsageError
@@ -36,18 +37,21 @@ class OwnersGroups:
         database: where everything is kept.
         broker_public: the broker's own key.
         clock_us: microseconds since the epoch.
+        quota: what each enrolled owner may have.
     """
 
-    def __init__(self, database: Database, broker_public: bytes, clock_us: Callable[[], int]) -> None:
+    def __init__(self, database: Database, broker_public: bytes, clock_us: Callable[[], int], quota: Quota) -> None:
         self._database = database
         self._public = broker_public
         self._clock_us = clock_us
+        self._quota = quota
 
     def add_group(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Announce a group and give it its id.
 
         Raises:
             FormatError: `schema-invalid`.
+            RefusedError: `owner-quota`.
             UsageError: `deployment-unknown`, or `policy-impossible` for more machines than releases are left, or than
                 one where the deployment's policy does not let them talk to each other.
         """
@@ -69,6 +73,7 @@ class OwnersGroups:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE, f"a group of {machines} machines where {left} releases are left"
                 )
+            self._quota.spend(connection, scope, "group", now_us)
             values = {
                 "id": group_id,
                 "deployment": deployment,

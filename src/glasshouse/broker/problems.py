@@ -39,6 +39,7 @@ _STATUS: dict[Code, int] = {
     Code.TOO_MANY_CHALLENGES: 429,
     Code.OWNER_REQUEST: 401,
     Code.OWNER_STALE: 409,
+    Code.OWNER_QUOTA: 429,
     Code.BROKER_UNREACHABLE: 503,
 }
 

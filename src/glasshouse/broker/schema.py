@@ -29,12 +29,14 @@ __all__ = [
     "deployments",
     "groups",
     "launches",
+    "live",
     "members",
     "metadata",
     "own_audit",
     "owners",
     "packages",
     "releases",
+    "spent",
     "stopped",
     "stored",
 ]
@@ -98,6 +100,23 @@ deployments = Table(
     Column("releases", Integer, nullable=False, default=0),
     Column("decisions", BigInteger, nullable=False, default=0),
     Column("created_us", BigInteger, nullable=False),
+)
+
+# Deployments of enrolled owners whose policies are not over, and what each owner made on the last day: see `quota`.
+live = Table(
+    "live",
+    metadata,
+    Column("deployment", _ID, ForeignKey("deployments.id"), primary_key=True),
+    Column("owner", LargeBinary(32), nullable=False, index=True),
+    Column("not_after_us", BigInteger, nullable=False),
+)
+spent = Table(
+    "spent",
+    metadata,
+    Column("owner", LargeBinary(32), primary_key=True),
+    Column("what", String(16), primary_key=True),
+    Column("day", BigInteger, nullable=False),
+    Column("made", BigInteger, nullable=False),
 )
 
 launches = Table(

@@ -6,7 +6,9 @@ body is read, and taken once, also across restarts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -14,6 +16,7 @@ from starlette.requests import Request
 
 from glasshouse.broker.database import Database
 from glasshouse.broker.schema import owners as enrolled
+from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_request import OwnerRequest, authenticate, check_body, check_serial
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import key_id
@@ -60,15 +63,42 @@ class Admission:
         owners: public signing keys of those who are enrolled.
         gate_public: this gate's signing key.
         clock_us: microseconds since the epoch.
+        in_flight: how many requests of one owner may wait for their answer.
     """
 
     def __init__(
-        self, database: Database, owners: tuple[bytes, ...], gate_public: bytes, clock_us: Callable[[], int]
+        self,
+        database: Database,
+        owners: tuple[bytes, ...],
+        gate_public: bytes,
+        clock_us: Callable[[], int],
+        *,
+        in_flight: int,
     ) -> None:
         self._database = database
         self._owners: Mapping[str, bytes] = {key_id(owner): owner for owner in owners}
         self._public = gate_public
         self._clock_us = clock_us
+        self._most_in_flight = in_flight
+        self._in_flight: Counter[bytes] = Counter()
+
+    @contextmanager
+    def waiting(self, request: OwnerRequest) -> Iterator[None]:
+        """Count a request from when it is whole until it is answered; from the loop's thread only.
+
+        Raises:
+            RefusedError: `owner-quota` when too many of its owner's wait: those of others come first.
+        """
+        if self._in_flight[request.owner] >= self._most_in_flight:
+            raise RefusedError(
+                Code.OWNER_QUOTA,
+                f"{self._most_in_flight} requests of this owner wait for their answers: ask again when one has come",
+            )
+        self._in_flight[request.owner] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[request.owner] -= 1
 
     def authenticate(self, request: Request) -> OwnerRequest:
         """Judge a request by its head alone; raises `RefusedError`."""

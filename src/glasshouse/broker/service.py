@@ -30,6 +30,7 @@ from glasshouse.broker.intake import Intake, Pace
 from glasshouse.broker.keys import KeyFile, private_directory
 from glasshouse.broker.owner import OwnerSide
 from glasshouse.broker.owners_groups import OwnersGroups
+from glasshouse.broker.quota import Quota
 from glasshouse.broker.reports import Reports
 from glasshouse.broker.scope import Admission
 from glasshouse.broker.stored import Store
@@ -117,6 +118,7 @@ def create_apps(
     limits: GateLimits | None = None,
     owners: tuple[bytes, ...] = (),
     keeps: Store | None = None,
+    quota: Quota | None = None,
 ) -> Apps:
     """Return the applications over one opened broker.
 
@@ -128,6 +130,7 @@ def create_apps(
         limits: how much one deployment may ask for.
         owners: public signing keys of those who are enrolled: they alone may ask over the network.
         keeps: what runs leave, at a gate that stores that.
+        quota: how much of the gate each of them may have.
     """
     decides = Gate(broker.database, broker.key_file, broker.key, clock_us, limits or GateLimits())
     reports = Reports(broker.database, broker.key, clock_us)
@@ -150,8 +153,9 @@ def create_apps(
     views = Views(broker.database, broker.key, clock_us, stores=keeps is not None)
     for path, look in (("/v1/broker", views.broker), ("/metrics", views.metrics)):
         add_route(owner, "GET", path, look, limits=Limits(), executor=executor)
-    admission = Admission(broker.database, owners, broker.key.public, clock_us)
-    for call in (*_calls(broker, views, clock_us), *_calls_on(keeps)):
+    quota = quota or Quota()
+    admission = Admission(broker.database, owners, broker.key.public, clock_us, in_flight=quota.in_flight)
+    for call in (*_calls(broker, views, clock_us, quota), *_calls_on(keeps)):
         add_route(owner, call.method, call.path, call.handler, limits=call.limits, executor=executor)
         add_signed_route(
             gate, call.method, call.path, call.handler, limits=call.limits, executor=executor, admission=admission
@@ -161,10 +165,10 @@ def create_apps(
     return Apps(runtime=runtime, owner=owner, gate=gate)
 
 
-def _calls(broker: Broker, views: Views, clock_us: Callable[[], int]) -> Iterable[Call]:
+def _calls(broker: Broker, views: Views, clock_us: Callable[[], int], quota: Quota) -> Iterable[Call]:
     """Return what an owner may ask, on the Unix socket and over the network."""
-    side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us)
-    groups = OwnersGroups(broker.database, broker.key.public, clock_us)
+    side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us, quota)
+    groups = OwnersGroups(broker.database, broker.key.public, clock_us, quota)
     return (
         Call("PUT", "/v1/delegation", side.put_delegation),
         Call("POST", "/v1/deployments", side.add_deployment),
