@@ -94,6 +94,9 @@ def delegation_cases() -> Iterator[Case]:
         return dsse.sign(DELEGATION_TYPE, encode(value), [world.owner]).encode()
 
     yield case("delegation-valid", "Signed by the owner.", {**given, "delegation": text})
+    serial = payload(serial_us=NOW_US).decode()
+    yield case("delegation-serial", "Signed by the owner, with a serial.", {**given, "delegation": serial})
+    yield refused("no-serial", "A serial that stands for none.", payload(serial_us=0), "schema-invalid")
     wire = text.encode()
     forged = dsse.sign(DELEGATION_TYPE, world.delegation.payload, [world.broker]).encode()
     swapped = dsse.sign("application/vnd.glasshouse.manifest+json", world.delegation.payload, [world.owner]).encode()

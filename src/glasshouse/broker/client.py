@@ -159,10 +159,14 @@ class OwnerClient:
         """Return the key that the owner delegates to."""
         return b64decode(_text(self._ask("GET", "/v1/broker"), "broker_public"))
 
-    def put_delegation(self, delegation: Envelope | bytes, owner_public: bytes) -> None:
-        """Give the broker the owner's signed delegation."""
+    def put_delegation(self, delegation: Envelope | bytes, owner_public: bytes) -> int:
+        """Give the broker the owner's signed delegation; return the serial of the one that it keeps: a newer stays."""
         envelope = delegation if isinstance(delegation, Envelope) else _envelope(delegation)
-        self._ask("PUT", "/v1/delegation", {"delegation": envelope.to_json(), "owner": b64encode(owner_public)})
+        value: dict[str, Json] = {"delegation": envelope.to_json(), "owner": b64encode(owner_public)}
+        kept = self._ask("PUT", "/v1/delegation", value).get("serial_us")
+        if not isinstance(kept, int):
+            raise PeerError(Code.BROKER_PROTOCOL, "an answer without the serial of a delegation")
+        return kept
 
     def add_deployment(self, manifest_envelope: bytes, package_key: bytes, policy: DeploymentPolicy) -> str:
         """Give the broker a package's signed manifest, its key and a policy; return the deployment's id."""

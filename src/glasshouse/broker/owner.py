@@ -61,7 +61,7 @@ class OwnerSide:
         self._quota = quota
 
     def put_delegation(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
-        """Keep the owner's delegation to this broker, in place of an older one.
+        """Keep the owner's delegation to this broker, in place of an older one; answer with the serial of what is kept.
 
         Raises:
             FormatError: not a delegation, or not signed by the owner that is named.
@@ -77,9 +77,11 @@ class OwnerSide:
         if delegation.broker_public != self._key.public or now_us >= delegation.not_after_us:
             raise UsageError(Code.CHAIN_DELEGATION, "a delegation to another broker key, or one that is over")
 
-        def decide(connection: Connection) -> None:
+        def decide(connection: Connection) -> int:
             self._quota.spend(connection, scope, "delegation", now_us)
-            store.put_delegation(connection, owner, envelope.encode(), delegation)
+            stays = store.put_delegation(connection, owner, envelope.encode(), delegation)
+            if stays is not None:
+                return stays.serial_us
             audit.append(
                 connection,
                 "delegation",
@@ -87,11 +89,12 @@ class OwnerSide:
                 owner,
                 not_after_us=delegation.not_after_us,
                 owner=owner.hex(),
+                serial_us=delegation.serial_us,
                 uses=" ".join(sorted(delegation.uses)),
             )
+            return delegation.serial_us
 
-        self._database.write(decide)
-        return Answer.of({})
+        return Answer.of({"serial_us": self._database.write(decide)})
 
     def add_deployment(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
         """Record a package, its key and the policy of one deployment.

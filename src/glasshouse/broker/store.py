@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -260,9 +261,15 @@ def lock_deployment(connection: Connection, deployment: str) -> None:
     connection.execute(_LOCK, {"deployment": deployment})
 
 
-def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delegation: Delegation) -> None:
-    """Keep an owner's delegation in place of the one before."""
-    table = schema.delegations
+def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delegation: Delegation) -> Delegation | None:
+    """Keep an owner's delegation in place of an older one; return the one that stays where it is not older."""
+    table, before = schema.delegations, None
+    kept = connection.execute(select(table.c.envelope).where(table.c.owner == owner)).scalar_one_or_none()
+    if kept is not None:
+        with contextlib.suppress(FormatError):  # what the owner did not sign gives way to what they did
+            before = _delegation(kept, owner)
+    if before is not None and before.broker_public == delegation.broker_public and not delegation.replaces(before):
+        return before
     connection.execute(delete(table).where(table.c.owner == owner))
     connection.execute(
         insert(table).values(
@@ -272,6 +279,7 @@ def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delega
             not_after_us=delegation.not_after_us,
         )
     )
+    return None
 
 
 def delegated(connection: Connection, package_id: str, use: Use, *, broker_public: bytes, now_us: int) -> bytes:

@@ -34,12 +34,15 @@ class Delegation:
         broker_public: the key that may act.
         uses: what for; never empty.
         not_before_us, not_after_us: when; the end is exclusive.
+        serial_us: when it was signed: of an owner's delegations to one broker the greatest counts. 0 for one of
+            before there were serials.
     """
 
     broker_public: bytes
     uses: frozenset[Use]
     not_before_us: int
     not_after_us: int
+    serial_us: int = 0
 
     def __post_init__(self) -> None:
         if len(self.broker_public) != 32 or not self.uses or not 0 <= self.not_before_us < self.not_after_us:
@@ -53,6 +56,8 @@ class Delegation:
             "not_before_us": self.not_before_us,
             "uses": sorted(use.value for use in self.uses),
         }
+        if self.serial_us:
+            payload["serial_us"] = self.serial_us
         return dsse.sign(DELEGATION_TYPE, encode(payload), [owner])
 
     @classmethod
@@ -77,9 +82,14 @@ class Delegation:
             uses=frozenset(Use(use) for use in uses),
             not_before_us=fields.integer("not_before_us"),
             not_after_us=fields.integer("not_after_us"),
+            serial_us=fields.integer("serial_us", low=1) if fields.has("serial_us") else 0,
         )
         fields.end()
         return delegation
+
+    def replaces(self, other: Delegation) -> bool:
+        """Return whether this one takes the place of an owner's other to the same broker; a repeat need not."""
+        return self.serial_us > other.serial_us or (self.serial_us == other.serial_us == 0)
 
     def check(self, use: Use, *, broker_public: bytes, at_us: int, leeway_us: int = 0) -> None:
         """Check that this broker key might do this at this time.

@@ -15,6 +15,7 @@ from pathlib import Path
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
+from glasshouse.broker.client import OwnerClient
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
@@ -48,6 +49,7 @@ __all__ = ["Prepared", "Ranks", "check_machine", "prepare", "public_part"]
 TOKEN_LIFETIME_S = 900
 # Clocks differ; a delegation that begins now would begin too late for a runtime whose clock is behind.
 _SKEW_US = 120_000_000
+_DELEGATION_TRIES = 5
 _MARGIN_S = 2 * 3600
 
 
@@ -196,17 +198,16 @@ def prepare(
         check()
     policy = _policy(manifest, known.deployment, references, machines=len(places))
     say("delegate")
-    delegation = Delegation(
-        broker_public=serving.public,
-        uses=frozenset(Use),
-        not_before_us=_now_us() - _SKEW_US,
+    client = serving.client()
+    delegation = _delegate(
+        client,
+        identity,
+        serving.public,
         not_after_us=max(
             _now_us() + (policy.max_duration_s + policy.lease_s + known.deployment.valid_s + _MARGIN_S) * 1_000_000,
             _needed_by_others_us(home),
         ),
-    ).sign(identity.signing)
-    client = serving.client()
-    client.put_delegation(delegation, identity.signing.public)
+    )
     say("deploy")
     given = None if gate is None else GivenTo(name=gate, public=serving.public, deployed=False)
     if given is not None:  # before it has the key: a revocation must find it
@@ -232,6 +233,34 @@ def prepare(
         placed.append((its, launch))
         its.save(replace(record, run_id=its.run_id, group=group, place=place.name, sent=sent.get(place.name)))
     return Prepared(folder=folder, record=folder.load(), launch=placed[0][1], others=tuple(placed[1:]))
+
+
+def _delegate(client: OwnerClient, identity: Identity, broker: bytes, *, not_after_us: int) -> Envelope:
+    """Delegate to a broker and return what was signed; one that has a newer delegation is given a newer still.
+
+    Raises:
+        UsageError: `delegation-invalid`: the newer one is of a time that has not come.
+    """
+    serial_us = _now_us()
+    for _ in range(_DELEGATION_TRIES):
+        signed = Delegation(
+            broker_public=broker,
+            uses=frozenset(Use),
+            not_before_us=_now_us() - _SKEW_US,
+            not_after_us=not_after_us,
+            serial_us=serial_us,
+        ).sign(identity.signing)
+        kept_us = client.put_delegation(signed, identity.signing.public)
+        if kept_us == serial_us:
+            return signed
+        if kept_us > _now_us() + _SKEW_US:
+            break
+        serial_us = max(_now_us(), kept_us + 1)
+    raise UsageError(
+        Code.CHAIN_DELEGATION,
+        "the broker has a delegation of yours that is newer than now, and keeps it",
+        hint="set the clock that is wrong: timedatectl set-ntp true",
+    )
 
 
 def _one_each(places: Sequence[Place], *, machines: int) -> tuple[Place, ...]:

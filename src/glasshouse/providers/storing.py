@@ -226,7 +226,9 @@ def main(arguments: list[str]) -> int:
         for wait_s in _waits(storing, folder):
             if time.monotonic() > until_s:
                 break
-            time.sleep(wait_s)
+            again_s = time.monotonic() + wait_s
+            while folder.exists() and time.monotonic() < again_s:  # it ends soon after what it reads is removed
+                time.sleep(LOOK_S)
     return 0
 
 

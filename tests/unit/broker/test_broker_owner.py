@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,3 +225,35 @@ def test_a_broker_keeps_its_key_and_refuses_without_its_key_file(tmp_path: Path)
     data.chmod(0o755)
     with pytest.raises(UsageError, match="0755"):
         open_broker(data)
+
+
+def test_an_older_delegation_takes_the_place_of_no_newer_one(broker: LocalBroker, owner: Owner) -> None:
+    given = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+
+    def put(serial_us: int, **changes: Any) -> int:
+        signed = replace(given, serial_us=serial_us, **changes).sign(owner.signing)
+        return owner.client().put_delegation(signed, owner.signing.public)
+
+    def uses() -> frozenset[Use]:
+        [(kept,)] = broker.rows("SELECT envelope FROM delegations")
+        assert isinstance(kept, bytes)
+        return Delegation.parse(kept, owner_public=owner.signing.public).uses
+
+    narrow = frozenset({Use.COUNTERSIGN})
+    assert put(2000, uses=narrow) == 2000
+    records = broker.count("audit")
+    # The broader one of before, signed by the same owner: with a smaller serial, without one, with the same.
+    for older in (1999, 0, 2000):
+        assert put(older) == 2000
+        assert uses() == narrow
+        with pytest.raises(UsageError) as caught:
+            owner.launch()
+        assert caught.value.code is Code.CHAIN_DELEGATION
+    assert broker.count("audit") == records, "what changed nothing is not told as if it had"
+    assert put(2001) == 2001
+    assert uses() == frozenset(Use)
+    owner.launch()
+    # What somebody put beneath the broker, which its owner did not sign, keeps out nothing.
+    forged = replace(given, serial_us=10**15).sign(SigningKey.generate())
+    broker.edit("UPDATE delegations SET envelope = ?", forged.encode())
+    assert put(2002) == 2002
