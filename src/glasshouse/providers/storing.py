@@ -51,11 +51,12 @@ class _NotKeptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file and the event that names it."""
+    """A file and the event that names it, with its size and digest where the event says them."""
 
     name: str
     event: bytes
     index: int
+    sealed: tuple[int, str] | None = None
 
 
 class Storing:
@@ -115,8 +116,10 @@ class Storing:
                 index = self._tree.append(leaf_hash(self._last))
                 for kind, folder in _NAMED_BY.items():
                     if f'"type":"{kind}"'.encode() in line:
-                        name = f"{folder}/{json.loads(line)['body']['sequence']:04d}.sealed"
-                        self._open[name] = _File(name, self._last, index)
+                        body = json.loads(line)["body"]
+                        name = f"{folder}/{body['sequence']:04d}.sealed"
+                        sealed = body["sealed_bytes"], body["sealed_sha256"]
+                        self._open[name] = _File(name, self._last, index, sealed)
 
     def _head(self) -> tuple[Json, int]:
         """Return the last countersigned head whose events were read, and how many these are; without one, 0."""
@@ -134,13 +137,17 @@ class Storing:
         """Send a file from where the gate has it; return whether it is over with that file."""
         try:
             with (self._out / file.name).open("rb") as content:
+                size_bytes, sha256 = file.sealed or (
+                    os.fstat(content.fileno()).st_size,
+                    file_digest(content, "sha256").hexdigest(),
+                )
                 about: dict[str, Json] = {
-                    "bytes": os.fstat(content.fileno()).st_size,
+                    "bytes": size_bytes,
                     "event": decode(file.event, max_bytes=4096),
                     "head": head,
                     "name": file.name,
                     "proof": [b64encode(step) for step in self._tree.inclusion_proof(file.index, size)],
-                    "sha256": file_digest(content, "sha256").hexdigest(),
+                    "sha256": sha256,
                 }
                 at, stood_still = 0, 0
                 while stood_still < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import stat
 from collections.abc import Iterator
@@ -383,3 +384,63 @@ def test_a_gate_that_lists_what_is_no_list_is_not_believed(
         client.stored("0" * 32)
     with pytest.raises(PeerError):
         client.stored_piece("0" * 32, bytes(32), 0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OSError("the line is down"),
+        (200, b"<html>"),
+        (200, b"{}"),
+        (200, b'{"bytes":7,"whole":false}'),
+        (503, b"{}"),
+        (429, b'{"code":"owner-quota"}'),
+        (404, b'{"code":"run-unknown"}'),
+    ],
+)
+def test_what_sends_goes_on_whatever_answers_it_and_sends_nothing_but_what_is_signed_and_sealed(
+    gate: LocalBroker, tmp_path: Path, answer: OSError | tuple[int, bytes]
+) -> None:
+    run = run_of(gate, ALICE, tmp_path)
+    (run.out.parent / "runtime.log").write_text("what a runtime writes for people")
+    (run.out / "outputs" / "0007.partial").write_bytes(noise(100))
+    run.output(noise(400_000))
+    run.end()
+    sent: list[bytes] = []
+    answers: list[OSError | tuple[int, bytes] | None] = [answer]
+
+    def send(body: bytes) -> tuple[int, bytes]:
+        sent.append(body)
+        if answers[0] is None:
+            reply = post(gate, body)
+            return reply.status, reply.body
+        if isinstance(answers[0], OSError):
+            raise answers[0]
+        return answers[0]
+
+    sends = Storing(run.out, send)
+    assert not sends.look(ended=True)
+    assert not sends.done
+    assert len(sent) <= 3 * 4, "an answer that brings nothing on is not asked for again and again"
+    answers[0] = None
+    assert sends.look(ended=True)
+    assert sends.done
+    names = {StoredPart.parse(body).name for body in sent}
+    assert names == {"receipt.json", "heads.log", "events.log", "outputs/0000.sealed"}
+
+
+def test_a_disk_that_is_full_is_said_to_be_and_keeps_nothing_half(
+    gate: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(gate, ALICE, tmp_path)
+    run.output(noise(1000))
+    part = part_of(run, "outputs/0000.sealed", run.countersign())
+    with monkeypatch.context() as full:
+        full.setattr("glasshouse.broker.stored.os.open", _no_room)
+        assert refused(post(gate, part.encode())) is Code.DISK_FULL
+    assert gate.gate(ALICE).stored(run.run_id) == {}
+    assert answered(post(gate, part.encode())) == {"bytes": 1000, "whole": True}
+
+
+def _no_room(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
