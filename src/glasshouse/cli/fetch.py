@@ -114,7 +114,7 @@ def _is_left(found: Look, *, asked: bool) -> bool:
 
 
 def _take(found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
-    """Take what the run's gate stored; where nobody asked for it, a gate that is away changes nothing."""
+    """Take what the run's gate stored; unless it was asked for, a gate that is away changes nothing."""
     from glasshouse.jobs.control import take
 
     try:

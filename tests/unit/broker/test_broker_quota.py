@@ -1,4 +1,4 @@
-"""An owner who is enrolled, and tries to have a gate for themselves: what they take, nobody else lacks."""
+"""An owner who is enrolled, and tries to have a gate for themselves: what they take, no other lacks."""
 
 from __future__ import annotations
 

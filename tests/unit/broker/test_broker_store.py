@@ -352,10 +352,10 @@ def test_what_another_owner_s_run_left_does_not_exist(gate: LocalBroker, tmp_pat
         ("GET", f"/v1/runs/{{}}/stored/{digest.hex()}?after=0", None),
         ("POST", "/v1/runs/{}/stored/forget", b"{}"),
     ):
-        theirs, nobodys = (
+        theirs, unknown = (
             mallory._send(method, path.format(run_id), body) for run_id in (run.run_id, secrets.token_hex(16))
         )
-        assert (theirs.status, theirs.body) == (nobodys.status, nobodys.body)
+        assert (theirs.status, theirs.body) == (unknown.status, unknown.body)
         assert theirs.problem().code is Code.RUN_UNKNOWN
     assert gate.rows("SELECT * FROM stored") == before
     assert refused(gate.gate(None)._send("GET", f"/v1/runs/{run.run_id}/stored", None)) is Code.OWNER_REQUEST
