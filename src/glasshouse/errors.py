@@ -149,6 +149,17 @@ class Code(StrEnum):
     ARTIFACT_INVALID = "artifact-invalid"
     ARTIFACT_CANARY = "artifact-canary"
 
+    # rented machines
+    NO_OFFER = "no-offer"
+    CAP_REACHED = "cap-reached"
+    BOOT_FAILED = "boot-failed"
+    PROVIDER_KEY = "provider-key"
+    PROVIDER_MONEY = "provider-money"
+    PROVIDER_UNREACHABLE = "provider-unreachable"
+    PROVIDER_PROTOCOL = "provider-protocol"
+    RENTAL_UNCERTAIN = "rental-uncertain"
+    RENTAL_LEFT = "rental-left"
+
     # the user's side
     USAGE = "usage"
     JOB_INVALID = "job-invalid"

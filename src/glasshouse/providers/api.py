@@ -1,0 +1,310 @@
+"""Asks a provider's JSON interface over HTTPS, and asks again where that cannot do anything twice.
+
+Laws: the account's key goes into the header of a request and nowhere else: no error, log or argument has it; what is
+read has bounds; a request that creates something is sent once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from glasshouse.errors import Code, PeerError, UsageError
+from glasshouse.providers.rental import UncertainError
+
+__all__ = ["Answer", "Api"]
+
+_TIMEOUT_S = 30.0
+_MAX_BYTES = 16 << 20
+_TRIES = 5
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
+_WORDS_CHARS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        status: of HTTP.
+        value: the JSON in it, numbers with a point as `Decimal`; None where there is none.
+        text: the body of an answer that is no JSON.
+    """
+
+    status: int
+    value: Any
+    text: str = ""
+
+
+class _RefusedError(Exception):
+    """An answer that says: later; with the seconds that it asks for, None where it does not."""
+
+    def __init__(self, status: int, after_s: float | None) -> None:
+        super().__init__(status)
+        self.status, self.after_s = status, after_s
+
+
+class Api:
+    """One provider's interface, for one account.
+
+    Args:
+        name: the provider's.
+        url: ``https://host``; ``http://127.0.0.1:port`` in tests.
+        key: the account's.
+        sleep: waits between tries.
+        jitter: a number from 0 to 1, anew each time.
+
+    Raises:
+        UsageError: `usage` for a URL, `provider-key` for a key that cannot be one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        key: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.hostname is None or not (parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1")):
+            raise UsageError(Code.USAGE, f"{name} is asked over https, and {url} is not")
+        if not re.fullmatch(r"[!-~]+", key):  # what refused it further down would print it
+            raise UsageError(
+                Code.PROVIDER_KEY,
+                f"the key for {name} is none: it is empty, or has other characters than a header may have",
+                hint="copy it again from the provider's page, without spaces or quotes around it",
+            )
+        self._name, self._parts, self._sleep, self._jitter = name, parts, sleep, jitter
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"Api({self._name})"
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Answer:
+        """Ask for something; raises as `Provider`."""
+        return self._again("GET", path + ("?" + urlencode(query) if query else ""), None)
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any]) -> Answer:
+        """Send a request that changes nothing, or the same however often it comes; raises as `Provider`."""
+        return self._again(method, path, body)
+
+    def stream(self, path: str, query: Mapping[str, str], *, quiet_s: float, most_bytes: int) -> Answer:
+        """Ask for what does not end, until it is quiet for so long or has come to so much; raises as `Provider`."""
+        return self._again("GET", path + "?" + urlencode(query), None, (quiet_s, most_bytes))
+
+    def delete(self, path: str) -> Answer:
+        """Remove something; an answer of 404 is an answer. Raises as `Provider`."""
+        return self._again("DELETE", path, None)
+
+    def create(self, method: str, path: str, body: Mapping[str, Any], *, judged: bool = True) -> Answer:
+        """Send a request that makes something, once; only what was certainly not taken is sent again.
+
+        Args:
+            method, path, body: the request.
+            judged: False for an interface whose refusals may name what they made all the same: the caller looks for
+                that, and then calls `judge`.
+
+        Raises:
+            UncertainError: whether it was made is not known.
+            PeerError, UsageError: as `Provider`; nothing was made.
+        """
+        for last in _lasts(_TRIES):
+            connection = self._connection()
+            try:
+                try:
+                    connection.connect()  # until then nothing was sent
+                except OSError as error:
+                    if last:
+                        raise self._away(type(error).__name__) from None
+                    self._pause(None, 1)
+                    continue
+                try:
+                    read = self._checked if judged else self._answer
+                    return read(*self._exchange(connection, method, path, body))
+                except (OSError, http.client.HTTPException) as error:
+                    raise UncertainError(self._name, f"the connection ended ({type(error).__name__})") from None
+                except _RefusedError as refused:
+                    if refused.status != 429:
+                        raise UncertainError(self._name, f"it answered HTTP {refused.status}") from None
+                    if last:
+                        raise self._away("too many requests") from None
+                    self._pause(refused.after_s, 1)
+                except PeerError as error:  # an answer that cannot be read is none
+                    raise UncertainError(self._name, error.message) from None
+            finally:
+                connection.close()
+        raise AssertionError  # the last try returns or raises
+
+    def file(self, url: str, max_bytes: int) -> str | None:
+        """Return the first bytes of a file that an answer named, asked for without the account's key.
+
+        None where it is not there, or not yet.
+
+        Raises:
+            PeerError: `provider-protocol`: it is not behind https.
+        """
+        try:
+            parts = urlsplit(url)
+            # Tests have both on the loopback, without TLS.
+            behind = parts.scheme in ("https", self._parts.scheme) and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # no URL, or no port
+            behind = False
+        if not behind:
+            raise PeerError(Code.PROVIDER_PROTOCOL, f"{self._name} names a file that is not behind https")
+        connection = self._connection(parts)
+        try:
+            connection.request("GET", (parts.path or "/") + ("?" + parts.query if parts.query else ""))
+            response = connection.getresponse()
+            content = response.read(max_bytes)
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return content.decode(errors="replace") if response.status == 200 else None
+
+    def _again(
+        self, method: str, path: str, body: Mapping[str, Any] | None, until: tuple[float, int] | None = None
+    ) -> Answer:
+        for number, last in enumerate(_lasts(_TRIES)):
+            connection = self._connection()
+            try:
+                return self._checked(*self._exchange(connection, method, path, body, until))
+            except ssl.SSLCertVerificationError:
+                raise self._away("its certificate is not valid") from None
+            except (OSError, http.client.HTTPException) as error:
+                if last:
+                    raise self._away(type(error).__name__) from None
+                self._pause(None, number)
+            except _RefusedError as refused:
+                if last:
+                    why = "too many requests" if refused.status == 429 else f"HTTP {refused.status}"
+                    raise self._away(why) from None
+                self._pause(refused.after_s, number)
+            finally:
+                connection.close()
+        raise AssertionError  # the last try returns or raises
+
+    def _pause(self, asked_s: float | None, number: int) -> None:
+        """Wait as long as was asked for, or longer from time to time; never all owners at once."""
+        own_s = _FIRST_PAUSE_S * 2**number * (0.5 + self._jitter())
+        self._sleep(min(_MOST_PAUSE_S, own_s if asked_s is None else asked_s + self._jitter()))
+
+    def _connection(self, parts: SplitResult | None = None) -> http.client.HTTPConnection:
+        parts = parts or self._parts
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        until: tuple[float, int] | None = None,
+    ) -> tuple[int, str | None, str, bytes]:
+        headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        sent = None if body is None else json.dumps(body, default=str).encode()
+        connection.request(method, self._parts.path.rstrip("/") + path, sent, headers)
+        line = connection.sock
+        response = connection.getresponse()
+        if until is None or response.status != 200:
+            content = response.read(_MAX_BYTES + 1)
+        else:
+            content = _until_quiet(line, response, *until)
+        return response.status, response.getheader("Retry-After"), response.getheader("Content-Type") or "", content
+
+    def _answer(self, status: int, retry_after: str | None, kind: str, content: bytes) -> Answer:
+        """Return an answer that is one; raises `_RefusedError` for later."""
+        if status == 429 or status >= 500:
+            raise _RefusedError(status, _seconds(retry_after))
+        if len(content) > _MAX_BYTES:
+            raise PeerError(Code.PROVIDER_PROTOCOL, f"{self._name} answered with more than {_MAX_BYTES >> 20} MiB")
+        text = content.decode(errors="replace")
+        # Vast has JSON beneath other types too.
+        if not content or not ("json" in kind or text.lstrip()[:1] in ("{", "[")):
+            return Answer(status=status, value=None, text=text)
+        try:
+            return Answer(status=status, value=json.loads(text, parse_float=Decimal, parse_constant=_no_number))
+        except (ValueError, RecursionError):
+            raise PeerError(
+                Code.PROVIDER_PROTOCOL, f"{self._name} answered HTTP {status} with what is no JSON"
+            ) from None
+
+    def _checked(self, status: int, retry_after: str | None, kind: str, content: bytes) -> Answer:
+        """Return an answer that is one; raises as `_answer` and `judge`."""
+        answer = self._answer(status, retry_after, kind, content)
+        self.judge(answer)
+        return answer
+
+    def judge(self, answer: Answer) -> None:
+        """Raise `UsageError` for an answer that says that the account's key or its credit will not do."""
+        if answer.status in (401, 403):
+            raise UsageError(
+                Code.PROVIDER_KEY,
+                f"{self._name} refused the account's key (HTTP {answer.status}): {self.words(answer)}",
+                hint="make a key with the right to manage machines, and put it where docs/how-to says",
+            )
+        if answer.status == 402:
+            raise UsageError(
+                Code.PROVIDER_MONEY,
+                f"{self._name} says that the account has no money for it: {self.words(answer)}",
+                hint="add credit there, or lower what the job asks for",
+            )
+
+    def words(self, answer: Answer) -> str:
+        """Return what an answer says for people, short and printable, without the account's key."""
+        value = answer.value if isinstance(answer.value, dict) else {}
+        found = next((value[name] for name in ("detail", "msg", "message", "error", "title") if value.get(name)), "")
+        text = (found if isinstance(found, str) else json.dumps(found, default=str)) or answer.text
+        text = " ".join(text.replace(self._key, "…").split())[:_WORDS_CHARS]
+        return (text if text.isprintable() else ascii(text)) or f"HTTP {answer.status}"
+
+    def _away(self, why: str) -> PeerError:
+        return PeerError(
+            Code.PROVIDER_UNREACHABLE,
+            f"{self._name} does not answer ({why})",
+            hint="look at its status page, and try again; nothing is lost by waiting",
+        )
+
+
+def _until_quiet(line: socket.socket, response: http.client.HTTPResponse, quiet_s: float, most_bytes: int) -> bytes:
+    content, deadline = b"", time.monotonic() + _TIMEOUT_S
+    line.settimeout(quiet_s)
+    while len(content) < most_bytes and time.monotonic() < deadline:
+        try:
+            more = response.read1(most_bytes - len(content))
+        except TimeoutError:
+            break
+        if not more:
+            break
+        content += more
+    return content
+
+
+def _lasts(tries: int) -> list[bool]:
+    return [number == tries - 1 for number in range(tries)]
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return what `Retry-After` asks for, in seconds; a date, or what is none, is left to our own pauses."""
+    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(word)

@@ -1,0 +1,74 @@
+"""The start command of a rented machine, and what it prints: its own host key, and what ends it.
+
+Laws: nothing in it is secret, and no variable of the machine is needed but those that its provider sets; what ends
+the machine runs before anyone can log in, and begins anew with the machine without a later end; a host key is made
+there, and believed only beside the nonce of its own start.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from glasshouse.providers.rental import Start
+
+__all__ = ["NO_SSHD", "READY", "host_key", "start_script"]
+
+READY, NO_SSHD = "glasshouse-host-key", "glasshouse-no-sshd"
+_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]{68}")
+_SCRIPT = """\
+umask 077
+end() {{ {end}; }}
+(
+  trap '' HUP
+  left=$(({ends_at_s} - $(date +%s)))
+  [ "$left" -le {ends_s} ] || left={ends_s}
+  [ "$left" -le 0 ] || sleep "$left"
+  while :; do end; sleep 60; done
+) </dev/null >/dev/null 2>&1 &
+sshd=$(command -v sshd || echo /usr/sbin/sshd)
+if [ ! -x "$sshd" ]; then echo {no_sshd} {nonce}; sleep 120; while :; do end; sleep 60; done; fi
+mkdir -p /run/sshd "$HOME/.ssh" /etc/ssh
+echo {public} >>"$HOME/.ssh/authorized_keys"
+key=/etc/ssh/glasshouse_host_key
+rm -f "$key" "$key.pub"
+ssh-keygen -q -t ed25519 -N '' -C '' -f "$key"
+echo {ready} {nonce} "$(cut -d ' ' -f 1,2 "$key.pub")"
+exec "$sshd" -D -e -h "$key" -p {port} -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no \\
+  -o PermitRootLogin=prohibit-password -o PidFile=none
+"""
+
+
+def start_script(start: Start, *, end: str, port: int = 22) -> str:
+    """Return what the machine runs as its first process, for ``sh -c``.
+
+    Args:
+        start: the machine's.
+        end: a command that ends the machine at its provider, from inside; tried again each minute.
+        port: where its sshd listens.
+    """
+    return _SCRIPT.format(
+        end=end,
+        ends_s=start.ends_s,
+        ends_at_s=start.ends_at_s,
+        public=shlex.quote(start.ssh_public),
+        ready=READY,
+        no_sshd=NO_SSHD,
+        nonce=start.nonce,
+        port=port,
+    )
+
+
+def host_key(output: str, nonce: str) -> str | None:
+    """Return the host key that a machine printed, as ``known_hosts`` has it; None where it did not, or not yet.
+
+    Raises:
+        ValueError: the machine's image has no sshd.
+    """
+    for line in output.splitlines():
+        word, _, rest = line[line.find("glasshouse-") :].partition(f" {nonce}")
+        if word == NO_SSHD:
+            raise ValueError(NO_SSHD)
+        if word == READY and _KEY.fullmatch(rest.strip()):
+            return rest.strip()
+    return None
