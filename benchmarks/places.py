@@ -206,7 +206,7 @@ class Hosts(Stage):
 
     def _cat(self, file: Path) -> float:
         goal = self._folder / "cat"
-        host = Machine(url=f"ssh://root@{FAR}", config=str(self._config)).host()
+        host = Machine(url=f"ssh://root@{FAR}", config=str(self._config)).way()[0]
         with file.open("rb") as source:
             began = time.perf_counter()
             subprocess.run(host.command(["sh", "-c", f"cat > {goal}"], connect_s=10), stdin=source, check=True)

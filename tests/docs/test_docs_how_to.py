@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,13 +14,18 @@ import pytest
 from glasshouse.errors import ExitCode
 from glasshouse.runtime import named_directory
 from simulators.command_line import SUM, Shell
+from simulators.slurm_cluster import needs_slurm, running_slurm
 from tools.machine import needs_filters, needs_landlock, needs_root
 from tools.sshd import needs_sshd, serving_ssh
+from tools.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "how-to" / "own-machine.md"
+RENT = ROOT / "docs" / "how-to" / "rent.md"
+SLURM = ROOT / "docs" / "how-to" / "slurm.md"
 CONTAINER = ROOT / "docs" / "how-to" / "container.md"
 ADDRESS = "ssh://trainer@lab.example.org --python '~/glasshouse/bin/python'"
+NODE = "slurm://you@login.example.org/4711/gpu-7 --python '~/glasshouse/bin/python'"
 CONTAINED = "ssh://root@gpu.example.org:2222"
 CONFINED = (sys.executable, "-I", str(ROOT / "tests" / "tools" / "confined.py"), "SHM=64m")
 
@@ -70,13 +76,51 @@ def test_a_run_on_a_machine_is_what_the_how_to_says(tmp_path: Path) -> None:
     assert shell.left_running() == []
 
 
+@pytest.mark.slow
+@needs_sshd
+@needs_root
+@needs_slurm
+def test_a_run_on_a_node_of_a_cluster_is_what_the_how_to_says(tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    shell = Shell(tmp_path / "user")
+    with running_slurm() as cluster, serving_ssh(tmp_path / "ssh", cluster.for_sshd) as login:
+        shell.environment |= cluster.environment
+        assert shell.ask("init").code == 0
+        shell.job("job", "24")
+        [submit] = [text for text in blocks("sh", SLURM) if "sbatch" in text]
+        there = f"ssh -F {tmp_path / 'ssh' / 'client'} -p {login.port} {login.host}"
+        for shown, really in (
+            ("ssh you@login.example.org", there),
+            ("glasshouse", f"{sys.executable} -m glasshouse.cli"),
+        ):
+            submit = submit.replace(shown, really)
+        printed = subprocess.run(
+            ["sh", "-e"],
+            input=submit,
+            cwd=shell.folder,
+            env=shell.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        job = re.findall(r"^Submitted batch job ([0-9]+)$", printed, re.MULTILINE)[0]
+        wait_for(lambda: (Path("/tmp") / f"glasshouse-{job}-{cluster.nodes[0]}" / "node").exists())
+        here = f"slurm://{login.host}:{login.port}/{job}/{cluster.nodes[0]}"
+        really = f"{here} --python {sys.executable} --config {tmp_path / 'ssh' / 'client'}"
+        typed(shell, SLURM, NODE, here, really)
+        cluster.ask("scancel", job)
+        cluster.until_over(job)
+        assert not list(Path("/tmp").glob(f"glasshouse-{job}-{cluster.nodes[0]}"))
+    assert shell.left_running() == []
+
+
 def test_every_command_and_option_of_the_how_tos_is_one() -> None:
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     known = {
         name: set(re.findall(r"^\| `(?:-[a-z]`, `)?(--[a-z-]+)`", text, re.MULTILINE))
         for name, text in re.findall(r"^## `glasshouse ([a-z ]+)`\n(.*?)(?=^## |\Z)", reference, re.DOTALL | re.M)
     }
-    for page in (GUIDE, CONTAINER):
+    for page in (GUIDE, CONTAINER, RENT, SLURM):
         named = [command for command, _ in commands(page)] + re.findall(r"`(glasshouse [^`\n]+)`", page.read_text())
         assert len(named) > 8
         for command in named:

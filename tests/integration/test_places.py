@@ -21,13 +21,18 @@ from glasshouse.jobs.verify import verify_bundle, verify_log_beside
 from glasshouse.providers.base import Order
 from glasshouse.providers.channel import Channel, digest_of
 from glasshouse.providers.keeper import KEEPER, boot
+from glasshouse.providers.node import NODE
 from glasshouse.providers.placed import RemotePlaced
+from glasshouse.providers.rental import Way
 from glasshouse.providers.runs import Runs
-from glasshouse.providers.ssh import SshHost
+from glasshouse.providers.slurm import SlurmNode, batch_script, login_of
 from glasshouse.providers.uploads import Uploads
 from glasshouse.runtime.http import parse_url
+from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
+from tools.machine import needs_root
 from tools.runtime_world import AgentProcess, World, script_world
 from tools.sshd import needs_sshd, serving_ssh
+from tools.waiting import wait_for
 
 TRAIN = """
 import time
@@ -43,8 +48,9 @@ handle.save_bytes("result.dat", bytes(range(256)) * KIB * 4)
 class Here:
     """A place on this machine, its world, and what its owner keeps."""
 
-    def __init__(self, folder: Path, world: World, host: SshHost | None) -> None:
-        self.place, self.kept, self.world, self.host = folder / "place", folder / "kept", world, host
+    def __init__(self, folder: Path, world: World, host: Way | None) -> None:
+        self.place = Path(host.place) if isinstance(host, SlurmNode) else folder / "place"
+        self.kept, self.world, self.host = folder / "kept", world, host
         self.channels: list[Channel] = []
         self.run_ids: dict[str, str] = {}
 
@@ -74,18 +80,41 @@ class Here:
         self.channels[-1]._process.kill()
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=needs_sshd)])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SshHost | None]:
-    """The two ways to a place: what it does is the same by both."""
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_slurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("ssh", marks=needs_sshd),
+        pytest.param("slurm", marks=[needs_root, needs_slurm, pytest.mark.long]),
+    ]
+)
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way | None]:
+    """The ways to a place: what it does is the same by all."""
     if request.param == "local":
         yield None
+        return
+    if request.param == "slurm":
+        cluster: Cluster = request.getfixturevalue("cluster")
+        monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        script = batch_script(python=sys.executable, folder=str(tmp_path))
+        # A line is broken there by kill -9, of which its step does not hear: what it carried is missed after a timeout.
+        job = int(cluster.ask("sbatch", "--parsable", f"--nodelist={cluster.nodes[0]}", text=script))
+        node = SlurmNode(login=login_of(""), job=job, node=cluster.nodes[0], folder=str(tmp_path))
+        wait_for((Path(node.place) / NODE).exists)
+        yield node
+        cluster.ask("scancel", str(job))
         return
     with serving_ssh(tmp_path / "ssh") as found:
         yield found
 
 
 @pytest.fixture
-def here(tmp_path: Path, broker: BrokerProcess, host: SshHost | None) -> Iterator[Callable[..., Here]]:
+def here(tmp_path: Path, broker: BrokerProcess, host: Way | None) -> Iterator[Callable[..., Here]]:
     scenes: list[Here] = []
 
     def make(script: str) -> Here:

@@ -105,8 +105,15 @@ class Shell:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and return at once."""
+        return self._start([self.python, "-m", "glasshouse.cli", *arguments])
+
+    def start_with(self, program: Path, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command by a program of the tests' own, and return at once."""
+        return self._start([self.python, str(program), *arguments])
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [self.python, "-m", "glasshouse.cli", *arguments],
+            command,
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

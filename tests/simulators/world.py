@@ -76,10 +76,12 @@ class World:
     Attributes:
         name: what all keys and ids are made from.
         now_us: the one clock of owner, broker and runtime; moves as the run goes on.
+        reported: how many steps its log tells of.
     """
 
     name: str = "clinic"
     now_us: int = START_US
+    reported: int = 5
     floor: Floor = field(default_factory=lambda: Floor(assurance=Assurance.SOFTWARE, profile=Profile.STANDARD))
 
     def __post_init__(self) -> None:
@@ -360,7 +362,7 @@ class World:
             if state is State.MEASURED:
                 log.append(EventType.DIGEST, {"sha256": self.measurement.sha256.hex(), "subject": "measurement"})
             if state is State.RUNNING:
-                for step in range(1, 6):
+                for step in range(1, self.reported + 1):
                     log.append(
                         EventType.PROGRESS,
                         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glasshouse.cli.options import HomeOption, Json, Run, again, locate
 from glasshouse.cli.output import Output
+from glasshouse.cli.renting import cost_so_far
 from glasshouse.errors import ExitCode
 
 __all__ = ["command"]
@@ -27,7 +28,8 @@ def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False)
             output.say(f"Run {record.run_id[:8]} · {record.name} · {record.workload}", style="bold")
             view = View(output.console)
             machines = 1 if record.group is None else record.group.machines
-            view.expect(assurance=record.assurance, profile=record.profile, machines=machines)
+            cost = cost_so_far(place, folder)
+            view.expect(assurance=record.assurance, profile=record.profile, machines=machines, cost=cost)
             with view:
                 ended = wait(folder, place, view)
     except KeyboardInterrupt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,9 @@ def say_ended(
         home: the state home that the command was given, for the commands that are proposed.
         left_out: what of the inputs' folders was not packed, where this command packed them; None where it did not.
     """
+    from glasshouse.cli.cost import cost_facts, rental_and_cost
     from glasshouse.jobs.collect import look_inside
+    from glasshouse.jobs.home import Home
     from glasshouse.jobs.logs import uncollected
 
     conclusion, problem = ended.conclusion, ""
@@ -69,10 +71,12 @@ def say_ended(
         lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
     # What the job printed is its owner's: a program that wants it asks for it.
     log_hint = None if conclusion.outcome is Outcome.COMPLETED else _log_command(ended, home)
-    told = summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost)
+    rental, cost, unread = rental_and_cost(Home.locate(home), ended.folder, ended.record, conclusion.receipt)
+    problem = problem or unread
+    told = summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost, rental, cost)
     output.result(told | {"log_hint": log_hint, "left_out": None if left_out is None else list(left_out)})
     if not output.as_json:
-        _say(output, ended, opened, problem, lost, home)
+        _say(output, ended, opened, problem, lost, home, cost_facts(rental, cost))
         if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:
             machine = _speaker(ended)
             said = last_words(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
@@ -107,6 +111,7 @@ def _say(
     problem: str,
     lost: Uncollected | None,
     home: Path | None,
+    costs: Mapping[str, str],
 ) -> None:
     conclusion, receipt = ended.conclusion, ended.conclusion.receipt
     level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
@@ -128,6 +133,8 @@ def _say(
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     if conclusion.code is Code.PLATFORM:
         facts["reason"] = runtime_hint(_speaker(ended), conclusion.code)
+    if costs:
+        facts |= {"rental": costs["rental"], "of that": "\n".join(_table(costs))}
     facts["receipt"] = verdict_words(conclusion.verdict, level)
     facts["problem"] = (
         Text(printable(conclusion.problem or problem), style="red") if conclusion.problem or problem else None
@@ -135,6 +142,11 @@ def _say(
     facts["files"] = ended.folder.path
     facts["next"] = _next(ended, home)
     output.facts(facts)
+
+
+def _table(costs: Mapping[str, str]) -> list[str]:
+    width = max(map(len, costs)) + 2
+    return [name.ljust(width) + text for name, text in costs.items() if name != "rental"]
 
 
 def _ranks(group: Group, conclusion: Conclusion) -> str:

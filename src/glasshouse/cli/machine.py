@@ -1,4 +1,4 @@
-"""`glasshouse machine add|list|remove`: machines that you have, and how they are reached."""
+"""`glasshouse machine add|list|remove|slurm|sweep|rented`: machines that you have or rent, and how they are reached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ group = typer.Typer(no_args_is_help=True)
 @group.command("add", help="Give a machine a name, for: glasshouse run JOB --on NAME.")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
-    url: Annotated[str, typer.Argument(metavar="ssh://USER@HOST[:PORT]", help="How ssh reaches it.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="How it is reached: ssh://USER@HOST[:PORT], or slurm://USER@LOGIN/JOB/NODE."
+        ),
+    ],
     python: Annotated[
         str, typer.Option("--python", metavar="PATH", help="The interpreter there that has Glasshouse, or torch.")
     ] = "python3",
@@ -77,6 +82,22 @@ def _forget(home: Home, name: str) -> dict[str, str]:
 list_and_remove(group, "machine", _known, _forget, add="glasshouse machine add NAME ssh://user@host")
 
 
+@group.command("slurm", help="Print the batch script of a Slurm job whose nodes you run on: | sbatch --nodes=1 …")
+def slurm(
+    python: Annotated[
+        str, typer.Option("--python", metavar="PATH", help="Any Python of the nodes, 3.9 or newer.")
+    ] = "python3",
+    folder: Annotated[
+        str | None, typer.Option("--folder", metavar="PATH", help="A folder on each node's own disk; /tmp by default.")
+    ] = None,
+) -> None:
+    import sys
+
+    from glasshouse.providers.slurm import NODE_FOLDER, batch_script
+
+    sys.stdout.write(batch_script(python=python, folder=folder or NODE_FOLDER))
+
+
 @group.command("sweep", help="Remove from a machine what is left there of your runs that have ended.")
 def sweep(
     name: Annotated[str, typer.Argument(metavar="MACHINE", help="A name, or ssh://user@host.")],
@@ -91,3 +112,41 @@ def sweep(
     output.result({"removed": removed, "left": left})
     output.say(f"{name} says that what it had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
     output.facts({f"left {run[:8]}": why for run, why in left.items()})
+
+
+@group.command("rented", help="What is rented, since when, and what it has cost.")
+def rented(
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    import time
+
+    from glasshouse.jobs.durations import format_s
+    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.rented import statement
+    from glasshouse.jobs.sweeping import found, strays
+
+    output, place, now_us = Output(as_json), Home.locate(home).require(), time.time_ns() // 1000
+    open_ones, others = found(place), strays(place)
+    output.result(
+        {
+            "rentals": [
+                {"place": one.rental.place, "run_id": one.rental.run_id, "kept": one.kept}
+                | statement(one.rental, now_us)
+                for one in open_ones
+            ],
+            "elsewhere": [{"provider": one.provider, "tag": one.machine.tag} for one in others],
+        }
+    )
+    for one in open_ones:
+        since = format_s((now_us - one.rental.created_us) / 1e6)
+        cost = f"{one.rental.cost_usd(now_us):.3f} $ so far"
+        steps = ", ".join(attempt.step.value for attempt in one.rental.attempts if not attempt.step.over)
+        kept = "" if one.kept else "; no process looks after it: glasshouse sweep"
+        output.say(f"{one.rental.place}  {steps}  since {since}  {cost}{kept}")
+    for other in others:
+        price = other.machine.usd_per_hour
+        cost = "" if price is None else f", {price:.3f} $ an hour"
+        output.say(f"{other.provider}: {other.machine.tag}{cost}, rented from another home: glasshouse sweep --all")
+    if not (open_ones or others):
+        output.say("Nothing is rented.")

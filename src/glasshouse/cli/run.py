@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
+from glasshouse.cli.options import (
+    GateOption,
+    HomeOption,
+    Json,
+    PassphraseFd,
+    PassphraseFile,
+    Yes,
+    again,
+    locate,
+    unlock,
+)
 from glasshouse.cli.output import Output
+from glasshouse.cli.renting import Asked, Renting, cost_so_far
 from glasshouse.cli.words import bytes_text, left_out_words
 from glasshouse.errors import Code, ExitCode, UsageError
 
@@ -41,13 +52,19 @@ def command(
         typer.Option("--machines", metavar="M", help="On M machines, all released to or none; 1 by default."),
     ] = None,
     on: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--on",
             metavar="MACHINE",
-            help="Where: a name of `glasshouse machine`, or ssh://user@host; several, with commas, for a group.",
+            help="Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
+            "or rent one: runpod, vast, slurm. By default as `[machine]` says, else this machine.",
         ),
-    ] = "local",
+    ] = None,
+    yes: Yes = False,
+    accept_host_key: Annotated[
+        bool,
+        typer.Option("--accept-host-key", help="Rent also what does not print its host key; the rental says so."),
+    ] = False,
     gate: GateOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
     passphrase_file: PassphraseFile = None,
@@ -58,16 +75,18 @@ def command(
     output, place = Output(as_json), locate(home)
     if raw and detach:
         raise UsageError(Code.USAGE, "--raw and --detach do not go together")
-    where = on.split(",")
-    shape = _shape(ranks, len(where) if machines is None and len(where) > 1 else machines)
+    shape = _shape(ranks, machines)
     if raw and machines is not None:
         raise UsageError(Code.USAGE, "--raw runs on this machine: leave --machines out")
-    if raw and on != "local":
+    if raw and on not in (None, "local"):
         raise UsageError(Code.USAGE, "--raw runs on this machine: leave --on out")
     if raw and gate is not None:
         raise UsageError(Code.USAGE, "--raw asks no gate: leave --gate out")
-    # The job file is checked before anybody is asked for a passphrase and before anything is started.
+    # The job file is checked before anyone is asked for a passphrase and before anything is started.
     job = _job(what)
+    where = (on or _where(job)).split(",")
+    if machines is None and len(where) > 1 and not raw:
+        shape = _shape(ranks, len(where))
     gate = _gate(place, gate, None if raw else job)
     if job is not None and shape is not None:
         shape.check(job.workload, job.floor)
@@ -76,7 +95,23 @@ def command(
         from glasshouse.cli.raw import run_raw_leg
 
         return run_raw_leg(what, job, output, place, identity, ranks=shape)
-    return _protected(what, job, output, place, identity, ranks=shape, detach=detach, given=home, on=where, gate=gate)
+    asked = Asked(
+        what=what,
+        job=job,
+        ranks=shape,
+        detach=detach,
+        given=home,
+        on=where,
+        gate=gate,
+        yes=yes,
+        accept=accept_host_key,
+    )
+    return _protected(asked, output, place, identity)
+
+
+def _where(job: Job | None) -> str:
+    """Return where a job says that it runs."""
+    return "local" if job is None or job.machine is None or job.machine.on is None else job.machine.on
 
 
 def _gate(place: Home, given: str | None, job: Job | None) -> str | None:
@@ -99,19 +134,7 @@ def _shape(ranks: int | None, machines: int | None) -> Ranks | None:
     return Ranks(each=1 if ranks is None else ranks, machines=1 if machines is None else machines)
 
 
-def _protected(
-    what: Path,
-    job: Job | None,
-    output: Output,
-    place: Home,
-    identity: Identity,
-    *,
-    ranks: Ranks | None,
-    detach: bool,
-    given: Path | None,
-    on: list[str],
-    gate: str | None,
-) -> int:
+def _protected(asked: Asked, output: Output, place: Home, identity: Identity) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.seal import warn_of_losses
     from glasshouse.cli.terminal import is_reader_gone
@@ -119,33 +142,37 @@ def _protected(
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.gates import Standing
-    from glasshouse.jobs.places import place_of
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Silent
 
-    where = [place_of(place, name) for name in on]
-    for one in dict(zip(on, where, strict=True)).values():
-        one.check()  # before anything is sealed
+    job, gate = asked.job, asked.gate
+    rents = Renting.of(asked, place)
+    where = _places(asked, place) if rents is None else []
     if job is not None:
         warn_of_losses(output, job)
     folder = RunFolder.create(place)
     broker: Broker = Embedded(place) if gate is None else Standing(place, gate, identity.signing)
     view = None if output.as_json else View(output.console)
-    with _removed_if_unused(folder), runner.settled(folder, broker):
+    with contextlib.ExitStack() as until_ended:
+        until_ended.enter_context(_removed_if_unused(folder))
+        until_ended.enter_context(runner.settled(folder, broker))
         try:
             with runner.stoppable():
-                prepared, left_out = _prepare(
-                    what, job, output, view, place, identity, folder, broker, where, gate, ranks
-                )
+                package, left_out = _seal(asked, output, view, place, identity, folder)
+                if rents is not None:
+                    where = until_ended.enter_context(rents.rented(output, place, folder, package))
+                prepared = _prepare(asked, package, view, place, identity, folder, broker, where)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not is_reader_gone(error):
                 raise
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released"
             ) from None
-        if detach:
-            runner.detach(folder, prepared.launch, home=place, others=prepared.others)
-            return _detached(output, folder, given, left_out)
+        if asked.detach:
+            supervisor = runner.detach(folder, prepared.launch, home=place, others=prepared.others)
+            if rents is not None:
+                rents.hand_over(place, folder, supervisor)
+            return _detached(output, folder, asked.given, left_out)
         with contextlib.nullcontext() if view is None else view:
             ended = runner.run_here(
                 folder,
@@ -163,13 +190,23 @@ def _protected(
             ended,
             sealing=identity.sealing,
             owner_signing=identity.signing.public,
-            home=given,
+            home=asked.given,
             left_out=left_out if job is not None else None,
         )
     except OSError as error:
         if not is_reader_gone(error):
             raise
         return ended.conclusion.exit_code  # the run ended as it did, and its record and receipt say the same
+
+
+def _places(asked: Asked, home: Home) -> list[Place]:
+    """Return where a run shall be, each looked at before anything is sealed."""
+    from glasshouse.jobs.places import place_of
+
+    where = [place_of(home, name) for name in asked.on]
+    for one in dict(zip(asked.on, where, strict=True)).values():
+        one.check()
+    return where
 
 
 def _job(what: Path) -> Job | None:
@@ -181,36 +218,41 @@ def _job(what: Path) -> Job | None:
     return load(what)
 
 
+def _seal(
+    asked: Asked, output: Output, view: View | None, place: Home, identity: Identity, folder: RunFolder
+) -> tuple[Path, tuple[str, ...]]:
+    """Seal a job file; return the package, and what of the inputs' folders was left out."""
+    from glasshouse.jobs.seal import seal
+
+    if asked.job is None:
+        return asked.what, ()
+    started = time.monotonic()
+    sealed = seal(asked.job, out=folder.package, home=place, identity=identity)
+    seconds = time.monotonic() - started
+    for note in sealed.notes:
+        output.warn(note)
+    if view is not None:
+        files = "1 file" if sealed.files == 1 else f"{sealed.files} files"
+        view.done("packed", f"{asked.job.name}: {files}, {bytes_text(sealed.package_bytes)} sealed", seconds)
+        if (words := left_out_words(sealed.left_out)) is not None:
+            view.done("left out", words, None)
+    return folder.package, sealed.left_out
+
+
 def _prepare(
-    what: Path,
-    job: Job | None,
-    output: Output,
+    asked: Asked,
+    package: Path,
     view: View | None,
     place: Home,
     identity: Identity,
     folder: RunFolder,
     broker: Broker,
     where: list[Place],
-    gate: str | None,
-    ranks: Ranks | None,
-) -> tuple[Prepared, tuple[str, ...]]:
-    """Seal a job file and prepare its run; return it, and what of the inputs' folders was left out."""
+) -> Prepared:
+    """Prepare the run of a sealed package."""
     from glasshouse.jobs.run import prepare
-    from glasshouse.jobs.seal import seal
 
-    left_out: tuple[str, ...] = ()
-    package, started = what, time.monotonic()
-    if job is not None:
-        sealed = seal(job, out=folder.package, home=place, identity=identity)
-        package, left_out, seconds = folder.package, sealed.left_out, time.monotonic() - started
-        for note in sealed.notes:
-            output.warn(note)
-        if view is not None:
-            files = "1 file" if sealed.files == 1 else f"{sealed.files} files"
-            view.done("packed", f"{job.name}: {files}, {bytes_text(sealed.package_bytes)} sealed", seconds)
-            if (words := left_out_words(left_out)) is not None:
-                view.done("left out", words, None)
-    started = time.monotonic()
+    ranks, started = asked.ranks, time.monotonic()
     with contextlib.nullcontext() if view is None else view:
         prepared = prepare(
             package,
@@ -219,17 +261,18 @@ def _prepare(
             folder=folder,
             broker=broker,
             places=where,
-            gate=gate,
+            gate=asked.gate,
             ranks=ranks,
             sending=_unseen if view is None else view.sending,
         )
     if view is not None:
         record = prepared.record
         machines = 1 if ranks is None else ranks.machines
-        view.expect(assurance=record.assurance, profile=record.profile, machines=machines)
+        cost = cost_so_far(place, folder)
+        view.expect(assurance=record.assurance, profile=record.profile, machines=machines, cost=cost)
         told = f"run {record.run_id[:8]}; broker told of package and policy" + _in_ranks(ranks)
         view.done("prepared", told, time.monotonic() - started)
-    return prepared, left_out
+    return prepared
 
 
 def _unseen(_sent: int, _size: int) -> None:

@@ -48,6 +48,7 @@ def command(
 
 def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
     from glasshouse.cli.closing import say_ended
+    from glasshouse.cli.cost import rental_and_cost
     from glasshouse.cli.names import sealing_without_asking
     from glasshouse.jobs.control import concluded
     from glasshouse.jobs.identity import read_public
@@ -61,7 +62,10 @@ def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
         owner_signing = read_public(place.owner_public).signing
         say_ended(output, ended, sealing=sealing_without_asking(place), owner_signing=owner_signing, home=home)
         return ExitCode.DONE
-    output.result(summary(found.folder, found.record, found.seen, None) | _brief(found))
+    rental, cost, unread = rental_and_cost(place, found.folder, found.record, None)
+    if unread:
+        output.warn(unread)
+    output.result(summary(found.folder, found.record, found.seen, None, rental=rental, cost=cost) | _brief(found))
     if not output.as_json:
         _table(output, [found])
     return ExitCode.DONE

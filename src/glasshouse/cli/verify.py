@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.verdict import AnyVerdict, ArtifactVerdict, Verdict
 
-__all__ = ["command"]
+__all__ = ["command", "measurement_in", "verify_measured"]
 
 
 class _Verdict(Protocol):
@@ -79,11 +79,11 @@ def command(
 
     output, place = Output(as_json), Home.locate(home)
     path, run, whole = _path(what, place)
-    folder = _measurement(path)
-    trust = trusted_owner(place, folder / _STATEMENT if folder else path, named=owner, fingerprint=fingerprint)
-    public = trust.owner
+    folder = measurement_in(path)
     if folder is not None:
-        return _measured(folder, trust, output)
+        return _measured(folder, *verify_measured(folder, place, owner=owner, fingerprint=fingerprint), output)
+    trust = trusted_owner(place, path, named=owner, fingerprint=fingerprint)
+    public = trust.owner
     key = _package_key(path, place, passphrase_file, passphrase_fd) if content else None
     try:
         # Of a run everything must be there; a receipt may travel alone.
@@ -147,7 +147,7 @@ def _machines(run: RunFolder, first: Verdict, trust: Trust, output: Output, now_
     return verdict.exit_code
 
 
-def _measurement(path: Path) -> Path | None:
+def measurement_in(path: Path) -> Path | None:
     """Return the folder of the measurement that is named, by itself or by its statement; None for anything else."""
     from glasshouse.jobs.files import is_there
 
@@ -169,14 +169,36 @@ def _say(output: Output, trust: Trust, verdict: _Verdict) -> None:
         output.say(trust.warning, style="bold yellow")
 
 
-def _measured(folder: Path, trust: Trust, output: Output) -> int:
-    from glasshouse.jobs.files import is_there
+def verify_measured(
+    folder: Path, place: Home, *, owner: str | None = None, fingerprint: str | None = None
+) -> tuple[Any, Trust]:
+    """Verify a measurement.
 
+    Args:
+        folder: as of `measurement_in`.
+        place: whose owner and known owners count.
+        owner, fingerprint: as of `trusted_owner`.
+
+    Returns:
+        The verdict, and whose key it rests on.
+
+    Raises:
+        VerificationError: it does not hold.
+        UsageError: no key is at hand, or what computes it again is not installed.
+    """
+    from glasshouse.jobs.owners import trusted_owner
+
+    trust = trusted_owner(place, folder / _STATEMENT, named=owner, fingerprint=fingerprint)
     verify = _verifier(folder / _STATEMENT)
     try:
-        verdict = verify(folder, owner=trust.owner, now_us=time.time_ns() // 1000)
+        return verify(folder, owner=trust.owner, now_us=time.time_ns() // 1000), trust
     except VerificationError as error:
         raise _said(error, folder, "measurement") from None
+
+
+def _measured(folder: Path, verdict: Any, trust: Trust, output: Output) -> int:
+    from glasshouse.jobs.files import is_there
+
     output.result(_object(folder, trust, verdict))
     output.say("From the owner's signature to every number:", style="dim")
     _links(output, verdict.links)

@@ -24,6 +24,8 @@ from glasshouse.jobs.durations import format_s
 from glasshouse.wire.states import Outcome, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from glasshouse.jobs.follow import Seen
@@ -67,6 +69,7 @@ class View:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._assurance, self._profile, self._machines = "", "", 1
+        self._cost: Callable[[], str] | None = None
         self._live: Live | None = None
         self._drawn_s = 0.0
         self._previous_us: int | None = None
@@ -91,9 +94,15 @@ class View:
                 self._live.stop()
             self._live = None
 
-    def expect(self, *, assurance: str, profile: str, machines: int = 1) -> None:
-        """Say what the run's policy demands: it is named with the release and the hardening; and who is waited for."""
-        self._assurance, self._profile, self._machines = assurance, profile, machines
+    def expect(self, *, assurance: str, profile: str, machines: int = 1, cost: Callable[[], str] | None = None) -> None:
+        """Say what the run's policy demands: it is named with the release and the hardening; and who is waited for.
+
+        Args:
+            assurance, profile: of the policy.
+            machines: how many.
+            cost: returns what a rented machine has cost until now; None for a machine that is not rented.
+        """
+        self._assurance, self._profile, self._machines, self._cost = assurance, profile, machines, cost
 
     def done(self, name: str, detail: str, seconds: float | None, style: str = _GOOD) -> None:
         """Print a step that is done."""
@@ -284,6 +293,8 @@ class View:
         if work is None:
             self._shown_clock = self._clock(seen)
             figures = [f"{self._shown_clock} elapsed"]
+        if self._cost is not None:
+            figures.append(self._cost())
         # Narrower than the terminal: what it echoes, such as ^C, must not wrap and push the line up.
         line = Table.grid(padding=(0, 1), expand=True)
         line.width = self._console.width - _ECHO_CHARS
@@ -300,7 +311,8 @@ class View:
         now = time.monotonic()
         if _reported(seen) and now - self._plain_s >= _PLAIN_PROGRESS_S:
             self._plain_s = now
-            self._console.print(Text(f"  training    {' · '.join(_figures(seen))}"), soft_wrap=True)
+            figures = _figures(seen) + ([] if self._cost is None else [self._cost()])
+            self._console.print(Text(f"  training    {' · '.join(figures)}"), soft_wrap=True)
 
 
 _WHY = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
 __all__ = [
     "ASSURANCE",
@@ -13,6 +14,7 @@ __all__ = [
     "files_words",
     "left_out_words",
     "network_words",
+    "usd_text",
     "verdict_words",
 ]
 
@@ -74,6 +76,14 @@ def bytes_text(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError("unreachable")
+
+
+def usd_text(amount: Decimal) -> str:
+    """Return US dollars with three digits: at least to the cent, and no further than a hundredth of one."""
+    if amount and abs(amount) < Decimal("0.00005"):
+        return "under 0.0001 $"
+    digits = min(4, max(2, 2 - amount.adjusted())) if amount else 0
+    return f"{amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP):f} $"
 
 
 def clock(seconds: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["FORM", "format_s", "format_text", "parse_s", "utc"]
+__all__ = ["FORM", "Duration", "format_s", "format_text", "parse_s", "utc"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORM = r"([1-9][0-9]{0,6})([smhd])"
@@ -41,3 +43,24 @@ def utc(time_us: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_us // 1_000_000))
     except (OverflowError, ValueError, OSError):
         return f"{time_us} µs after 1970"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Duration:
+    """A length of time, as `90s`, `10m`, `2h` or `7d`.
+
+    Attributes:
+        limit_s: the longest, in seconds.
+    """
+
+    limit_s: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a time: text such as '90s', '10m', '2h' or '7d', at most {self.limit_s // 3600}h"
+
+    def read(self, value: Any, path: str) -> int:
+        seconds = parse_s(value) if isinstance(value, str) else None
+        if seconds is None or seconds > self.limit_s:
+            raise ValueError
+        return seconds

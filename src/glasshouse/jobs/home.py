@@ -10,6 +10,8 @@ the user's data folder  0700, shared by all of the owner's projects
   packages/ID.json      labels and deployment settings of packages
   machines.json         machines that have a name: how to reach them
   gates.json            gates: where they are, what of them is pinned, where their audit log ended
+  accounts/PROVIDER     the key of an account at a provider of machines, 0600, where its owner puts it there
+  rentals/RUN/          machines that were rented; it goes with its run, once they are shown to be gone
   references/NAME.json  installations that jobs may name: the digests of their files
   broker/               the embedded broker's data, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them
@@ -38,8 +40,8 @@ __all__ = ["PROJECT", "Home", "state_folder"]
 PROJECT = ".glasshouse"
 _OWN_NAMES = frozenset(
     {
-        *("broker", "gates.json", "keys", "machines.json", "model-signing.json", "owner.key", "owner.pub", "owners"),
-        *("packages", "projects", "raw", "references", "runs"),
+        *("accounts", "broker", "gates.json", "keys", "machines.json", "model-signing.json", "owner.key", "owner.pub"),
+        *("owners", "packages", "projects", "raw", "references", "rentals", "runs"),
     }
 )
 
@@ -139,6 +141,14 @@ class Home:
     @property
     def owners(self) -> Path:
         return self.path / "owners"
+
+    @property
+    def rentals(self) -> Path:
+        return self.path / "rentals"
+
+    @property
+    def accounts(self) -> Path:
+        return self.path / "accounts"
 
     @property
     def machines(self) -> Path:

@@ -15,9 +15,10 @@ from typing import Any
 from glasshouse.attestation.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.durations import parse_s
+from glasshouse.jobs.durations import Duration
 from glasshouse.jobs.excluded import ALWAYS_LEFT_OUT, Excluded
 from glasshouse.jobs.files import read_bounded
+from glasshouse.jobs.wanted import MACHINE, Wanted, wanted
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
@@ -25,7 +26,7 @@ from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
 from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Table, Text, Texts, invalid, read
 from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
 
-__all__ = ["FIELDS", "REACHABLE", "Anything", "Deployment", "Duration", "Job", "check_reachable", "load", "parse"]
+__all__ = ["FIELDS", "REACHABLE", "Anything", "Deployment", "Job", "check_reachable", "load", "parse"]
 
 MAX_JOB_BYTES = 1 << 20
 REACHABLE = frozenset({Assurance.SOFTWARE})
@@ -58,27 +59,6 @@ class Deployment:
             "releases": self.releases,
             "valid_s": self.valid_s,
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Duration:
-    """A length of time, as `90s`, `10m`, `2h` or `7d`.
-
-    Attributes:
-        limit_s: the longest, in seconds.
-    """
-
-    limit_s: int
-
-    @property
-    def allowed(self) -> str:
-        return f"a time: text such as '90s', '10m', '2h' or '7d', at most {self.limit_s // 3600}h"
-
-    def read(self, value: Any, path: str) -> int:
-        seconds = parse_s(value) if isinstance(value, str) else None
-        if seconds is None or seconds > self.limit_s:
-            raise ValueError
-        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +151,7 @@ FIELDS = (
     ),
     Field("policy", Table(_POLICY), "What a machine must show before it gets the key, and for how long."),
     Field("package", Table(_PACKAGE), "The sealed file itself.", {}),
+    Field("machine", Table(MACHINE), "The machine to run on, and what it may cost; stays here.", {}),
 )
 """Every key of a job file, but those of `[params]`, which the workload declares."""
 
@@ -193,6 +174,7 @@ class Job:
         follow_links: whether links to regular files are inputs, wherever those files lie.
         exclude: gitignore patterns of what the inputs' folders do not bring along.
         gate: the name or URL of the gate that releases its key; None for a broker on this machine.
+        machine: where it shall run, and what that may cost.
     """
 
     name: str
@@ -208,6 +190,7 @@ class Job:
     follow_links: bool = False
     exclude: tuple[str, ...] = ()
     gate: str | None = None
+    machine: Wanted | None = None
 
 
 def load(path: Path) -> Job:
@@ -252,6 +235,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         follow_links=package["follow_links"],
         exclude=package["exclude"],
         gate=found["gate"],
+        machine=wanted(found["machine"], folder),
     )
 
 

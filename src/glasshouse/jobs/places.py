@@ -16,11 +16,14 @@ from glasshouse.jobs.files import is_there, read_state, write_state
 from glasshouse.jobs.finish import GIVEN_UP
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.placing import see_out
+from glasshouse.jobs.rentals import Attempt, Journal, rental_at
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.providers.base import Place, Placed
 from glasshouse.providers.channel import digest_of
 from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.rental import Way
 from glasshouse.providers.serve import OWN_FOLDER
+from glasshouse.providers.slurm import SlurmNode
 from glasshouse.providers.ssh import SshHost, SshPlace
 from glasshouse.runtime.doctor import Finding, Standing
 from glasshouse.wire.fields import Fields
@@ -35,12 +38,13 @@ _GATE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A machine that is reached by SSH.
+    """A machine that is reached by SSH, or a node of a Slurm job.
 
     Attributes:
-        url: ``ssh://[user@]host[:port]``.
+        url: ``ssh://[user@]host[:port]``, or ``slurm://[[user@]login[:port]]/JOB/NODE``.
         python: the interpreter there in which Glasshouse is installed, or that a bundle is unpacked for.
-        folder: where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder.
+        folder: where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder. Of a node, the
+            folder that its job's batch script was made with; `OWN_FOLDER` for `NODE_FOLDER`.
         config: a configuration file of ssh; None for the user's own.
         address: where the other machines of a group reach it; None for where ssh does.
         bundle: a file that `glasshouse runtime bundle` made, to be had there; None where Glasshouse is installed.
@@ -53,10 +57,14 @@ class Machine:
     address: str | None = None
     bundle: str | None = None
 
-    def host(self) -> SshHost:
-        """Return how ssh reaches it; raises `UsageError`."""
+    def way(self) -> tuple[Way, str]:
+        """Return how it is reached, and the folder of the place there; raises `UsageError`."""
         options = () if self.config is None else ("-F", self.config)
-        return replace(SshHost.parse(self.url), options=options)
+        if self.url.startswith("slurm://"):
+            found = SlurmNode.parse(self.url, options=options)
+            node = found if self.folder == OWN_FOLDER else replace(found, folder=self.folder)
+            return node, node.place
+        return replace(SshHost.parse(self.url), options=options), self.folder
 
 
 def known_machines(home: Home) -> dict[str, Machine]:
@@ -74,7 +82,7 @@ def add_machine(home: Home, name: str, machine: Machine, *, replace: bool = Fals
     """Give a machine a name; raises `UsageError` for a name or address that is none, or taken."""
     if not _NAME.fullmatch(name) or name == LOCAL:
         raise UsageError(Code.USAGE, f"not a name for a machine: {name!r}")
-    machine.host()
+    machine.way()
     if machine.bundle is not None:
         read_bundle(Path(machine.bundle))
     if machine.address is not None and not _HOST.fullmatch(machine.address):
@@ -116,19 +124,58 @@ def place_of(home: Home, name: str) -> Place:
     """
     if name == LOCAL:
         return LocalPlace()
+    if (rented := _rented(home, name)) is not None:
+        return rented
     known = known_machines(home)
     machine = known.get(name) or (Machine(url=name) if "://" in name else None)
     if machine is None:
         raise _unknown(name, known)
+    way, folder = machine.way()
     return SshPlace(
         name,
-        machine.host(),
+        way,
         machine.python,
-        machine.folder,
+        folder,
         connect=partial(_gate, home),
         address=machine.address,
         bundle=None if machine.bundle is None else Path(machine.bundle),
     )
+
+
+def _rented(home: Home, name: str) -> SshPlace | None:
+    """Return the place on a rented machine; None for another name; raises `UsageError` if it is gone."""
+    found = rental_at(home, name)
+    if found is None:
+        return None
+    journal, node = found
+    rental = journal.load()
+    up = rental.up
+    if up is None or (up.host is None and node >= len(up.places)):
+        raise UsageError(
+            Code.RUN_UNKNOWN,
+            f"the machine {name} was given back, or was never up",
+            hint="see: glasshouse machine rented",
+        )
+    way, folder = Machine(url=up.places[node]).way() if up.host is None else (_to_rented(journal, up), OWN_FOLDER)
+    return SshPlace(name, way, rental.python, folder, connect=partial(_gate, home), bundle=journal.bundle)
+
+
+def _to_rented(journal: Journal, up: Attempt) -> SshHost:
+    """Return how a rented machine is reached: by this rental's key alone, and its pinned host key."""
+    known = "yes" if up.host_key is not None else "accept-new"
+    options = {
+        "IdentityFile": journal.key,
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "UserKnownHostsFile": journal.known_hosts,
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": known,
+        "HostKeyAlias": up.tag,
+        "PreferredAuthentications": "publickey",
+        "LogLevel": "ERROR",
+    }
+    given = (word for key, value in options.items() for word in ("-o", f"{key}={value}"))
+    return SshHost(host=up.host or "", user="root", port=up.port, options=("-F", "/dev/null", *given))
 
 
 def examine(home: Home, name: str) -> list[Finding]:

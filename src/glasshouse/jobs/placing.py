@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -121,7 +122,8 @@ class Placing:
         here = record.place == LocalPlace.name
         if not here:
             # Before it is asked for: if this process is killed now, somebody has to look there.
-            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), placed=True)
+            now_us = time.time_ns() // 1000
+            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), placed=True, placed_us=now_us)
         self._started.append(placed)  # perhaps: the answer may be what is lost
         pid = placed.start(order, launch, check=check)
         # The process of another machine has a number there, and none here.

@@ -1,8 +1,8 @@
 """What never enters a package: our private keys, and the folders in which they and the runs are kept.
 
 Laws: a key is recognised by what it holds, under any name, through a hard link, or copied into another text; a
-folder by what lies in it. What cannot be looked at counts as holding a key. A key inside a compressed or encrypted
-file is not found (docs/security/threat-model.md).
+folder by what lies in it, and the keys of rentals by where they lie alone. What cannot be looked at counts as holding
+a key. A key inside a compressed or encrypted file is not found (docs/security/threat-model.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from glasshouse.jobs.accounts import PROVIDERS
+from glasshouse.jobs.files import is_there
 from glasshouse.jobs.home import PROJECT
 from glasshouse.wire import own_state
 
@@ -49,13 +51,21 @@ def is_state(folder: Path) -> bool:
 
 def holds_keys(folder: Path) -> bool:
     """Return whether a folder is a state home with keys in it."""
-    return any(_is_key(path) for path in _where_keys_lie(folder))
+    return any(_is_key(path) for path in _where_keys_lie(folder)) or any(map(is_there, _where_rentals_keys_lie(folder)))
 
 
 def _where_keys_lie(home: Path) -> Iterator[Path]:
     yield home / "owner.key"
     for folder in own_state.KEY_FOLDERS:
         yield from _below(home / folder)
+
+
+def _where_rentals_keys_lie(home: Path) -> Iterator[Path]:
+    """Yield where the keys to rented machines would be: a provider's are mere text, and those that log in OpenSSH's."""
+    yield from (home / "accounts" / provider for provider in PROVIDERS)
+    for rental in _below(home / "rentals"):
+        if is_there(rental / "rental.json"):
+            yield rental / "key"
 
 
 def _is_key(path: Path) -> bool:

@@ -20,6 +20,7 @@ from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_file, is_there, open_regular, private_folder, write_private
 from glasshouse.jobs.home import Home, state_folder
 from glasshouse.jobs.identity import read_private, read_public
+from glasshouse.jobs.rentals import rentals
 
 __all__ = ["Relocated", "relocate"]
 
@@ -40,7 +41,7 @@ class Relocated:
 
 
 def relocate(source: Path, target: Home) -> Relocated:
-    """Move identity, key store, package records and the broker's data.
+    """Move identity, key store, package records, keys of accounts at providers, and the broker's data.
 
     Args:
         source: the old home.
@@ -48,7 +49,7 @@ def relocate(source: Path, target: Home) -> Relocated:
 
     Raises:
         UsageError: `identity` when there is none, others could read it, or the target has another; `usage` while a
-            run or a broker needs either home, or when a file of another home is in the way.
+            run, a rental or a broker needs either home, or when a file of another home is in the way.
     """
     old = Home(path=source)
     if old.path == target.path:
@@ -65,6 +66,13 @@ def relocate(source: Path, target: Home) -> Relocated:
         )
     if not settled or is_there(old.owner_private):
         read_private(old.owner_private)  # one that came with a repository is open to others: it is not the user's
+    for journal in rentals(old):
+        if not journal.load().over:  # a sweep of the new home would not find it
+            raise UsageError(
+                Code.USAGE,
+                f"a machine that was rented from {source} is not shown to be gone",
+                hint=f"give it back first: glasshouse sweep --home {shlex.quote(str(source))}",
+            )
     target.make()
     with Embedded(old).held_off(), Embedded(target).held_off():
         names = _names(old)
@@ -72,7 +80,7 @@ def relocate(source: Path, target: Home) -> Relocated:
         for name in copied:
             (old.path / name).unlink(missing_ok=True)
     state_folder(old.path)
-    for folder in (old.keys, old.packages, _data(old)):
+    for folder in (old.keys, old.packages, old.accounts, _data(old)):
         with contextlib.suppress(OSError):  # what stays keeps its folder
             folder.rmdir()
     return Relocated(
@@ -85,7 +93,7 @@ def relocate(source: Path, target: Home) -> Relocated:
 def _names(home: Home) -> list[Path]:
     """Return what is moved, relative to the home, in the order in which it is copied and removed."""
     found: list[Path] = []
-    for folder in (home.keys, home.packages, _data(home)):
+    for folder in (home.keys, home.packages, home.accounts, _data(home)):
         if folder.is_symlink():  # what lies behind it is not the home's to take away
             raise UsageError(Code.USAGE, f"{folder} is a link; a home holds none")
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

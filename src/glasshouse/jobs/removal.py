@@ -1,7 +1,7 @@
 """Removes runs that have ended: their sealed outputs, logs, receipts and packages. Keys and package records stay.
 
-Laws: what still runs, or cannot be read, is never removed; a run is taken from the list in one step, so one that is
-half removed is not taken for a run.
+Laws: what still runs, whose rented machine is not shown to be gone, or cannot be read, is never removed; a run is taken
+from the list in one step, so one that is half removed is not taken for a run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.control import look
 from glasshouse.jobs.home import Home
+from glasshouse.jobs.rentals import Journal
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 
 __all__ = ["Removable", "ended_before", "removable", "remove"]
@@ -26,11 +27,13 @@ class Removable:
 
     Attributes:
         folder, record: the run.
+        journal: of its rental, which is over; it may not be there.
         freed_bytes: what its removal frees; what another name still holds, as a package's own, frees nothing.
     """
 
     folder: RunFolder
     record: RunRecord
+    journal: Journal
     freed_bytes: int
 
 
@@ -38,14 +41,21 @@ def removable(folder: RunFolder, home: Home) -> Removable:
     """Return a run that has ended.
 
     Raises:
-        UsageError: `usage` for one that goes on, or whose record is damaged.
+        UsageError: `usage` for one that goes on, that may still cost money, or whose record is damaged.
     """
     record = look(folder, home, deep=False).record
     if record.phase is not Phase.ENDED or folder.active():
         raise UsageError(
             Code.USAGE, f"run {folder.run_id[:8]} has not ended", hint=f"glasshouse stop {folder.run_id[:8]} ends it"
         )
-    return Removable(folder=folder, record=record, freed_bytes=_freed_bytes(folder.path))
+    journal = Journal.of(home, folder.run_id)
+    if journal.exists and not journal.load().over:
+        raise UsageError(
+            Code.USAGE,
+            f"the machine that was rented for run {folder.run_id[:8]} is not shown to be gone",
+            hint="glasshouse sweep gives it back; or wait until the run's own command has",
+        )
+    return Removable(folder=folder, record=record, journal=journal, freed_bytes=_freed_bytes(folder.path))
 
 
 def ended_before(home: Home, *, us: int) -> list[Removable]:
@@ -68,6 +78,8 @@ def remove(runs: Sequence[Removable]) -> None:
         gone = run.folder.path.with_name(f".{run.folder.run_id}.removed")
         run.folder.path.rename(gone)
     for run in runs:
+        if run.journal.exists:
+            run.journal.remove()
         for left in run.folder.path.parent.glob(".*.removed"):
             if left.is_symlink():  # an earlier version took a link for a run
                 left.unlink()

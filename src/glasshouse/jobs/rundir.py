@@ -7,6 +7,7 @@ runs/ID/            0700
   out/              what came from the machine: events.log, outputs/, log/, receipt.json
   runtime.log       the agent's own words; nothing of the job's
   supervisor.log    a detached run's
+  rental.json       what its rented machine cost, by the provider's word
   order.json        what the runtime was started with; keeper.json: the process that stays with it; ended: its exit code
   machines/ID/      the same again, for each other machine of a group: this folder is machine 0's
 ```
@@ -46,7 +47,7 @@ _PIECE_BYTES = 1 << 20
 # What records of earlier versions do not have.
 _LATER = {
     "blamed": None, "gate": None, "group": None, "max_output_bytes": None, "place": "local", "placed": True,
-    "sent": None,
+    "placed_us": None, "sent": None,
 }  # fmt: skip
 
 
@@ -85,6 +86,7 @@ class RunRecord:
         blamed: of a group that did not complete: the machine because of which.
         place: where it runs, `local` or a machine's name or address.
         placed: of a place elsewhere: whether it was ever asked to start it.
+        placed_us: and when; None on this machine.
         sent: what its package is called there; None where it is not sent.
         gate: the name of the gate that releases its key; None for the embedded broker.
         max_output_bytes: the most that its outputs may have together; None for a run on this machine.
@@ -115,6 +117,7 @@ class RunRecord:
     blamed: int | None = None
     place: str = "local"
     placed: bool = False
+    placed_us: int | None = None
     sent: str | None = None
     max_output_bytes: int | None = None
     gate: str | None = None
@@ -172,6 +175,7 @@ class RunFolder:
         self.scratch = path / "empty"
         self.runtime_log = path / "runtime.log"
         self.supervisor_log = path / "supervisor.log"
+        self.rental = path / "rental.json"
         self._record = path / "run.json"
         self._machines = path / "machines"
 

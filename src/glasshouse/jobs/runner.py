@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
+from glasshouse.jobs.accounts import handed_on
 from glasshouse.jobs.gates import Broker
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.places import place_of
 from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rented import watched
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
 from glasshouse.providers.base import Place
@@ -83,7 +85,7 @@ def run_here(
 
     # A run that goes on elsewhere is not ended by a failure to follow it.
     whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
-    with whole, _handled(interrupts):
+    with whole, _handled(interrupts), watched(home, folder, interrupts) as gone:
         try:
             ended = supervise(
                 folder,
@@ -94,6 +96,7 @@ def run_here(
                 watcher=watcher,
                 interrupts=interrupts,
                 others=others,
+                gone=gone,
             )
         finally:
             for one in known.values():
@@ -123,6 +126,7 @@ def detach(
             stdout=subprocess.DEVNULL,
             stderr=log,
             cwd="/",
+            env=handed_on(),
             start_new_session=True,
             umask=0o077,
         )

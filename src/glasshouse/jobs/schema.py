@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.jobs import jobfile
-from glasshouse.jobs.durations import FORM, format_text
+from glasshouse.jobs.durations import FORM, Duration, format_text
 from glasshouse.workloads import fields as kinds
 from glasshouse.workloads.fields import REQUIRED, Field, Kind, Rule
 from glasshouse.workloads.params import TYPES, ScriptParams
@@ -53,7 +53,7 @@ def default_of(field: Field) -> Any:
     """Return a key's default as a job file would write it; None where it has none."""
     if field.default is REQUIRED or field.default is None:
         return None
-    if isinstance(field.kind, jobfile.Duration):
+    if isinstance(field.kind, Duration):
         return format_text(field.default)
     return list(field.default) if isinstance(field.default, tuple) else field.default
 
@@ -108,7 +108,7 @@ def _kind(kind: Kind) -> dict[str, Any]:
             }
         case kinds.Table():
             return _table(kind.fields)
-        case jobfile.Duration():
+        case Duration():
             return {"type": "string", "pattern": _whole(FORM)}
         case jobfile.Anything():
             return {"type": "object"}

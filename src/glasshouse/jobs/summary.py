@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,6 +12,7 @@ from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Loss
 from glasshouse.evidence.results import Work as Done
 from glasshouse.jobs.collect import Opened
+from glasshouse.jobs.cost import Cost
 from glasshouse.jobs.files import is_there
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen
@@ -31,8 +32,10 @@ def summary(
     conclusion: Conclusion | None,
     opened: Sequence[Opened] = (),
     lost: Uncollected | None = None,
+    rental: Mapping[str, Any] | None = None,
+    cost: Cost | None = None,
 ) -> dict[str, Any]:
-    """Return a run's facts; everything below `outcome` comes from the verified receipt or is null.
+    """Return a run's facts; everything from `outcome` to `receipt` comes from the verified receipt or is null.
 
     Args:
         folder, record: the run.
@@ -40,6 +43,8 @@ def summary(
         conclusion: how it ended, or None while it has not.
         opened: the outputs as their owner sees them; without them names stay sealed, and are null.
         lost: what a script wrote outside of its output folders, as its decrypted log reports it.
+        rental: the statement of its rental, by the provider's word; None where nothing was rented.
+        cost: what that came to.
     """
     receipt = None if conclusion is None else conclusion.receipt
     return {
@@ -63,6 +68,8 @@ def summary(
         "zeroization": _zeroization(receipt),
         "receipt": _receipt(folder, conclusion),
         "group": None if record.group is None else _group(record.group, conclusion),
+        "rental": rental,
+        "cost": None if cost is None else cost.to_json(),
         "files": str(folder.path),
     }
 

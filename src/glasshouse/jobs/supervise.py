@@ -116,6 +116,7 @@ def supervise(
     watcher: Watcher,
     interrupts: Interrupts,
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
+    gone: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Place a prepared run, on all its machines, and stay with it until it has ended everywhere.
 
@@ -128,6 +129,7 @@ def supervise(
         watcher: told of every event of machine 0, and of the end of others.
         interrupts: asked now and then whether to stop.
         others: folders and launch files of the other machines of its group; these are None where `launch` is.
+        gone: whether its machines do not exist any more: one that cannot be followed then is not waited for.
 
     Raises:
         PlatformError: it could not be placed.
@@ -146,7 +148,7 @@ def supervise(
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
             shown = _Shown(Tail(one.events), watcher if one is folder else None)
             machines.append(_Machine(folder=one, placed=placed, shown=shown))
-        _Supervision(machines, broker, watcher, interrupts).follow()
+        _Supervision(machines, broker, watcher, interrupts, gone).follow()
         ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
         first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
         conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
@@ -211,14 +213,22 @@ class _Supervision:
 
     Args:
         placed: the machines, in order.
-        broker, watcher, interrupts: as of `supervise`.
+        broker, watcher, interrupts, gone: as of `supervise`.
     """
 
-    def __init__(self, placed: Sequence[_Machine], broker: Broker, watcher: Watcher, interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        placed: Sequence[_Machine],
+        broker: Broker,
+        watcher: Watcher,
+        interrupts: Interrupts,
+        gone: Callable[[], bool],
+    ) -> None:
         self._placed = placed
         self._broker = broker
         self._watcher = watcher
         self._interrupts = interrupts
+        self._gone = gone
         self._passed_on = 0
         self._kill_s = self._stop_s = float("inf")
         self._next_check_s = time.monotonic() + _BROKER_CHECK_S
@@ -242,7 +252,7 @@ class _Supervision:
         if one.placed.problem != one.problem:
             one.problem = one.placed.problem
             self._placed[0].shown.away(self._placed.index(one), one.problem)
-        if one.problem and not one.ended and time.time() > _over_by_s(one.folder.load()):
+        if one.problem and not one.ended and (self._gone() or time.time() > _over_by_s(one.folder.load())):
             one.ended_s = time.monotonic()  # whatever became of it, it does not run any more; what is here is all
             one.shown.close()
 

@@ -18,7 +18,9 @@ from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.gates import broker_of
 from glasshouse.jobs.home import Home
+from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rented import return_machine
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.runner import run_here
 from glasshouse.wire.group import MAX_MACHINES
@@ -70,7 +72,14 @@ def main(arguments: list[str]) -> int:
         # The order of the folders is that of the machines, and so is that of the lines.
         others = list(zip(folder.machines()[1:], launches[1:], strict=True))
         broker = broker_of(home, folder)
-        ended = run_here(folder, launches[0], home=home, broker=broker, watcher=log, others=others)
+        try:
+            ended = run_here(folder, launches[0], home=home, broker=broker, watcher=log, others=others)
+        except LeftError:
+            raise
+        except BaseException:
+            return_machine(home, folder, say=log.line)
+            raise
+        return_machine(home, folder, say=log.line)
     except GlasshouseError as error:
         log.line(str(error))
         return error.exit_code

@@ -47,7 +47,17 @@ _END_S = 2.0
 
 # What ssh or the machine prints, and what to do about it.
 _PYTHON = "name an interpreter of that machine that has it: glasshouse machine add --python"
+_OVER = (
+    "the job is over, and nothing runs there any more: submit another; for a run that it had: glasshouse stop --give-up"
+)
 _HINTS = (
+    ("pending execution", "wait until the job runs: squeue"),
+    ("batch script is at", "its job has to run what `glasshouse machine slurm` prints, with the same --folder here"),
+    ("Invalid job id", _OVER),
+    ("has expired", _OVER),
+    ("already completing", _OVER),
+    ("node configuration is not available", "name a node that the job has: squeue --format='%i %N'"),
+    ("srun: command not found", "name the cluster's login node: glasshouse machine list"),
     ("No module named", f"install this version of Glasshouse there, or {_PYTHON}"),
     ("SyntaxError", f"that Python is too old, Glasshouse needs 3.11: {_PYTHON}"),
     ("IDENTIFICATION HAS CHANGED", "the machine has another host key than before: find out why before you go on"),

@@ -150,7 +150,12 @@ def _told(program: str, folder: Path, otherwise: str) -> Json:
 
 
 def reached_at() -> str:
-    """Return the address at which the owner's login reached this machine; raises `PlatformError`."""
+    """Return the address at which the owner's login reached this machine; raises `PlatformError`.
+
+    A node of a Slurm job has the name that Slurm gives it: what is in its environment of a login is the login node's.
+    """
+    if "SLURMD_NODENAME" in os.environ:
+        return os.environ["SLURMD_NODENAME"]
     login = os.environ.get("SSH_CONNECTION", "").split(" ")  # CLIENT PORT SERVER PORT, as sshd leaves it
     if len(login) != 4:
         raise PlatformError(

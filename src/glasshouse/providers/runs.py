@@ -13,6 +13,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.base import Order
 from glasshouse.providers.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
+from glasshouse.providers.node import NODE
 
 __all__ = ["MOST_FILES", "OUT", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
 
@@ -32,6 +34,7 @@ _NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|
 _PACKAGE, OUT = "package.sealed", "out"
 MOST_FILES = 500
 _START_S, _POLL_S = 30.0, 0.05
+_MAX_ANSWER_BYTES = 4096
 _SETTLED_S = 60.0
 _NEVER = -1
 
@@ -296,31 +299,62 @@ class Run:
 
 def _keep(folder: Path, command: Sequence[str], launch: bytes) -> int:
     """Start a keeper, which starts the runtime; returns the runtime's process id."""
-    keeper = subprocess.Popen(
-        [sys.executable, "-I", "-B", "-m", "glasshouse.providers.keeper", str(folder), *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        cwd="/",
-        start_new_session=True,  # it outlives the connection
-        umask=0o077,
-    )
-    assert keeper.stdin is not None and keeper.stdout is not None  # noqa: S101, PT018 - asked for above
-    try:
-        with keeper.stdin as stdin, keeper.stdout as stdout:
+    argv = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.keeper", str(folder), *command]
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    with os.fdopen(ours_out, "wb", buffering=0) as stdin, os.fdopen(ours_in, "rb") as stdout:
+        try:
+            pid = _spawn(argv, folder.parents[1] / NODE, theirs_in, theirs_out)
+            keeper = os.pidfd_open(pid)
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        try:
             ready, _, _ = select.select([stdout], [], [], _START_S)
             pid = _pid_in(stdout.readline() if ready else b"")
             # A pipe holds a whole launch file, so this never waits for its reader.
             with contextlib.suppress(BrokenPipeError):
                 stdin.write(launch)
-    except PlatformError:
-        keeper.kill()  # without a launch file a runtime that it may have started ends by itself
-        keeper.wait()
-        raise
+        except PlatformError:
+            # Without a launch file a runtime that it may have started ends by itself.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(keeper, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, keeper, os.WEXITED)
+            raise
+        finally:
+            os.close(keeper)
+    return pid
+
+
+def _spawn(argv: list[str], node: Path, stdin: int, stdout: int) -> int:
+    """Start a keeper as a child of this process, or of the one that holds this node of a job; return its process id.
+
+    Raises:
+        OSError, PlatformError: it cannot be.
+    """
+    if node.is_socket():  # what this process starts would end with its step
+        return _ask_holder(node, argv, stdin, stdout)
+    keeper = subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,  # it outlives the connection
+        umask=0o077,
+    )
     # It is meant to outlive us: nobody here waits for it.
     keeper.returncode = 0
-    return pid
+    return keeper.pid
+
+
+def _ask_holder(node: Path, argv: list[str], stdin: int, stdout: int) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
+        holder.settimeout(_START_S)
+        holder.connect(str(node))
+        socket.send_fds(holder, [json.dumps({"keeper": argv}).encode()], [stdin, stdout])
+        return _pid_in(holder.recv(_MAX_ANSWER_BYTES))
 
 
 def _pid_in(line: bytes) -> int:

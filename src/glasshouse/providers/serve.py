@@ -56,6 +56,8 @@ _MAX_NAME_CHARS = 4096
 _PAGE_BYTES = 48 << 10
 _RAW_S = 0.05
 _STUCK_S = 60.0
+# Owners ask again within a minute. The end of a line is not always told: a step of Slurm's outlives its srun.
+_SILENT_S = 300.0
 _HELD_BYTES = 256 << 10
 _MAX_SAID_CHARS = 1000
 # How often a run's folder is looked at: at its lively beginning and end, and while it trains.
@@ -122,7 +124,7 @@ class Place:
         self._reads: deque[_Read] = deque()
         self._gates = Gates(folder)
         self._measured: tuple[Json, dict[str, Json]] | None = None
-        self._moved_s = self._came_s = time.monotonic()
+        self._moved_s = self._came_s = self._heard_s = time.monotonic()
         self._asks: dict[str, Callable[[int, Fields], Answer | None]] = {
             "hello": self._hello,
             "examine": self._examine,
@@ -174,6 +176,7 @@ class Place:
             self._link.flush()
         if not events & selectors.EVENT_READ:
             return
+        self._heard_s = time.monotonic()
         if self._upload is not None:
             self._take_raw(*self._upload)
             return
@@ -403,8 +406,11 @@ class Place:
             if time.monotonic() - self._came_s > _STUCK_S:
                 raise PeerError(Code.PLACE_UNREACHABLE, "an upload of which nothing comes")
             return _STUCK_S / 4
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > _SILENT_S:
+            raise PeerError(Code.PLACE_UNREACHABLE, "an owner of whom nothing is heard")
         if not self._looks:
-            return None
+            return _SILENT_S - silent_s
         quick = time.monotonic() - self._moved_s < _QUICK_FOR_S
         return _QUICK_S if quick else _SLOW_S
 

@@ -23,6 +23,7 @@ from glasshouse.providers.bundled import install
 from glasshouse.providers.channel import Channel
 from glasshouse.providers.keeper import LOG
 from glasshouse.providers.placed import RemotePlaced
+from glasshouse.providers.rental import Way
 from glasshouse.providers.runs import RUN
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
@@ -136,18 +137,18 @@ def _quoted(word: str) -> str:
 
 
 class SshPlace:
-    """A machine that is reached by `ssh`, and has Glasshouse installed or is sent a bundle of it.
+    """A machine that is reached by a command, and has Glasshouse installed or is sent a bundle of it.
 
     A shared connection of the user's (``ControlMaster``) saves logins, and hangs with its line for as long as its own
     settings say: after a failure every second try goes past it.
 
     Args:
         name: as its owner calls it.
-        host: the machine.
+        host: the way to it: an `SshHost`, or another.
         python: the interpreter there that has Glasshouse, or that a bundle is unpacked for.
         folder: where the place is kept there.
         connect: returns a socket that is connected to the gate, for the calls of runtimes.
-        address: where the other machines of a group reach it; None for where ssh does.
+        address: where the other machines of a group reach it; None for what it says itself.
         bundle: a file that is had there before anything else; None where Glasshouse is installed there.
     """
 
@@ -156,7 +157,7 @@ class SshPlace:
     def __init__(
         self,
         name: str,
-        host: SshHost,
+        host: Way,
         python: str,
         folder: str,
         *,

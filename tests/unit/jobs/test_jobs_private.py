@@ -82,6 +82,19 @@ def test_a_home_is_known_by_any_key_that_it_holds(project: Path) -> None:
     assert "p/state/owner.pub" in [source.path for source in gather(project, {"p": "."}).sources]
 
 
+@pytest.mark.parametrize("path", ["accounts/runpod", "accounts/vast", "rentals/" + "cd" * 16 + "/key"])
+def test_a_home_is_known_by_the_keys_of_its_rentals_too(project: Path, path: str) -> None:
+    """What is left of a home whose identity moved away: none of these looks like a key."""
+    key = project / "state" / path
+    key.parent.mkdir(parents=True)
+    (key.parent / "rental.json").write_text("{}")
+    key.write_text("0123456789")
+    assert refusal(project, {"p": "."}) == f"inputs.'p' contains a state home with private keys: {project / 'state'}"
+    assert "lies in a state home" in refusal(project, {"p": f"state/{path}"})
+    key.unlink()
+    assert "p/src/train.py" in [source.path for source in gather(project, {"p": "."}).sources]
+
+
 def test_a_projects_runs_are_left_out_and_named(project: Path) -> None:
     for state in (".glasshouse", "src/.glasshouse", "moved-away"):
         a_run(project / state)

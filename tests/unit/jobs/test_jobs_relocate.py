@@ -20,7 +20,9 @@ from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.keystore import KeyStore
 from glasshouse.jobs.private import holds_keys
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
 from glasshouse.jobs.rundir import RunFolder, RunRecord
+from simulators.rental_world import offer
 
 KEYS = {"ab" * 16: b"1" * 32, "cd" * 16: b"2" * 32}
 
@@ -192,3 +194,37 @@ def test_a_home_whose_folder_is_a_link_moves_nothing_out_of_the_folder_behind_it
         relocate.relocate(old.path, new)
     assert (others / "id_ed25519").read_text() == "mine"
     assert not (new.path / name / "id_ed25519").exists()
+
+
+def a_rental(home: Home, step: Step) -> Journal:
+    attempt = Attempt(
+        tag="gh-abcdefghij-c0ffee00-1", nonce="0" * 32, offer=offer(), asked_us=1, step=step, machine="m1"
+    )
+    caps = Caps(usd=None, seconds=3600, boot_s=60)
+    rental = Rental(
+        run_id="cd" * 16, provider="vast", created_us=1, caps=caps, python="p", keeper=None, attempts=(attempt,)
+    )
+    return Journal.create(home, rental)
+
+
+def test_a_home_from_which_a_machine_is_rented_stays_until_that_is_gone(
+    old: Home, new: Home, identity: Identity
+) -> None:
+    journal = a_rental(old, Step.UP)
+    with pytest.raises(UsageError, match="not shown to be gone") as refused:
+        relocate.relocate(old.path, new)
+    assert "glasshouse sweep --home" in refused.value.hint
+    assert not new.owner_public.exists()
+    journal.note("gh-abcdefghij-c0ffee00-1", step=Step.GONE, gone_us=2)
+    relocate.relocate(old.path, new)
+    assert is_whole(new, identity)
+
+
+def test_the_keys_of_accounts_move_with_the_identity(old: Home, new: Home) -> None:
+    old.accounts.mkdir(mode=0o700)
+    (old.accounts / "vast").write_text("0123456789")
+    relocate.relocate(old.path, new)
+    assert (new.accounts / "vast").read_text() == "0123456789"
+    assert (new.accounts / "vast").stat().st_mode & 0o777 == 0o600
+    assert not old.accounts.exists()
+    assert not holds_keys(old.path)

@@ -18,7 +18,9 @@ from glasshouse.jobs import removal
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from simulators.rental_world import offer
 from tools.memory_disk import memory_disk
 
 SEALED = b"sealed" * 20_000
@@ -221,3 +223,55 @@ def test_a_link_among_the_runs_is_no_run_and_keeps_nothing_from_being_removed(ho
     assert not run.path.exists()
     assert (precious / "thesis").read_text() == "all of it"
     assert not list(home.runs.glob(".*.removed"))
+
+
+def a_rental(home: Home, folder: RunFolder, step: Step) -> Journal:
+    attempt = Attempt(
+        tag="gh-abcdefghij-c0ffee00-1",
+        nonce="0" * 32,
+        offer=offer(),
+        asked_us=1,
+        step=step,
+        gone_us=2 if step.over else None,
+    )
+    caps = Caps(usd=None, seconds=3600, boot_s=60)
+    rental = Rental(
+        run_id=folder.run_id, provider="vast", created_us=1, caps=caps, python="p", keeper=None, attempts=(attempt,)
+    )
+    return Journal.create(home, rental)
+
+
+@pytest.mark.parametrize("step", [step for step in Step if not step.over])
+def test_a_run_whose_rented_machine_may_still_cost_money_is_not_removed(
+    home: Home, step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_run(home)
+    journal = a_rental(home, folder, step)
+    assert cli.run(["rm", folder.run_id, "--yes"]) == ExitCode.USAGE
+    assert "not shown to be gone" in capsys.readouterr().err
+    assert cli.run(["prune", "--older-than", "1s", "--yes"]) == ExitCode.DONE
+    assert folder.path.exists()
+    assert journal.exists
+
+
+def test_a_rental_that_is_over_goes_with_its_run_and_no_other(home: Home) -> None:
+    folder, other = a_run(home), a_run(home)
+    journals = [a_rental(home, one, Step.GONE) for one in (folder, other)]
+    folder.rental.write_text("{}")
+    (home.accounts).mkdir(mode=0o700)
+    (home.accounts / "vast").write_text("0123456789")
+    assert cli.run(["rm", folder.run_id, "--yes"]) == ExitCode.DONE
+    assert not folder.path.exists()
+    assert [one.path.exists() for one in journals] == [False, True]
+    assert cli.run(["prune", "--older-than", "1s", "--yes"]) == ExitCode.DONE
+    assert not journals[1].path.exists()
+    assert (home.accounts / "vast").exists(), "the key of an account is of no run"
+
+
+def test_a_run_whose_rental_cannot_be_read_is_not_removed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = a_run(home)
+    journal = a_rental(home, folder, Step.GONE)
+    (journal.path / "rental.json").write_text("{}")
+    assert cli.run(["rm", folder.run_id, "--yes"]) == ExitCode.USAGE
+    assert "is damaged" in capsys.readouterr().err
+    assert folder.path.exists()

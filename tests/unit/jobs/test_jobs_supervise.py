@@ -156,6 +156,24 @@ def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder:
     assert (order.package, order.max_seconds) == (str(record.package), 3600)
 
 
+def test_when_a_runtime_elsewhere_was_asked_for_is_recorded_before_it_is(world: OwnersWorld, folder: RunFolder) -> None:
+    """What is before that on a rented machine was login and upload, by one clock: `glasshouse cost` tells it apart."""
+
+    class Elsewhere(Machine):
+        def start(self, order: Order, launch: bytes, *, check: Callable[[], None]) -> int:
+            asked.append(folder.load().placed_us)
+            return super().start(order, launch, check=check)
+
+    asked: list[int | None] = []
+    folder.update(place="lab")
+    before_us = time.time_ns() // 1000
+    stay(world, folder, Elsewhere([told(world, folder), lambda: 0]), Watching(), supervise.Interrupts())
+    (placed_us,) = asked
+    assert placed_us is not None
+    assert before_us <= placed_us <= time.time_ns() // 1000
+    assert folder.load().placed_us == placed_us
+
+
 def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: OwnersWorld, folder: RunFolder) -> None:
     def write_and_end() -> int:
         world.tell(folder, world.run())

@@ -1,0 +1,407 @@
+"""An owner rents and gives back, whatever fails in between; a clock of the test's own tells the time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
+from glasshouse.jobs.renting import POLL_S, Renter, Watch, deadline_us
+from tests.simulators.rental_world import (
+    HOST_KEY,
+    OPTIONS,
+    Faults,
+    Killed,
+    World,
+    WorldProvider,
+    offer,
+)
+
+OWNER = "gh-abcdefghij-"
+CAPS = Caps(usd=Decimal("2.00"), seconds=4 * 3600, boot_s=600)
+
+
+def begun(tmp_path: Path, world: World, caps: Caps = CAPS) -> Journal:
+    tmp_path.chmod(0o700)
+    rental = Rental(
+        run_id="c0ffee00" * 4,
+        provider="world",
+        created_us=world.clock.now_us(),
+        caps=caps,
+        python="python3",
+        keeper=ProcessName.of(),
+    )
+    return Journal.create(Home(path=tmp_path), rental)
+
+
+def renter(journal: Journal, world: World) -> Renter:
+    return Renter(journal, WorldProvider(world), clock=world.clock)
+
+
+def take(journal: Journal, world: World, *, accept: bool = False) -> Attempt:
+    offers = WorldProvider(world).offers(OPTIONS)
+    return renter(journal, world).take(offers, OPTIONS, owner=OWNER, ssh_public="ssh-ed25519 AAAA", accept=accept)
+
+
+def test_a_machine_is_rented_pinned_and_given_back_with_proof_and_bill(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    up = take(journal, world)
+    assert (up.step, up.machine, up.host, up.host_key) == (Step.UP, "m1", "127.0.0.1", HOST_KEY)
+    assert journal.known_hosts.read_text() == f"{OWNER}c0ffee00-1 {HOST_KEY}\n"
+    assert journal.known_hosts.stat().st_mode & 0o777 == 0o600
+    world.clock.sleep(3600)
+    renter(journal, world).give_back()
+    rental = journal.load()
+    assert world.running == []
+    assert rental.over
+    assert rental.attempts[0].bill_usd == world.machines[0].offer.usd_per_hour * (3600 + 45) / 3600
+    assert rental.cost_usd(world.clock.now_us()) >= rental.attempts[0].bill_usd
+    assert not journal.known_hosts.exists()
+    # Gone by id and in two listings, some time apart.
+    given = next(us for what, us in world.calls if what == "give_back")
+    listings = [us for what, us in world.calls if what == "tagged" and us >= given]
+    assert len(listings) >= 2
+    assert listings[-1] - listings[0] >= 20_000_000
+
+
+def test_what_a_machine_is_made_with_ends_it_within_the_caps(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    start = world.machines[0].start
+    assert start.ends_s == int(Decimal("2.00") / Decimal("0.60") * 3600)
+    assert start.ends_at_s == world.machines[0].made_us // 1_000_000 + start.ends_s
+    deadline, by = deadline_us(journal.load())
+    assert by == "money"
+    assert deadline < start.ends_at_s * 1_000_000 - 290_000_000
+    cost = journal.load().cost_usd(start.ends_at_s * 1_000_000)
+    assert Decimal("1.99") < cost <= Decimal("2.00")
+
+
+CALLS = ("rent", "find", "output", "give_back", "tagged", "bill")
+
+
+def whole(journal: Journal, world: World) -> None:
+    take(journal, world)
+    world.clock.sleep(60)
+    renter(journal, world).give_back()
+
+
+def swept(journal: Journal, world: World) -> None:
+    """What a later process does that finds the journal."""
+    renter(journal, world).give_back()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(),
+        Faults(lost_answers=1, listed_after_s=60),
+        Faults(stops_at_boot=1),
+        Faults(lies_about_deletion=1, stale_s=60),
+    ],
+    ids=["plain", "lost-answer", "first-stops", "lies"],
+)
+def test_an_owner_killed_at_any_call_leaves_nothing_after_a_sweep(tmp_path: Path, faults: Faults, after: bool) -> None:
+    deaths = 0
+    for number in range(1, 200):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        world = World(faults=replace(faults), dies_at=number, after=after)
+        journal = begun(folder, world)
+        try:
+            whole(journal, world)
+        except Killed:
+            deaths += 1
+        if len(world.calls) < number:
+            break
+        swept(journal, world)
+        assert world.running == [], (number, world.calls)
+        assert journal.load().over
+    assert deaths >= (2 if after else 8)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_owner_killed_at_any_journalled_step_leaves_nothing_after_a_sweep(
+    tmp_path: Path, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, number, deaths = Journal.save, 0, 0
+    while True:
+        number += 1
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        world, left = World(faults=Faults(lost_answers=1, listed_after_s=60)), number
+        journal = begun(folder, world)
+
+        def save(self: Journal, rental: Rental, number: int = number) -> Rental:
+            nonlocal left
+            left -= 1
+            if left == 0 and not after:
+                raise Killed
+            real(self, rental)
+            if left == 0:
+                raise Killed
+            return rental
+
+        monkeypatch.setattr(Journal, "save", save)
+        try:
+            whole(journal, world)
+        except Killed:
+            deaths += 1
+        monkeypatch.setattr(Journal, "save", real)
+        if left > 0:
+            break
+        swept(journal, world)
+        assert world.running == [], number
+        assert journal.load().over
+    assert deaths >= 5
+
+
+def test_a_lost_answer_is_looked_for_until_the_listing_must_have_it(tmp_path: Path) -> None:
+    world = World(faults=Faults(lost_answers=1, listed_after_s=60))
+    journal = begun(tmp_path, world)
+    up = take(journal, world)
+    assert up.machine == "m1"
+    assert [one.id for one in world.machines] == ["m1"]
+    asked = [us for what, us in world.calls if what == "tagged"]
+    assert all(later - earlier >= POLL_S * 1e6 for earlier, later in pairwise(asked))
+
+
+def test_a_lost_answer_without_a_machine_is_over_only_when_the_listing_has_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+
+    def lost(self: WorldProvider, chosen: object, start: object) -> str:
+        from glasshouse.providers.rental import UncertainError
+
+        raise UncertainError("world", "the connection ended")
+
+    monkeypatch.setattr(WorldProvider, "rent", lost)
+    journal = begun(tmp_path, world)
+    begun_us = world.clock.now_us()
+    with pytest.raises(PlatformError) as caught:
+        take(journal, world)
+    assert caught.value.code is Code.NO_OFFER
+    assert [one.step for one in journal.load().attempts] == [Step.NEVER, Step.NEVER]
+    assert world.clock.now_us() - begun_us >= 2 * WorldProvider.settles_s * 1e6
+
+
+def test_a_provider_that_is_away_after_a_lost_answer_leaves_it_open_and_says_so(tmp_path: Path) -> None:
+    world = World(faults=Faults(lost_answers=1))
+    journal = begun(tmp_path, world)
+
+    def dies(_self: WorldProvider, _prefix: str) -> list[object]:
+        raise PeerError(Code.PROVIDER_UNREACHABLE, "world does not answer (timeout)")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorldProvider, "tagged", dies)
+        with pytest.raises(PeerError):
+            take(journal, world)
+        with pytest.raises(PeerError) as caught:
+            renter(journal, world).give_back()
+    assert caught.value.code is Code.RENTAL_LEFT
+    assert "sweep" in caught.value.hint
+    assert journal.load().attempts[0].step is Step.ASKED
+    swept(journal, world)
+    assert world.running == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        (Faults(never_boots=1), "was not up within 600 s"),
+        (Faults(stops_at_boot=1), "stopped before it was up: no such image"),
+    ],
+)
+def test_one_that_does_not_come_up_is_given_back_and_the_next_offer_is_taken(
+    tmp_path: Path, faults: Faults, says: str
+) -> None:
+    world = World(faults=faults)
+    journal = begun(tmp_path, world)
+    up = take(journal, world)
+    assert (up.machine, up.offer.id) == ("m2", "larger")
+    first = journal.load().attempts[0]
+    assert first.step is Step.GONE
+    assert says in first.why
+    assert world.running == ["m2"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "says"),
+    [
+        (Faults(gone_offers=9), Code.NO_OFFER, "was taken by someone else"),
+        (Faults(never_boots=9), Code.BOOT_FAILED, "was not up within"),
+        (Faults(no_sshd=True), Code.BOOT_FAILED, "its image has no sshd"),
+        (Faults(no_host_key=True), Code.BOOT_FAILED, "was not up within"),
+        (Faults(dearer=Decimal("0.95")), Code.BOOT_FAILED, "costs 0.950 $ an hour, and 0.600 were shown"),
+    ],
+)
+def test_where_none_can_be_had_the_reasons_are_named_and_nothing_is_left(
+    tmp_path: Path, faults: Faults, code: Code, says: str
+) -> None:
+    world = World(faults=faults)
+    journal = begun(tmp_path, world)
+    with pytest.raises(PlatformError) as caught:
+        take(journal, world)
+    assert caught.value.code is code
+    assert says in caught.value.message
+    assert world.running == []
+    assert journal.load().over
+
+
+def test_a_machine_without_a_printed_host_key_is_taken_only_by_the_owners_word(tmp_path: Path) -> None:
+    world = World(faults=Faults(no_host_key=True))
+    journal = begun(tmp_path, world)
+    up = take(journal, world, accept=True)
+    assert up.host_key is None
+    assert up.up_us is not None
+
+
+def test_caps_that_leave_no_time_are_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world, replace(CAPS, usd=Decimal("0.05")))
+    with pytest.raises(UsageError) as caught:
+        take(journal, world)
+    assert caught.value.code is Code.CAP_REACHED
+    assert "5 minutes" in caught.value.message
+    assert world.machines == []
+
+
+def test_failed_machines_count_against_the_money(tmp_path: Path) -> None:
+    world = World(faults=Faults(never_boots=9))
+    journal = begun(tmp_path, world, Caps(usd=Decimal("0.25"), seconds=4 * 3600, boot_s=900))
+    with pytest.raises(UsageError) as caught:
+        take(journal, world)
+    assert caught.value.code is Code.CAP_REACHED
+    assert journal.load().cost_usd(world.clock.now_us()) < Decimal("0.25")
+    assert world.running == []
+
+
+def test_one_that_is_listed_for_ever_after_it_was_given_back_is_said_to_be_left(tmp_path: Path) -> None:
+    world = World(faults=Faults(lies_about_deletion=1000))
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    with pytest.raises(PeerError) as caught:
+        renter(journal, world).give_back()
+    assert caught.value.code is Code.RENTAL_LEFT
+    assert "m1" in caught.value.message
+    assert "0.60 $ an hour" in caught.value.message
+    assert journal.load().attempts[0].step is Step.RETURNING
+    world.faults.lies_about_deletion = 0
+    swept(journal, world)
+    assert world.running == []
+
+
+def test_a_provider_that_is_away_for_minutes_is_asked_again_while_a_machine_is_given_back(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    world.faults.away = 20
+    renter(journal, world).give_back()
+    assert world.running == []
+
+
+def test_an_account_that_is_refused_ends_at_once_and_nothing_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+
+    def refused(self: WorldProvider, chosen: object, start: object) -> str:
+        raise UsageError(Code.PROVIDER_MONEY, "world says that the account has no money for it")
+
+    monkeypatch.setattr(WorldProvider, "rent", refused)
+    journal = begun(tmp_path, world)
+    with pytest.raises(UsageError) as caught:
+        take(journal, world)
+    assert caught.value.code is Code.PROVIDER_MONEY
+    assert [one.step for one in journal.load().attempts] == [Step.NEVER]
+
+
+def test_an_hours_rental_asks_at_most_150_times_and_never_faster_than_every_10_seconds(tmp_path: Path) -> None:
+    world = World(boot_s=300)
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    watching = 3600 // 120
+    world.clock.sleep(3600)
+    renter(journal, world).give_back()
+    assert len(world.calls) + watching <= 150
+    for kind in ("find", "tagged", "output"):
+        asked = [us for what, us in world.calls if what == kind]
+        assert all(later - earlier >= 10_000_000 for earlier, later in pairwise(asked)), kind
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the watch's thread, whose own waiting is real."""
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_run_is_asked_to_end_before_its_cap_and_once(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    asked: list[int] = []
+    deadline, _ = deadline_us(journal.load())
+    world.clock.us = deadline - 1_000_000
+    with Watch(journal, WorldProvider(world), lambda: asked.append(1), world.clock) as watch:
+        assert watch.stopped_by == ""
+        world.clock.us = deadline + 1_000_000
+        until(lambda: bool(asked))
+    assert asked == [1]
+    assert watch.stopped_by == "money"
+    assert not watch.gone.is_set()
+
+
+def test_a_machine_that_its_provider_took_back_is_seen_to_be_gone_at_the_second_look(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    world.machines[0].gone_us = world.clock.now_us()
+    with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
+        for _ in range(3):
+            before = len(world.calls)
+            world.clock.sleep(130)
+            until(lambda before=before: len(world.calls) > before or watch.gone.is_set())  # type: ignore[misc]
+        assert watch.gone.is_set()
+
+
+def test_a_provider_that_is_away_does_not_end_a_run(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    world.faults.away = 1000
+    with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
+        for _ in range(3):
+            before = len(world.calls)
+            world.clock.sleep(130)
+            until(lambda before=before: len(world.calls) > before)  # type: ignore[misc]
+        assert not watch.gone.is_set()
+
+
+def test_a_journal_comes_back_as_it_was_written_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    renter(journal, world).give_back()
+    rental = journal.load()
+    assert Rental.from_json(rental.to_json()) == rental
+    record = journal.path / "rental.json"
+    record.write_text(record.read_text().replace('"0.60"', '"cheap"'))
+    with pytest.raises(GlasshouseError) as caught:
+        journal.load()
+    assert "gh-" in caught.value.hint
+    assert offer().usd_per_hour == Decimal("0.60")
