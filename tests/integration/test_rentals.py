@@ -8,24 +8,16 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from glasshouse.attestation.measurement import measured_files
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.home import Home
-from glasshouse.jobs.references import add_reference
-from simulators.command_line import CANARY, Shell
-from simulators.fake_runpod import FakeRunPod, fake_runpod
-from simulators.fake_vast import FakeVast, fake_vast
-from simulators.vast_market import Instance
+from simulators.command_line import CANARY
+from simulators.rental_users import WAYS, Account, Renting, bare_image, serving_account
 from tools.sshd import needs_sshd
 from tools.waiting import wait_for
 
@@ -35,126 +27,18 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="machines of their own need root"),
 ]
 
-TOOL = Path(__file__).parents[1] / "tools" / "quick_renting.py"
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "rent.md"
-MACHINE = """
-[machine]
-gpu = ["RTX 4090"]
-gpus = 1
-most_per_hour = 5
-most_usd = 3
-most_time = "1h"
-boot = "2m"
-image = "example/torch:1"
-python = "{python}"
-"""
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a provider is played.
-
-    Attributes:
-        fake: serves an account, in a folder.
-        url: the environment's name for where it is.
-        lose: has the next answer to a create be lost.
-        dies: ends a machine, as when its host fails.
-    """
-
-    fake: Callable[[Path], AbstractContextManager[Any]]
-    url: str
-    lose: Callable[[Any], None]
-    dies: Callable[[Any, Any], None]
-
-
-def lose_runpod(fake: FakeRunPod) -> None:
-    fake.troubles.lose_creates = 1
-
-
-def lose_vast(fake: FakeVast) -> None:
-    fake.troubles.unanswered = 1
-
-
-def vast_dies(_fake: FakeVast, one: Instance) -> None:
-    assert one.host is not None
-    one.host.die()
-
-
-WAYS = {
-    "runpod": Way(
-        fake=fake_runpod,
-        url="RUNPOD_API_URL",
-        lose=lose_runpod,
-        dies=lambda fake, pod: fake.dies(pod.id),
-    ),
-    "vast": Way(
-        # Its thresholds are of tens of seconds, which these commands do not wait.
-        fake=lambda folder: fake_vast(folder, clock=lambda: time.time() * 100),
-        url="VAST_URL",
-        lose=lose_vast,
-        dies=vast_dies,
-    ),
-}
-
-
-class Renting(Shell):
-    """A user with an account, whose commands do not wait as long.
-
-    Args:
-        folder: an empty folder.
-        image: the interpreter of the image that they rent, which has no start-up file.
-    """
-
-    def __init__(self, folder: Path, image: Path) -> None:
-        super().__init__(folder)
-        self.image = image
-        assert self.ask("init").code == 0
-        add_reference(Home(path=self.home), "image", {**measured_files(), "start_up": {}})
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.start_with(TOOL, *arguments)
-
-    def newest_id(self) -> str:
-        newest = self.newest()
-        assert newest is not None
-        return str(newest["run_id"])
-
-    def job(self, name: str, *arguments: str, profile: str = "standard") -> Path:
-        path = super().job(name, *arguments, profile=profile)
-        path.write_text(path.read_text() + 'reference = ["image"]\n' + MACHINE.format(python=self.image))
-        return path
-
-
-@dataclass(frozen=True)
-class Account:
-    """A user, and the provider that they rent from."""
-
-    name: str
-    shell: Renting
-    fake: Any
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("image") / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    return folder / "bin" / "python"
+    return bare_image(tmp_path_factory.mktemp("image") / "python")
 
 
 @pytest.fixture(params=sorted(WAYS))
 def account(request: pytest.FixtureRequest, tmp_path: Path, image: Path) -> Iterator[Account]:
-    way = WAYS[request.param]
-    (tmp_path / "user").mkdir()
-    shell = Renting(tmp_path / "user", image)
-    with way.fake(tmp_path / "provider") as fake:
-        shell.environment[way.url] = fake.url
-        accounts = shell.home / "accounts"
-        accounts.mkdir(mode=0o700)
-        (accounts / request.param).write_text(fake.key)
-        (accounts / request.param).chmod(0o600)
-        yield Account(request.param, shell, fake)
-        assert fake.left() == []
-    assert shell.left_running() == []
+    with serving_account(request.param, tmp_path, image) as account:
+        yield account
 
 
 def test_a_machine_is_rented_trained_on_and_shown_to_be_gone_as_the_how_to_says(account: Account) -> None:
