@@ -78,6 +78,7 @@ class Faults:
     no_host_key: bool = False
     gone_offers: int = 0
     dearer: Decimal | None = None
+    unpriced: int = 0
     away: int = 0
     refuses_key: bool = False
 
@@ -187,7 +188,7 @@ class WorldProvider:
             state=RentedState.RUNNING if up else RentedState.STARTING,
             host="127.0.0.1" if up else None,
             port=22 if up else None,
-            usd_per_hour=world.faults.dearer or one.offer.usd_per_hour,
+            usd_per_hour=None if number < world.faults.unpriced else world.faults.dearer or one.offer.usd_per_hour,
         )
         if number < world.faults.stops_at_boot:
             return replace(told, state=RentedState.STOPPED, host=None, port=None, why="no such image")

@@ -1,11 +1,14 @@
 """Rents a machine, and gives it back: each step is journalled before it is taken, and the end is shown, not assumed.
 
-Laws: what was asked for is given back, whatever fails in between; a machine is gone when its provider does not find
-it by its id, and lists it in none of two listings some time apart; times come from a clock that is passed in.
+Laws: what was asked for is given back, whatever fails in between: a terminal that has gone and a full disk too; a
+machine is gone when its provider does not find it by its id, and lists it in none of two listings some time apart;
+times come from a clock that is passed in.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 import threading
 import time
@@ -19,12 +22,14 @@ from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
 from glasshouse.providers.rental import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.start import host_key
 
-__all__ = ["Clock", "Renter", "SystemClock", "Watch", "deadline_us"]
+__all__ = ["Clock", "Renter", "SystemClock", "Watch", "deadline_us", "give_back_all"]
 
 POLL_S = 15.0
 """Between two questions about a machine that is awaited, or shall be gone."""
 
 _WATCH_S = 120.0
+# Of listings, before what they lack was never made, however soon a provider says that they are complete.
+_LEAST_LOOKS = 3
 _PROOF_GAP_S = 20.0
 _PROOF_S = 900.0
 # Between the order to stop and the cap: for sealing, wiping, fetching and giving back.
@@ -72,6 +77,43 @@ def deadline_us(rental: Rental) -> tuple[int, str]:
     return min((by_time_us, "time"), (by_money_us, "money"))
 
 
+def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock) -> int:
+    """Give back a machine and all others of its tag, and show that they are gone; return since when they are.
+
+    Args:
+        provider: whose.
+        machine: the provider's id.
+        tag: the name that the machine was made with.
+        clock: the time.
+
+    Raises:
+        PeerError: one of them is still there, or the provider away, after a quarter of an hour.
+        UsageError: `provider-key`, as `Provider`.
+    """
+    known, ask = {machine}, True
+    until_us, absent_us = clock.now_us() + int(_PROOF_S * 1e6), None
+    while True:
+        try:
+            for one in sorted(known) if ask else ():
+                provider.give_back(one)
+            listed = {one.id for one in provider.tagged(tag) if one.tag == tag or one.id == machine}
+            known |= listed
+            ask = bool(listed) or any(provider.find(one) is not None for one in sorted(known))
+            now_us = clock.now_us()
+            if ask:
+                absent_us = None
+            elif absent_us is None:
+                absent_us = now_us
+            elif now_us - absent_us >= _PROOF_GAP_S * 1e6:
+                return absent_us
+            problem = f"{provider.name} lists it {_PROOF_S / 60:.0f} minutes after it was given back"
+        except PeerError as error:
+            problem = error.message
+        if clock.now_us() > until_us:
+            raise PeerError(Code.PROVIDER_PROTOCOL, problem)
+        clock.sleep(POLL_S)
+
+
 class Renter:
     """Takes a machine for one rental, and gives back all that were asked for.
 
@@ -79,7 +121,7 @@ class Renter:
         journal: the rental's.
         provider: whom to ask.
         clock: the time.
-        say: called with each step for people.
+        say: called with each step for people; what it cannot write to has gone, and nothing else has.
     """
 
     def __init__(
@@ -90,8 +132,12 @@ class Renter:
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        self._journal, self._provider, self._say = journal, provider, say
+        self._journal, self._provider, self._tell = journal, provider, say
         self._clock = clock or SystemClock()
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._tell(text)
 
     def take(
         self, offers: Sequence[Offer], options: Options, *, owner: str, ssh_public: str, accept: bool = False
@@ -120,7 +166,7 @@ class Renter:
                 return next(one for one in self._journal.load().attempts if one.tag == attempt.tag)
             reasons.append(problem)
             self._say(f"{problem}: it is given back")
-            self._journal.note(attempt.tag, why=problem)
+            self._note(attempt, why=problem)
             self.give_back()
         code = Code.BOOT_FAILED if self._journal.load().attempts and reasons else Code.NO_OFFER
         raise PlatformError(
@@ -139,8 +185,10 @@ class Renter:
             if not attempt.step.over:
                 try:
                     self._return(attempt)
-                except (GlasshouseError, KeyboardInterrupt) as error:
-                    why = error.message if isinstance(error, GlasshouseError) else "interrupted"
+                except (Exception, KeyboardInterrupt) as error:
+                    # Of a defect its kind alone: what its text would hold is not known.
+                    defect = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+                    why = error.message if isinstance(error, GlasshouseError) else defect
                     raise PeerError(
                         Code.RENTAL_LEFT,
                         f"the machine {attempt.machine or attempt.tag} of {self._provider.name} is not shown to be "
@@ -198,21 +246,27 @@ class Renter:
         return left_s
 
     def _settle(self, attempt: Attempt) -> str | None:
-        """Find the machine of a request that was not answered; None once it would be listed if it were there."""
-        until_us = attempt.asked_us + int(self._provider.settles_s * 1e6)
-        if (left_us := until_us - self._clock.now_us()) > 0:
-            self._say(f"looking for {attempt.tag} in listings, for {left_us // 1_000_000} s at most")
-        while True:
-            # Asked before the listing: what it lacks then was not made.
-            settled = self._clock.now_us() > until_us
+        """Find the machine of a request that was not answered; None once it would be listed if it were there.
+
+        For how long it was looked for is counted from now on and in waits: when it was asked for, and what a clock
+        says that was set meanwhile, show nothing of what a provider had time to list.
+        """
+        looks = max(_LEAST_LOOKS, 1 + math.ceil(self._provider.settles_s / POLL_S))
+        self._say(f"looking for {attempt.tag} in listings, for {(looks - 1) * POLL_S:.0f} s at most")
+        for look in range(looks):
+            if look:
+                self._clock.sleep(POLL_S)
             found = [one for one in self._provider.tagged(attempt.tag) if one.tag == attempt.tag]
             if found:
-                self._journal.note(attempt.tag, step=Step.MADE, machine=found[0].id)
+                self._note(attempt, step=Step.MADE, machine=found[0].id)
                 return found[0].id
-            if settled:
-                self._journal.note(attempt.tag, step=Step.NEVER, why="an answer was lost, and no machine was made")
-                return None
-            self._clock.sleep(POLL_S)
+        self._journal.note(attempt.tag, step=Step.NEVER, why="an answer was lost, and no machine was made")
+        return None
+
+    def _note(self, attempt: Attempt, **changes: object) -> None:
+        """Journal what a machine can be given back without: a disk without room does not keep one."""
+        with contextlib.suppress(GlasshouseError, OSError):
+            self._journal.note(attempt.tag, **changes)
 
     def _boot(self, attempt: Attempt, *, accept: bool) -> str | None:
         """Wait until a machine can be logged in to; return why it cannot, None where it can."""
@@ -248,6 +302,8 @@ class Renter:
         if found.state is RentedState.STOPPED:
             return f"{attempt.machine} stopped before it was up" + (f": {found.why}" if found.why else "")
         price = attempt.offer.usd_per_hour
+        if price and found.usd_per_hour is None and found.state is RentedState.RUNNING:
+            return f"{self._provider.name} does not say what {attempt.machine} costs, and {price:.3f} $ were shown"
         if found.usd_per_hour is not None and found.usd_per_hour > price * _SAME_PRICE:
             return f"{attempt.machine} costs {found.usd_per_hour:.3f} $ an hour, and {price:.3f} were shown"
         return None
@@ -272,47 +328,33 @@ class Renter:
             if machine is None:
                 return
         assert machine is not None  # noqa: S101 - it was made
-        self._journal.note(attempt.tag, step=Step.RETURNING)
+        self._note(attempt, step=Step.RETURNING)
         self._say(f"giving {machine} back")
-        until_us, absent_us = self._clock.now_us() + int(_PROOF_S * 1e6), None
-        ask = True
-        while True:
-            try:
-                if ask:
-                    self._provider.give_back(machine)
-                there = self._provider.find(machine) is not None or any(
-                    one.id == machine for one in self._provider.tagged(attempt.tag)
-                )
-                ask, now_us = there, self._clock.now_us()
-                if there:
-                    absent_us = None
-                elif absent_us is None:
-                    absent_us = now_us
-                elif now_us - absent_us >= _PROOF_GAP_S * 1e6:
-                    break
-                problem = f"{self._provider.name} lists it {_PROOF_S / 60:.0f} minutes after it was given back"
-            except PeerError as error:
-                problem = error.message
-            if self._clock.now_us() > until_us:
-                raise PeerError(Code.PROVIDER_PROTOCOL, problem)
-            self._clock.sleep(POLL_S)
+        absent_us = give_back_all(self._provider, machine, attempt.tag, self._clock)
         self._journal.note(attempt.tag, step=Step.GONE, gone_us=absent_us, bill_usd=self._bill(machine))
 
     def _bill(self, machine: str) -> Decimal | None:
         try:
             return self._provider.bill(machine)
-        except GlasshouseError:
+        except Exception:
             return None
 
 
 class Watch(threading.Thread):
-    """Looks after a rented machine while a run is on it: asks the run to end at its cap, and sees when it is gone.
+    """Looks after a rented machine while a run is on it.
+
+    It asks the run to end shortly before its cap. At the cap it gives the machine back, whatever the machine says of
+    the run; that it is gone is shown later, by `Renter.give_back`.
 
     Args:
         journal: the rental's.
         provider: whom to ask.
-        stop: called once when a cap is reached.
+        stop: called once shortly before a cap is reached.
         clock: the time.
+
+    Attributes:
+        gone: set when its provider does not run it any more, or took it back at the cap.
+        stopped_by: the cap that was reached; empty before.
     """
 
     def __init__(self, journal: Journal, provider: Provider, stop: Callable[[], None], clock: Clock | None = None):
@@ -335,20 +377,32 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         missed, next_us = 0, self._clock.now_us() + int(_WATCH_S * 1e6)
+        cap_us = self._deadline_us + _RESERVE_S * 1_000_000
         while not self._over.wait(0.5):
             now_us = self._clock.now_us()
             if now_us > self._deadline_us and not self.stopped_by:
                 self.stopped_by = self._cap
-                self._ask_to_end()
-            if now_us > next_us and self._machine is not None:
+                with contextlib.suppress(Exception):  # it is given back at the cap all the same
+                    self._ask_to_end()
+            if self._machine is None or self.gone.is_set():
+                continue
+            if now_us > cap_us:
+                self._give_back(self._machine)
+                cap_us = now_us + int(POLL_S * 1e6)
+            elif now_us > next_us:
                 missed = missed + 1 if self._lost(self._machine) else 0
                 next_us = now_us + int((POLL_S if missed else _WATCH_S) * 1e6)
                 if missed > 1:  # one listing may be wrong
                     self.gone.set()
 
+    def _give_back(self, machine: str) -> None:
+        with contextlib.suppress(Exception):  # asked again at the next look
+            self._provider.give_back(machine)
+            self.gone.set()
+
     def _lost(self, machine: str) -> bool:
         try:
             found = self._provider.find(machine)
-        except GlasshouseError:
+        except Exception:
             return False  # a provider that is away does not end a run
         return found is None or found.state is RentedState.STOPPED

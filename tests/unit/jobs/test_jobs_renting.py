@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
 from glasshouse.jobs.renting import POLL_S, Renter, Watch, deadline_us
+from glasshouse.providers.rental import Offer, Start
 from tests.simulators.rental_world import (
     HOST_KEY,
     OPTIONS,
@@ -390,6 +391,147 @@ def test_a_provider_that_is_away_does_not_end_a_run(tmp_path: Path) -> None:
             world.clock.sleep(130)
             until(lambda before=before: len(world.calls) > before)  # type: ignore[misc]
         assert not watch.gone.is_set()
+
+
+@pytest.mark.parametrize("problem", [BrokenPipeError(), OSError(5, "the terminal has gone")])
+def test_a_reader_who_has_gone_keeps_no_machine(tmp_path: Path, problem: OSError) -> None:
+    world = World(faults=Faults(lost_answers=1))
+    journal = begun(tmp_path, world)
+
+    def gone(_text: str) -> None:
+        raise problem
+
+    provider = WorldProvider(world)
+    spoken = Renter(journal, provider, clock=world.clock, say=gone)
+    spoken.take(provider.offers(OPTIONS), OPTIONS, owner=OWNER, ssh_public="ssh-ed25519 AAAA")
+    spoken.give_back()
+    assert world.running == []
+    assert journal.load().over
+
+
+def test_a_machine_whose_run_goes_on_at_the_cap_is_given_back_though_its_provider_was_away(tmp_path: Path) -> None:
+    """Its host says for ever that the run has not ended, and does not hear that it shall."""
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    deadline, _ = deadline_us(journal.load())
+
+    def broken() -> None:
+        raise RuntimeError
+
+    world.clock.us = deadline + 1_000_000
+    with Watch(journal, WorldProvider(world), broken, world.clock) as watch:
+        until(lambda: bool(watch.stopped_by))
+        assert world.running == ["m1"]
+        world.faults.away = 2
+        world.clock.us = deadline + 301_000_000
+        while not watch.gone.is_set():
+            before = len(world.calls)
+            until(lambda before=before: len(world.calls) > before or watch.gone.is_set())  # type: ignore[misc]
+            assert watch.is_alive()
+            world.clock.sleep(POLL_S + 1)
+    assert world.running == []
+    assert [what for what, _ in world.calls].count("give_back") == 3
+    assert cost_at_most(journal, world, "2.05")
+    renter(journal, world).give_back()
+    assert journal.load().over
+
+
+def cost_at_most(journal: Journal, world: World, dollars: str) -> bool:
+    return journal.load().cost_usd(world.clock.now_us()) <= Decimal(dollars)
+
+
+def test_a_lost_answer_is_looked_for_from_the_moment_of_its_loss_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(faults=Faults(lost_answers=1, listed_after_s=3600 + 80))
+    journal = begun(tmp_path, world)
+    real = WorldProvider.rent
+
+    def slow(self: WorldProvider, chosen: Offer, start: Start) -> str:
+        try:
+            return real(self, chosen, start)
+        finally:
+            world.clock.sleep(3600)  # an answer that took so long, or a clock that was set
+
+    monkeypatch.setattr(WorldProvider, "rent", slow)
+    up = take(journal, world)
+    assert (up.machine, len(world.machines)) == ("m1", 1)
+    renter(journal, world).give_back()
+    assert world.running == []
+
+
+def test_two_machines_of_one_request_are_both_given_back(tmp_path: Path) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+    world.machines.append(replace(world.machines[0], id="m2"))
+    renter(journal, world).give_back()
+    assert world.running == []
+    assert journal.load().over
+
+
+@pytest.mark.parametrize("step", [Step.MADE, Step.RETURNING])
+def test_a_disk_without_room_keeps_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step) -> None:
+    world = World(faults=Faults(lost_answers=1))
+    journal = begun(tmp_path, world)
+    real = Journal.note
+
+    def full(self: Journal, tag: str, **changes: object) -> Attempt:
+        if changes.get("step") in (step, Step.RETURNING):
+            raise UsageError(Code.DISK_FULL, "no room to write rental.json")
+        return real(self, tag, **changes)
+
+    if step is Step.RETURNING:
+        take(journal, world)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "note", full)
+        if step is Step.MADE:
+            with pytest.raises(UsageError):
+                take(journal, world)
+        renter(journal, world).give_back()
+    assert len(world.machines) == 1
+    assert world.running == []
+    assert journal.load().over
+
+
+def test_a_defect_of_ours_is_said_to_leave_the_machine_and_no_run_is_ended_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    take(journal, world)
+
+    def broken(self: WorldProvider, *_given: object) -> None:
+        world.calls.append(("find", world.clock.now_us()))
+        raise InvalidOperation("a number of 10^9 digits, which is not to be shown")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorldProvider, "find", broken)
+        with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
+            for _ in range(3):
+                before = len(world.calls)
+                world.clock.sleep(130)
+                until(lambda before=before: len(world.calls) > before)  # type: ignore[misc]
+            assert watch.is_alive()
+            assert not watch.gone.is_set()
+        patch.setattr(WorldProvider, "give_back", broken)
+        with pytest.raises(PeerError) as caught:
+            renter(journal, world).give_back()
+    assert caught.value.code is Code.RENTAL_LEFT
+    assert "InvalidOperation" in caught.value.message
+    assert "digits" not in caught.value.message
+    swept(journal, world)
+    assert world.running == []
+
+
+def test_a_machine_that_runs_and_has_no_price_is_given_back(tmp_path: Path) -> None:
+    world = World(faults=Faults(unpriced=1))
+    journal = begun(tmp_path, world)
+    up = take(journal, world)
+    assert up.machine == "m2"
+    assert "does not say what m1 costs" in journal.load().attempts[0].why
+    assert world.running == ["m2"]
 
 
 def test_a_journal_comes_back_as_it_was_written_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
