@@ -21,8 +21,12 @@ umask 077
 end() {{ {end}; }}
 (
   trap '' HUP
-  left=$(({ends_at_s} - $(date +%s)))
-  [ "$left" -le {ends_s} ] || left={ends_s}
+  left={ends_s}
+  now=$(date +%s) || now=
+  case $now in
+    '' | *[!0-9]*) ;;
+    *) [ $(({ends_at_s} - now)) -ge "$left" ] || left=$(({ends_at_s} - now)) ;;
+  esac
   [ "$left" -le 0 ] || sleep "$left"
   while :; do end; sleep 60; done
 ) </dev/null >/dev/null 2>&1 &
