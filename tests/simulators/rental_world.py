@@ -79,6 +79,8 @@ class Faults:
     gone_offers: int = 0
     dearer: Decimal | None = None
     unpriced: int = 0
+    refused_and_made: int = 0
+    known_after_s: float = 0.0
     away: int = 0
     refuses_key: bool = False
 
@@ -128,6 +130,9 @@ class WorldProvider:
         machine = Machine(id=f"m{len(world.machines) + 1}", start=start, offer=chosen, made_us=world.clock.now_us())
         world.machines.append(machine)
         self._asked("rent", before=False)
+        if faults.refused_and_made:
+            faults.refused_and_made -= 1
+            raise UncertainError(self.name, f"it refused and made {machine.id}", machine=machine.id)
         if faults.lost_answers:
             faults.lost_answers -= 1
             raise UncertainError(self.name, "the connection ended")
@@ -136,7 +141,10 @@ class WorldProvider:
     def find(self, machine: str) -> Rented | None:
         self._asked("find")
         one = next((one for one in self._world.machines if one.id == machine), None)
-        return None if one is None or one.gone_us is not None else self._told(one)
+        return None if one is None or one.gone_us is not None or self._unknown(one) else self._told(one)
+
+    def _unknown(self, one: Machine) -> bool:
+        return self._world.clock.now_us() < one.made_us + self._world.faults.known_after_s * 1e6
 
     def tagged(self, prefix: str) -> list[Rented]:
         self._asked("tagged")
@@ -145,7 +153,7 @@ class WorldProvider:
         for one in world.machines:
             listed = now >= one.made_us + world.faults.listed_after_s * 1e6
             there = one.gone_us is None or now < one.gone_us + world.faults.stale_s * 1e6
-            if one.start.tag.startswith(prefix) and listed and there:
+            if one.start.tag.startswith(prefix) and listed and there and not self._unknown(one):
                 found.append(self._told(one))
         return found
 
@@ -168,7 +176,7 @@ class WorldProvider:
             faults.lies_about_deletion -= 1
             return
         for one in self._world.machines:
-            if one.id == machine and one.gone_us is None:
+            if one.id == machine and one.gone_us is None and not self._unknown(one):
                 one.gone_us = self._world.clock.now_us()
         self._asked("give_back", before=False)
 

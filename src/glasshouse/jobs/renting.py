@@ -77,7 +77,7 @@ def deadline_us(rental: Rental) -> tuple[int, str]:
     return min((by_time_us, "time"), (by_money_us, "money"))
 
 
-def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock) -> int:
+def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock, *, seen: bool = True) -> int:
     """Give back a machine and all others of its tag, and show that they are gone; return since when they are.
 
     Args:
@@ -85,33 +85,36 @@ def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock) -> i
         machine: the provider's id.
         tag: the name that the machine was made with.
         clock: the time.
+        seen: whether the provider has shown it before: one that it was silent of so far may be shown later.
 
     Raises:
         PeerError: one of them is still there, or the provider away, after a quarter of an hour.
         UsageError: `provider-key`, as `Provider`.
     """
     known, ask = {machine}, True
-    until_us, absent_us = clock.now_us() + int(_PROOF_S * 1e6), None
+    until_us, absent_us, waited_s = clock.now_us() + int(_PROOF_S * 1e6), 0, 0.0
     while True:
         try:
+            seen = seen or provider.find(machine) is not None
             for one in sorted(known) if ask else ():
                 provider.give_back(one)
             listed = {one.id for one in provider.tagged(tag) if one.tag == tag or one.id == machine}
             known |= listed
             ask = bool(listed) or any(provider.find(one) is not None for one in sorted(known))
-            now_us = clock.now_us()
             if ask:
-                absent_us = None
-            elif absent_us is None:
-                absent_us = now_us
-            elif now_us - absent_us >= _PROOF_GAP_S * 1e6:
+                seen, absent_us = True, 0
+            elif not absent_us:
+                absent_us, waited_s = clock.now_us(), 0.0
+            elif waited_s >= (_PROOF_GAP_S if seen else provider.settles_s):
                 return absent_us
+            ask = ask or not seen
             problem = f"{provider.name} lists it {_PROOF_S / 60:.0f} minutes after it was given back"
         except PeerError as error:
             problem = error.message
         if clock.now_us() > until_us:
             raise PeerError(Code.PROVIDER_PROTOCOL, problem)
         clock.sleep(POLL_S)
+        waited_s += POLL_S
 
 
 class Renter:
@@ -216,6 +219,11 @@ class Renter:
         try:
             machine: str | None = self._provider.rent(offer, start)
         except UncertainError as error:
+            if error.machine is not None:  # and not as it was asked for
+                self._journal.note(tag, step=Step.MADE, machine=error.machine, why=error.message)
+                reasons.append(error.message)
+                self.give_back()
+                return None
             self._say(f"{error.message}; it is looked for")
             machine = self._settle(attempt)
             if machine is None:
@@ -330,7 +338,8 @@ class Renter:
         assert machine is not None  # noqa: S101 - it was made
         self._note(attempt, step=Step.RETURNING)
         self._say(f"giving {machine} back")
-        absent_us = give_back_all(self._provider, machine, attempt.tag, self._clock)
+        seen = attempt.up_us is not None
+        absent_us = give_back_all(self._provider, machine, attempt.tag, self._clock, seen=seen)
         self._journal.note(attempt.tag, step=Step.GONE, gone_us=absent_us, bill_usd=self._bill(machine))
 
     def _bill(self, machine: str) -> Decimal | None:

@@ -157,9 +157,10 @@ class Api:
         """
         try:
             parts = urlsplit(url)
+            (parts.hostname or "").encode("idna")  # as a connection would, which raises where it is no name
             # Tests have both on the loopback, without TLS.
             behind = parts.scheme in ("https", self._parts.scheme) and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # no URL, or no port
+        except ValueError:  # no URL, or no port or name
             behind = False
         if not behind:
             raise PeerError(Code.PROVIDER_PROTOCOL, f"{self._name} names a file that is not behind https")
@@ -168,7 +169,7 @@ class Api:
             connection.request("GET", (parts.path or "/") + ("?" + parts.query if parts.query else ""))
             response = connection.getresponse()
             content = response.read(max_bytes)
-        except (OSError, http.client.HTTPException):
+        except (OSError, UnicodeError, http.client.HTTPException):
             return None
         finally:
             connection.close()
@@ -241,7 +242,7 @@ class Api:
             return Answer(status=status, value=None, text=text)
         try:
             return Answer(status=status, value=json.loads(text, parse_float=Decimal, parse_constant=_no_number))
-        except (ValueError, RecursionError):
+        except (ValueError, ArithmeticError, RecursionError):  # a number may have an exponent of any length
             raise PeerError(
                 Code.PROVIDER_PROTOCOL, f"{self._name} answered HTTP {status} with what is no JSON"
             ) from None

@@ -19,14 +19,19 @@ __all__ = ["Offer", "Options", "Provider", "Rented", "RentedState", "Start", "Un
 
 
 class UncertainError(PeerError):
-    """A machine was asked for, and whether it was made is not known."""
+    """A machine was asked for, and whether it was made, or is gone again, is not known.
 
-    def __init__(self, provider: str, why: str) -> None:
+    Attributes:
+        machine: its id, where one was named: it was made, is not to be used, and may still be there.
+    """
+
+    def __init__(self, provider: str, why: str, *, machine: str | None = None) -> None:
         super().__init__(
             Code.RENTAL_UNCERTAIN,
             f"{provider} did not say whether it made the machine that was asked for: {why}",
             hint="glasshouse sweep looks for it, and gives it back",
         )
+        self.machine = machine
 
 
 class RentedState(StrEnum):

@@ -207,11 +207,14 @@ class RunPod:
         try:
             pod = self._value("POST /v2/pods", answer)
             machine = _text(pod, "id")
+        except PeerError as error:
+            raise UncertainError("RunPod", str(error)) from None
+        try:
             cost = _number(pod, "cost")
             named = _text(pod, "name")
             memory = 0 if "gpu" not in pod else _number(_field(pod, "gpu", dict), "memory")
         except PeerError as error:
-            raise UncertainError("RunPod", str(error)) from None
+            raise UncertainError("RunPod", str(error), machine=machine) from None
         if named != start.tag:
             why = "it has another name than it was given, by which it could not be found again"
         elif cost > offer.usd_per_hour + _CENT_USD:
@@ -224,7 +227,7 @@ class RunPod:
             self.give_back(machine)
         except GlasshouseError as error:
             why += f"; giving it back failed: {error.message}"
-        raise UncertainError("RunPod", f"it made {machine}, which is given back: {why}")
+        raise UncertainError("RunPod", f"it made {machine}, which is given back: {why}", machine=machine)
 
     def find(self, machine: str) -> Rented | None:
         """Return a pod by its id; None once it does not exist any more."""

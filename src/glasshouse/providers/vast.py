@@ -260,9 +260,11 @@ class Vast:
             self._value(self._api.delete(f"/api/v0/instances/{machine}/"))
             left = self.find(machine) is not None
         except GlasshouseError as error:
-            raise UncertainError(self.name, f"it refused ({words}) and made {machine}; {error.message}") from None
+            why = f"it refused ({words}) and made {machine}; {error.message}"
+            raise UncertainError(self.name, why, machine=machine) from None
         if left:
-            raise UncertainError(self.name, f"it refused ({words}) and made {machine}, which is still there")
+            why = f"it refused ({words}) and made {machine}, which is still there"
+            raise UncertainError(self.name, why, machine=machine)
 
     def _pages(self, path: str, rows: str, query: Mapping[str, str]) -> Iterator[Any]:
         """Yield the rows of all pages of a listing; raises as `Provider` where one of them is missing."""

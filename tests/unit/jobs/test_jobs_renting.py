@@ -471,6 +471,19 @@ def test_two_machines_of_one_request_are_both_given_back(tmp_path: Path) -> None
     assert journal.load().over
 
 
+@pytest.mark.parametrize("known_after_s", [0.0, 75.0])
+def test_what_a_refusal_made_is_not_used_and_given_back_also_where_it_appears_later(
+    tmp_path: Path, known_after_s: float
+) -> None:
+    world = World(faults=Faults(refused_and_made=1, known_after_s=known_after_s))
+    journal = begun(tmp_path, world)
+    up = take(journal, world)
+    assert (up.machine, world.running) == ("m2", ["m2"])
+    first = journal.load().attempts[0]
+    assert (first.machine, first.step) == ("m1", Step.GONE)
+    assert "refused and made m1" in first.why
+
+
 @pytest.mark.parametrize("step", [Step.MADE, Step.RETURNING])
 def test_a_disk_without_room_keeps_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step) -> None:
     world = World(faults=Faults(lost_answers=1))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
+from glasshouse.providers.api import Api
 from glasshouse.providers.rental import Offer, RentedState, UncertainError
 from glasshouse.providers.vast import Vast
 from simulators.fake_api import Reply
@@ -131,18 +133,19 @@ def test_what_a_refused_create_made_all_the_same_is_given_back(
 def test_what_a_refused_create_made_and_that_stays_is_uncertain(there: FakeVast, vast: Vast) -> None:
     offer = vast.offers(OPTIONS)[0]
     there.troubles.fails_with_contract, there.troubles.lies = 400, 1
-    with pytest.raises(UncertainError, match="still there"):
+    with pytest.raises(UncertainError, match="still there") as uncertain:
         vast.rent(offer, START)
-    assert len(there.left()) == 1
+    assert [uncertain.value.machine] == [found.id for found in vast.tagged(START.tag)]
 
 
 def test_what_a_refused_create_made_and_is_not_there_yet_is_uncertain(there: FakeVast, vast: Vast, time: Time) -> None:
     offer = vast.offers(OPTIONS)[0]
     there.troubles.fails_with_contract, there.troubles.listed_after_s = 400, 60.0
-    with pytest.raises(UncertainError, match="not found"):
+    with pytest.raises(UncertainError, match="not found") as uncertain:
         vast.rent(offer, START)
     time.sleep(vast.settles_s)
     (found,) = vast.tagged(START.tag)
+    assert uncertain.value.machine == found.id
     vast.give_back(found.id)
     assert there.left() == []
 
@@ -409,13 +412,35 @@ def test_a_log_is_read_from_where_https_leads_alone(
     there: FakeVast, vast: Vast, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = rented(vast, time)
-    for url in ("file:///etc/passwd", "ftp://127.0.0.1/x", "https:///x", "https://host:x/", "https://host:99999/"):
+    for url in (
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/x",
+        "https:///x",
+        "https://host:x/",
+        "https://host:99999/",
+        "https://a..b/",
+    ):
         answering(there, monkeypatch, logs={"success": True, "result_url": url})
         with pytest.raises(PeerError, match="not behind https"):
             vast.output(machine)
     for value in ({"success": True, "msg": "no container yet"}, {"success": True, "result_url": None}):
         answering(there, monkeypatch, logs=value)
         assert vast.output(machine) == ""
+
+
+def test_a_number_beyond_all_numbers_is_an_answer_that_cannot_be_read(
+    there: FakeVast, vast: Vast, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = rented(vast, time)
+    real = Api._exchange
+
+    def huge(self: Api, *asked: Any) -> tuple[int, str | None, str, bytes]:
+        status, after, kind, _ = real(self, *asked)
+        return status, after, kind, b'{"cost": 1e99999999999999999999}'
+
+    monkeypatch.setattr(Api, "_exchange", huge)
+    with pytest.raises(PeerError, match="no JSON"):
+        vast.find(machine)
 
 
 def test_a_long_log_is_its_beginning(there: FakeVast, vast: Vast, time: Time) -> None:
