@@ -114,8 +114,11 @@ class WorldProvider:
     user = "root"
     has_sshd = True
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, account: str = "") -> None:
+        self._world, self._account = world, account
+
+    def account(self, salt: str) -> str:
+        return self._account and f"{self._account} of {salt}"
 
     def offers(self, options: Options) -> list[Offer]:
         self._asked("offers")
@@ -140,6 +143,8 @@ class WorldProvider:
 
     def find(self, machine: str) -> Rented | None:
         self._asked("find")
+        if self._account == "other":
+            return None
         one = next((one for one in self._world.machines if one.id == machine), None)
         return None if one is None or one.gone_us is not None or self._unknown(one) else self._told(one)
 
@@ -148,6 +153,8 @@ class WorldProvider:
 
     def tagged(self, prefix: str) -> list[Rented]:
         self._asked("tagged")
+        if self._account == "other":
+            return []
         world, now = self._world, self._world.clock.now_us()
         found = []
         for one in world.machines:

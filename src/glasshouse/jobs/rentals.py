@@ -137,6 +137,8 @@ class Rental:
         python: the interpreter on the machine.
         keeper: the process that gives it back when its run has ended; another one may when that is gone.
         cluster: of a provider that is one; None for others.
+        account: by which it is rented, as of `Provider.account` with the run's id; what another one does not find says
+            nothing of it.
         stopped_by: the cap that ended the run, in words; empty where none did.
         attempts: the machines that were asked for, in order.
     """
@@ -148,6 +150,7 @@ class Rental:
     python: str
     keeper: ProcessName | None
     cluster: Cluster | None = None
+    account: str = ""
     stopped_by: str = ""
     attempts: tuple[Attempt, ...] = ()
 

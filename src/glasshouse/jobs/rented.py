@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: 
     """Begin the journal of a rental, with the key that will log in; nothing is asked for yet.
 
     Raises:
-        UsageError: a bundle that cannot be made, or is none.
+        UsageError: a bundle that cannot be made, or is none; no key of the provider's account.
     """
     rental = Rental(
         run_id=run.run_id,
@@ -103,7 +104,7 @@ def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: 
         keeper=ProcessName.of(),
         cluster=machine.cluster if provider == "slurm" else None,
     )
-    journal = Journal.create(home, rental)
+    journal = Journal.create(home, replace(rental, account=provider_for(home, rental).account(run.run_id)))
     private = Ed25519PrivateKey.generate()
     openssh = serialization.PrivateFormat.OpenSSH
     write_private(journal.key, private.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))

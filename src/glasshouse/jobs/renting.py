@@ -196,7 +196,8 @@ class Renter:
                         Code.RENTAL_LEFT,
                         f"the machine {attempt.machine or attempt.tag} of {self._provider.name} is not shown to be "
                         f"gone, and may cost {attempt.offer.usd_per_hour:.2f} $ an hour: {why}",
-                        hint="glasshouse sweep, until it finds nothing; or end it on the provider's own page",
+                        hint="glasshouse sweep with the key it was rented with, until it finds nothing; or end it on "
+                        "the provider's own page",
                     ) from None
         self._journal.forget_key()
 
@@ -331,6 +332,13 @@ class Renter:
 
     def _return(self, attempt: Attempt) -> None:
         machine = attempt.machine
+        rental = self._journal.load()
+        if rental.account != self._provider.account(rental.run_id) and not self._finds(attempt):
+            raise UsageError(
+                Code.PROVIDER_KEY,
+                f"another account or address of {self._provider.name} is given here than it was rented with, and that "
+                "one does not find it",
+            )
         if attempt.step is Step.ASKED:
             machine = self._settle(attempt)
             if machine is None:
@@ -341,6 +349,11 @@ class Renter:
         seen = attempt.up_us is not None
         absent_us = give_back_all(self._provider, machine, attempt.tag, self._clock, seen=seen)
         self._journal.note(attempt.tag, step=Step.GONE, gone_us=absent_us, bill_usd=self._bill(machine))
+
+    def _finds(self, attempt: Attempt) -> bool:
+        """Return whether the provider has a machine now, which only the account has that rented it."""
+        by_id = attempt.machine is not None and self._provider.find(attempt.machine) is not None
+        return by_id or any(one.tag == attempt.tag for one in self._provider.tagged(attempt.tag))
 
     def _bill(self, machine: str) -> Decimal | None:
         try:

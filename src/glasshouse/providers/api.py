@@ -6,6 +6,7 @@ read has bounds; a request that creates something is sent once.
 
 from __future__ import annotations
 
+import hmac
 import http.client
 import json
 import random
@@ -91,6 +92,10 @@ class Api:
 
     def __repr__(self) -> str:
         return f"Api({self._name})"
+
+    def account(self, salt: str) -> str:
+        """Return what tells this key and address from others, and not what they are."""
+        return hmac.new(self._key.encode(), f"{salt} {self._parts.geturl()}".encode(), "sha256").hexdigest()
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Answer:
         """Ask for something; raises as `Provider`."""

@@ -164,6 +164,9 @@ class Provider(Protocol):
     user: str
     has_sshd: bool
 
+    def account(self, salt: str) -> str:
+        """Return what tells this key and address from others, and not what they are; empty where there is none."""
+
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first.
 

@@ -81,6 +81,10 @@ class RunPod:
         self._api = Api("RunPod", url, key, sleep=sleep, jitter=jitter)
         self._url, self._quiet_s = url.rstrip("/"), quiet_s
 
+    def account(self, salt: str) -> str:
+        """Return what tells this account from others. See `Provider`."""
+        return self._api.account(salt)
+
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first; RunPod's interface has no spot pods."""
         places = self._places(options.regions)

@@ -92,6 +92,10 @@ class Vast:
         self._api = Api(self.name, url, key, sleep=sleep, jitter=jitter)
         self._url, self._sleep, self._clock = url.rstrip("/"), sleep, clock
 
+    def account(self, salt: str) -> str:
+        """Return what tells this account from others. See `Provider`."""
+        return self._api.account(salt)
+
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first; of the hosts that Vast has verified. See `Provider`."""
         wanted: dict[str, Any] = {"num_gpus": {"eq": options.gpus}, "cpu_ram": {"gte": options.memory_gb * 1000}}

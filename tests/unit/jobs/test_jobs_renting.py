@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
+from glasshouse.jobs.files import write_private
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
+from glasshouse.jobs.rented import NO_MACHINE, begin
 from glasshouse.jobs.renting import POLL_S, Renter, Watch, deadline_us
+from glasshouse.jobs.rundir import RunFolder
 from glasshouse.providers.rental import Offer, Start
 from tests.simulators.rental_world import (
     HOST_KEY,
@@ -482,6 +486,53 @@ def test_what_a_refusal_made_is_not_used_and_given_back_also_where_it_appears_la
     first = journal.load().attempts[0]
     assert (first.machine, first.step) == ("m1", Step.GONE)
     assert "refused and made m1" in first.why
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["made", "asked"])
+def test_another_account_that_does_not_find_a_machine_says_nothing_of_it(tmp_path: Path, lost: bool) -> None:
+    world = World(dies_at=2 if lost else 0, after=True)
+    journal = begun(tmp_path, world)
+    journal.update(account=f"own of {journal.load().run_id}")
+    with contextlib.suppress(Killed):
+        take(journal, world)
+    (machine,) = world.running
+    before = journal.load()
+    with pytest.raises(PeerError) as caught:
+        Renter(journal, WorldProvider(world, "other"), clock=world.clock).give_back()
+    assert caught.value.code is Code.RENTAL_LEFT
+    assert "another account" in caught.value.message
+    assert [one.step for one in journal.load().attempts] == [one.step for one in before.attempts]
+    assert world.running == [machine]
+    # A new key of the same account is another one too, and finds it.
+    Renter(journal, WorldProvider(world, "own again"), clock=world.clock).give_back()
+    assert world.running == []
+    assert journal.load().over
+
+
+def test_a_journal_says_by_which_account_and_address_it_is_rented_and_not_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    home, key = Home(path=tmp_path), "0123456789abcdef-a-key"
+    for name in ("VAST_API_KEY", "VAST_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("glasshouse.jobs.accounts._taken", {})
+    (tmp_path / "any.pyz").write_bytes(b"")
+    machine = replace(NO_MACHINE, bundle=tmp_path / "any.pyz")
+    said = []
+    for given, url in ((key, None), (key, None), (key, "https://127.0.0.1:9"), (key + "2", None)):
+        home.accounts.mkdir(mode=0o700, exist_ok=True)
+        write_private(home.accounts / "vast", given.encode())
+        if url is None:
+            monkeypatch.delenv("VAST_URL", raising=False)
+        else:
+            monkeypatch.setenv("VAST_URL", url)
+        journal = begin(home, RunFolder(tmp_path / "runs" / ("c0ffee00" * 4)), "vast", machine)
+        assert key not in (journal.path / "rental.json").read_text()
+        said.append(journal.load().account)
+    assert all(said)
+    assert said[0] == said[1]
+    assert len(set(said)) == 3
 
 
 @pytest.mark.parametrize("step", [Step.MADE, Step.RETURNING])
