@@ -10,6 +10,8 @@ import typer
 from glasshouse.cli.named import list_and_remove
 from glasshouse.cli.options import Force, HomeOption, Json
 from glasshouse.cli.output import Output
+from glasshouse.cli.words import asked_words
+from glasshouse.errors import ExitCode
 
 if TYPE_CHECKING:
     from glasshouse.jobs.home import Home
@@ -118,35 +120,40 @@ def sweep(
 def rented(
     home: HomeOption = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     import time
 
     from glasshouse.jobs.durations import format_s
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.rented import statement
-    from glasshouse.jobs.sweeping import found, strays
+    from glasshouse.jobs.sweeping import elsewhere, found
 
     output, place, now_us = Output(as_json), Home.locate(home).require(), time.time_ns() // 1000
-    open_ones, others = found(place), strays(place)
+    there, others = found(place), elsewhere(place)
+    problems = (*there.damaged, *others.silent)
     output.result(
         {
             "rentals": [
-                {"place": one.rental.place, "run_id": one.rental.run_id, "kept": one.kept}
-                | statement(one.rental, now_us)
-                for one in open_ones
+                {"place": one.place, "run_id": one.run_id, "kept": one.kept} | statement(one, now_us)
+                for one in there.rentals
             ],
-            "elsewhere": [{"provider": one.provider, "tag": one.machine.tag} for one in others],
+            "elsewhere": [{"provider": one.provider, "tag": one.machine.tag} for one in others.strays],
+            "asked": list(others.asked),
+            "problems": list(problems),
         }
     )
-    for one in open_ones:
-        since = format_s((now_us - one.rental.created_us) / 1e6)
-        cost = f"{one.rental.cost_usd(now_us):.3f} $ so far"
-        steps = ", ".join(attempt.step.value for attempt in one.rental.attempts if not attempt.step.over)
+    for one in there.rentals:
+        since = format_s((now_us - one.created_us) / 1e6)
+        cost = f"{one.cost_usd(now_us):.3f} $ so far"
+        steps = ", ".join(attempt.step.value for attempt in one.attempts if not attempt.step.over)
         kept = "" if one.kept else "; no process looks after it: glasshouse sweep"
-        output.say(f"{one.rental.place}  {steps}  since {since}  {cost}{kept}")
-    for other in others:
+        output.say(f"{one.place}  {steps}  since {since}  {cost}{kept}")
+    for other in others.strays:
         price = other.machine.usd_per_hour
         cost = "" if price is None else f", {price:.3f} $ an hour"
-        output.say(f"{other.provider}: {other.machine.tag}{cost}, rented from another home: glasshouse sweep --all")
-    if not (open_ones or others):
-        output.say("Nothing is rented.")
+        output.say(f"{other.provider}: {other.machine.tag}{cost}, of no rental here: glasshouse sweep --all")
+    for problem in problems:
+        output.warn(problem)
+    if not (there.rentals or others.strays or there.damaged):
+        output.say(f"Nothing is rented, by the journals here{asked_words(others.asked)}.")
+    return ExitCode.UNREACHABLE if problems else ExitCode.DONE

@@ -8,6 +8,7 @@ import typer
 
 from glasshouse.cli.options import HomeOption, Json, locate
 from glasshouse.cli.output import Output
+from glasshouse.cli.words import asked_words
 from glasshouse.errors import ExitCode
 
 __all__ = ["command"]
@@ -17,7 +18,9 @@ def command(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Also machines of yours that were rented from another home: runs on them are ended unread."
+            "--all",
+            help="Also machines of yours that were rented from another home, or on another machine: runs on those of "
+            "another home are ended unread.",
         ),
     ] = False,
     home: HomeOption = None,
@@ -26,19 +29,27 @@ def command(
     from glasshouse.jobs import sweeping
 
     output, place = Output(as_json), locate(home)
-    ended, left = sweeping.sweep(place, everything=everything, say=lambda text: output.say(f"  · {text}", style="dim"))
-    strays = sweeping.strays(place)
+    swept = sweeping.sweep(place, everything=everything, say=lambda text: output.say(f"  · {text}", style="dim"))
+    others = sweeping.elsewhere(place)
     output.result(
-        {"returned": ended, "left": left, "elsewhere": [f"{one.provider}:{one.machine.tag}" for one in strays]}
+        {
+            "returned": swept.rentals,
+            "machines": swept.machines,
+            "left": swept.left,
+            "elsewhere": [f"{one.provider}:{one.machine.tag}" for one in others.strays],
+            "asked": list(others.asked),
+            "silent": list(others.silent),
+        }
     )
-    if ended:
-        output.say(
-            f"{ended} rental{'' if ended == 1 else 's'} ended; the machines are gone, by id and in two listings."
-        )
-    for line in left:
+    if swept.rentals:
+        none = "they had made no machine"
+        gone = f"{swept.machines} machine{'' if swept.machines == 1 else 's'} gone, by id and in two listings"
+        many = "" if swept.rentals == 1 else "s"
+        output.say(f"{swept.rentals} rental{many} ended: {gone if swept.machines else none}.")
+    for line in (*swept.left, *others.silent):
         output.warn(line)
-    for one in strays:
-        output.warn(f"{one.provider} has {one.machine.tag}, which was rented from another home; --all gives it back")
-    if not (ended or left or strays):
-        output.say("Nothing is rented that no process looks after.")
-    return ExitCode.UNREACHABLE if left else ExitCode.DONE
+    for one in others.strays:
+        output.warn(f"{one.provider} has {one.machine.tag}, which is of no rental here; --all gives it back")
+    if not (swept.rentals or swept.left or others.strays):
+        output.say(f"Nothing is rented that no process looks after, by the journals here{asked_words(others.asked)}.")
+    return ExitCode.UNREACHABLE if swept.left or others.silent else ExitCode.DONE

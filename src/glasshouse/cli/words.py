@@ -9,6 +9,7 @@ __all__ = [
     "ASSURANCE",
     "OUTCOME",
     "RAW",
+    "asked_words",
     "bytes_text",
     "clock",
     "files_words",
@@ -66,6 +67,11 @@ def left_out_words(left_out: Sequence[str]) -> str | None:
     shown = ", ".join(left_out[:_SHOWN_LEFT_OUT])
     more = len(left_out) - _SHOWN_LEFT_OUT
     return (shown + (f" and {more} more" if more > 0 else "")) or None
+
+
+def asked_words(providers: Sequence[str]) -> str:
+    """Return by which providers' word beside the journals' something is said."""
+    return f" and by {', '.join(providers)}" if providers else "; no provider was heard, which takes an account's key"
 
 
 def bytes_text(count: int) -> str:

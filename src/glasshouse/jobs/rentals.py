@@ -14,8 +14,12 @@ said certainly that nothing was made, or when its machine is shown to be gone.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
@@ -27,6 +31,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.files import is_folder, private_folder, read_state, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.providers.keeper import boot
 from glasshouse.providers.rental import Offer
 
 __all__ = ["Attempt", "Caps", "Cluster", "Journal", "Rental", "Step", "rental_at", "rentals"]
@@ -136,6 +141,7 @@ class Rental:
         caps: what ends it.
         python: the interpreter on the machine.
         keeper: the process that gives it back when its run has ended; another one may when that is gone.
+        keeper_host, keeper_boot: where that runs, and since which start of that machine.
         cluster: of a provider that is one; None for others.
         account: by which it is rented, as of `Provider.account` with the run's id; what another one does not find says
             nothing of it.
@@ -149,6 +155,8 @@ class Rental:
     caps: Caps
     python: str
     keeper: ProcessName | None
+    keeper_host: str = ""
+    keeper_boot: str = ""
     cluster: Cluster | None = None
     account: str = ""
     stopped_by: str = ""
@@ -173,6 +181,18 @@ class Rental:
     def up(self) -> Attempt | None:
         """The machine that the run is on."""
         return next((attempt for attempt in self.attempts if attempt.step is Step.UP), None)
+
+    @property
+    def kept_elsewhere(self) -> bool:
+        """Whether its keeper runs, or ran, on another machine: what became of it is not seen from here."""
+        return self.keeper is not None and self.keeper_host not in ("", socket.gethostname())
+
+    @property
+    def kept(self) -> bool:
+        """Whether a process looks after it; one on another machine is taken to."""
+        if self.keeper is None or self.kept_elsewhere:
+            return self.keeper is not None
+        return self.keeper_boot in ("", boot()) and self.keeper.alive
 
     def cost_usd(self, now_us: int) -> Decimal:
         """Return what all its machines cost by their prices until now."""
@@ -221,7 +241,7 @@ class Journal:
         """Begin a rental's journal; raises `UsageError`."""
         private_folder(home.rentals)
         journal = cls(private_folder(home.rentals / rental.run_id))
-        journal.save(rental)
+        journal.save(_here(rental))
         return journal
 
     @property
@@ -245,7 +265,25 @@ class Journal:
         return rental
 
     def update(self, **changes: Any) -> Rental:
-        return self.save(replace(self.load(), **changes))
+        changed = replace(self.load(), **changes)
+        return self.save(_here(changed) if "keeper" in changes else changed)
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Yield whether no other sweep is at work on it; none is while the block lasts, and the kernel sees to it.
+
+        Raises:
+            OSError: it cannot be claimed.
+        """
+        lock = os.open(self.path / "sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(lock)
 
     def add(self, attempt: Attempt) -> None:
         """Note that a machine is about to be asked for."""
@@ -285,6 +323,10 @@ def rentals(home: Home) -> Iterator[Journal]:
         for path in home.rentals.iterdir():
             if (journal := Journal(path)).exists:
                 yield journal
+
+
+def _here(rental: Rental) -> Rental:
+    return replace(rental, keeper_host=socket.gethostname(), keeper_boot=boot())
 
 
 def _cluster(value: dict[str, Any]) -> Cluster:
