@@ -20,6 +20,7 @@ from glasshouse.cli.options import (
     unlock,
 )
 from glasshouse.cli.output import Output, printable
+from glasshouse.cli.renting import return_left
 from glasshouse.cli.words import bytes_text, verdict_words
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
 
@@ -55,10 +56,10 @@ def command(
 
     output, place = Output(as_json), locate(home)
     found = look(RunFolder.find(place, run), place)
-    identity = None
+    identity, taken = None, False
     if _is_left(found, asked=from_gate):
         identity = unlock(place, passphrase_file, passphrase_fd)
-        if _take(found, place, identity.signing, asked=from_gate):
+        if taken := _take(found, place, identity.signing, asked=from_gate):
             output.say("Taken from the run's gate: its machine was not asked.")
             found = look(found.folder, place)
     require_ended(found)
@@ -70,6 +71,8 @@ def command(
     fetched = fetch(folder, receipt, sealing=identity.sealing, out=out, force=force, hidden=hidden)
     with contextlib.suppress(GlasshouseError):  # what it stores of the run is here now; else it forgets by itself
         forget_stored(place, folder, identity.signing)
+    if taken:
+        return_left(output, place, found.folder)
     level = receipt.assurance.value if receipt.assurance else None
     output.result(
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,18 @@ if TYPE_CHECKING:
     from glasshouse.providers.rental import Offer, Provider
     from glasshouse.wire.policy import Profile
 
-__all__ = ["Asked", "Renting", "agreed", "cost_so_far", "cost_words", "gave_back", "say_offers"]
+__all__ = [
+    "Asked",
+    "Renting",
+    "agreed",
+    "cost_so_far",
+    "cost_words",
+    "gave_back",
+    "hand_over",
+    "rental_of",
+    "return_left",
+    "say_offers",
+]
 
 _SHOWN_OFFERS = 20
 SLURM = "slurm"
@@ -140,7 +152,8 @@ class Renting:
         begun_s = time.monotonic()
 
         def say(text: str) -> None:
-            output.say(f"  · {text} ({format_s(time.monotonic() - begun_s)})", style="dim")
+            with contextlib.suppress(OSError):  # the terminal is closed: the machine is given back all the same
+                output.say(f"  · {text} ({format_s(time.monotonic() - begun_s)})", style="dim")
 
         journal = begin(home, run, self.provider.name, self.machine)
         try:
@@ -160,20 +173,18 @@ class Renting:
             raise
         except BaseException as error:
             try:
-                return_machine(home, run, say=say)
+                with runner.giving_back(_heard):
+                    if not _is_kept_elsewhere(home, run):
+                        return_machine(home, run, say=say)
             except GlasshouseError as left:
                 if isinstance(error, GlasshouseError):
-                    output.warn(str(error))
+                    with contextlib.suppress(OSError):
+                        output.warn(str(error))
                 raise left from None
             raise
-        if not _is_kept_elsewhere(home, run):
-            gave_back(output, return_machine(home, run, say=say))
-
-    def hand_over(self, home: Home, run: RunFolder, keeper: ProcessName) -> None:
-        """Have another process give the machine back."""
-        from glasshouse.jobs.rentals import Journal
-
-        Journal.of(home, run.run_id).update(keeper=keeper)
+        with runner.giving_back(_heard):
+            if not _is_kept_elsewhere(home, run):
+                gave_back(output, return_machine(home, run, say=say))
 
 
 def say_offers(output: Output, found: Sequence[tuple[str, Offer]]) -> None:
@@ -239,17 +250,56 @@ def _ask(output: Output, question: str, *, yes: bool) -> None:
 def gave_back(output: Output, rental: Rental | None) -> None:
     """Say what a rental came to."""
     if rental is not None:
-        output.say(f"  ✓ {rental.place} is gone, by id and in two listings; {cost_words(rental)}")
+        with contextlib.suppress(OSError):
+            output.say(f"  ✓ {rental.place} is gone, by id and in two listings; {cost_words(rental)}")
+
+
+def hand_over(home: Home, run: RunFolder, keeper: ProcessName) -> None:
+    """Have another process give a run's machine back, where it has a rented one."""
+    from glasshouse.jobs.rentals import Journal
+
+    if (journal := Journal.of(home, run.run_id)).exists:
+        journal.update(keeper=keeper)
+
+
+def return_left(output: Output, home: Home, run: RunFolder) -> None:
+    """Give back what was rented for a run whose supervisor, which would have done it, was ended.
+
+    Raises:
+        PeerError: `rental-left`.
+        UsageError: a damaged journal, or no key of the provider's account.
+    """
+    from glasshouse.jobs import runner
+    from glasshouse.jobs.rented import return_machine
+
+    if (rental := rental_of(home, run)) is None or rental.over or (rental.keeper and rental.keeper.alive):
+        return
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):
+            output.say(f"  · {text}", style="dim")
+
+    with runner.giving_back(_heard):
+        gave_back(output, return_machine(home, run, say=say))
+
+
+def rental_of(home: Home, run: RunFolder) -> Rental | None:
+    """Return what was rented for a run; None where nothing was; raises `UsageError` for a damaged journal."""
+    from glasshouse.jobs.rentals import Journal
+
+    journal = Journal.of(home, run.run_id)
+    return journal.load() if journal.exists else None
+
+
+def _heard() -> None:
+    with contextlib.suppress(OSError):  # not by the streams, which the handler may have come upon in a write
+        os.write(2, b"The machine is being given back. Ctrl-C again leaves it, and it may go on to cost money.\n")
 
 
 def cost_so_far(home: Home, run: RunFolder) -> Callable[[], str] | None:
     """Return what tells what a run's rented machine has cost until now; None where none is rented."""
-    from glasshouse.jobs.rentals import Journal
-
-    journal = Journal.of(home, run.run_id)
-    if not journal.exists:
+    if (rental := rental_of(home, run)) is None:
         return None
-    rental = journal.load()
 
     def told() -> str:
         most = "" if rental.caps.usd is None else f" of {rental.caps.usd}"
@@ -269,7 +319,6 @@ def cost_words(rental: Rental) -> str:
 
 def _is_kept_elsewhere(home: Home, run: RunFolder) -> bool:
     from glasshouse.jobs.processes import ProcessName
-    from glasshouse.jobs.rentals import Journal
 
-    keeper = Journal.of(home, run.run_id).load().keeper
-    return keeper is not None and keeper != ProcessName.of()
+    rental = rental_of(home, run)
+    return rental is not None and rental.keeper is not None and rental.keeper != ProcessName.of()

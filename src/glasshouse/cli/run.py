@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +25,7 @@ from glasshouse.cli.options import (
     unlock,
 )
 from glasshouse.cli.output import Output
-from glasshouse.cli.renting import Asked, Renting, cost_so_far
+from glasshouse.cli.renting import Asked, Renting, cost_so_far, hand_over
 from glasshouse.cli.words import bytes_text, left_out_words
 from glasshouse.errors import Code, ExitCode, UsageError
 
@@ -143,7 +145,7 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.gates import Standing
     from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.supervise import Silent
+    from glasshouse.jobs.supervise import Interrupts, Silent
 
     job, gate = asked.job, asked.gate
     rents = Renting.of(asked, place)
@@ -153,9 +155,12 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
     folder = RunFolder.create(place)
     broker: Broker = Embedded(place) if gate is None else Standing(place, gate, identity.signing)
     view = None if output.as_json else View(output.console)
+    interrupts = Interrupts()
     with contextlib.ExitStack() as until_ended:
         until_ended.enter_context(_removed_if_unused(folder))
         until_ended.enter_context(runner.settled(folder, broker))
+        if rents is not None:  # a signal between two of the blocks below ends no command that has a machine
+            until_ended.enter_context(runner.counted(interrupts))
         try:
             with runner.stoppable():
                 package, left_out = _seal(asked, output, view, place, identity, folder)
@@ -169,20 +174,29 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released"
             ) from None
         if asked.detach:
-            supervisor = runner.detach(folder, prepared.launch, home=place, others=prepared.others)
-            if rents is not None:
-                rents.hand_over(place, folder, supervisor)
-            return _detached(output, folder, asked.given, left_out)
-        with contextlib.nullcontext() if view is None else view:
-            ended = runner.run_here(
+            supervisor = runner.detach(
                 folder,
                 prepared.launch,
                 home=place,
-                broker=broker,
-                watcher=Silent() if view is None else view,
                 others=prepared.others,
-                places=where,
+                hand_over=partial(hand_over, place, folder),
             )
+            if interrupts.count:
+                supervisor.send(signal.SIGTERM)
+        else:
+            with contextlib.nullcontext() if view is None else view:
+                ended = runner.run_here(
+                    folder,
+                    prepared.launch,
+                    home=place,
+                    broker=broker,
+                    watcher=Silent() if view is None else view,
+                    others=prepared.others,
+                    places=where,
+                    interrupts=interrupts,
+                )
+    if asked.detach:
+        return _detached(output, folder, asked.given, left_out)
     # Names are sealed with the outputs; the owner's key opens them.
     try:
         return say_ended(

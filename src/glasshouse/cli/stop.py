@@ -8,6 +8,7 @@ import typer
 
 from glasshouse.cli.options import HomeOption, Json, Run, locate
 from glasshouse.cli.output import Output
+from glasshouse.cli.renting import return_left
 from glasshouse.errors import ExitCode
 
 __all__ = ["command"]
@@ -31,6 +32,7 @@ def command(
     folder = RunFolder.find(place, run)
     if give_up:
         given = control.give_up(folder, place)
+        return_left(output, place, folder)
         output.say("It is waited for no more." if given else "It had ended already.")
         say_ended(output, control.wait(folder, place), sealing=None, home=home)
         return ExitCode.DONE

@@ -26,7 +26,7 @@ from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
 from glasshouse.providers.base import Place
 from glasshouse.wire.states import Outcome
 
-__all__ = ["detach", "run_here", "settled", "stoppable"]
+__all__ = ["counted", "detach", "giving_back", "run_here", "settled", "stoppable"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,6 +64,7 @@ def run_here(
     watcher: Watcher,
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
     places: Sequence[Place] = (),
+    interrupts: Interrupts | None = None,
 ) -> Ended:
     """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
 
@@ -71,12 +72,13 @@ def run_here(
         folder, launch: the run's folder and launch file, of machine 0; as of `supervise`.
         others: those of the other machines of its group.
         places: of its machines, as far as the caller has them: a connection that is kept is used again.
+        interrupts: what the caller counts signals by already; those that came before stop the run too.
 
     Raises:
         PlatformError: it could not be placed.
         GlasshouseError: as `supervise`.
     """
-    interrupts, known = Interrupts(), {place.name: place for place in places}
+    interrupts, known = interrupts or Interrupts(), {place.name: place for place in places}
 
     def place(name: str) -> Place:
         if name not in known:
@@ -85,7 +87,7 @@ def run_here(
 
     # A run that goes on elsewhere is not ended by a failure to follow it.
     whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
-    with whole, _handled(interrupts), watched(home, folder, interrupts) as gone:
+    with whole, counted(interrupts), watched(home, folder, interrupts) as gone:
         try:
             ended = supervise(
                 folder,
@@ -106,12 +108,21 @@ def run_here(
 
 
 def detach(
-    folder: RunFolder, launch: bytes | None, *, home: Home, others: Sequence[tuple[RunFolder, bytes]] = ()
+    folder: RunFolder,
+    launch: bytes | None,
+    *,
+    home: Home,
+    others: Sequence[tuple[RunFolder, bytes]] = (),
+    hand_over: Callable[[ProcessName], None] = lambda _supervisor: None,
 ) -> ProcessName:
     """Start a supervisor that outlives this process and its terminal, and return its name.
 
     It is a fresh process: what this one decrypted is not in its memory. Without a launch file it takes over a run that
     goes on elsewhere, and whose supervisor is gone.
+
+    Args:
+        folder, launch, home, others: as of `run_here`.
+        hand_over: called with its name before it has a launch file: where that raises, it ends without having begun.
 
     Raises:
         PlatformError: it cannot be started.
@@ -135,14 +146,15 @@ def detach(
     finally:
         os.close(log)
     supervisor = ProcessName.of(child.pid)
-    # The record is the supervisor's from the moment that it has the launch file, and not before.
-    folder.update(supervisor=supervisor)
-    assert child.stdin is not None  # noqa: S101 - asked for above
-    with contextlib.suppress(BrokenPipeError), child.stdin:
-        # One line each, in the order of the machines; a launch file, being canonical JSON, has no line's end in it.
-        child.stdin.write(b"\n".join([launch or b"", *(its for _, its in others)]))
     # It is meant to outlive us: nothing here waits for it.
     child.returncode = 0
+    assert child.stdin is not None  # noqa: S101 - asked for above
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        # The record is the supervisor's from the moment that it has the launch file, and not before.
+        folder.update(supervisor=supervisor)
+        hand_over(supervisor)
+        # One line each, in the order of the machines; a launch file, being canonical JSON, has no line's end in it.
+        child.stdin.write(b"\n".join([launch or b"", *(its for _, its in others)]))
     return supervisor
 
 
@@ -154,13 +166,33 @@ def stoppable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handled(interrupts: Interrupts) -> Iterator[None]:
+def counted(interrupts: Interrupts) -> Iterator[None]:
     """Count signals instead of dying of them."""
 
     def count(number: int, _frame: FrameType | None) -> None:
         interrupts(number)
 
     with _handlers(count):
+        yield
+
+
+@contextlib.contextmanager
+def giving_back(heard: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Go on in spite of signals while a machine is given back; a second Ctrl-C ends that, by KeyboardInterrupt.
+
+    Args:
+        heard: called by the handler at the first Ctrl-C.
+    """
+    interrupts = Interrupts()
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        interrupts(number)
+        if number == signal.SIGINT and interrupts.by_key == 1:
+            heard()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    with _handlers(hear):
         yield
 
 

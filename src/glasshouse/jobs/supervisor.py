@@ -6,6 +6,7 @@ but what its log, mode 0600, may hold: no job's data.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
@@ -22,7 +23,8 @@ from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rented import return_machine
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.jobs.runner import run_here
+from glasshouse.jobs.runner import counted, giving_back, run_here
+from glasshouse.jobs.supervise import Interrupts
 from glasshouse.wire.group import MAX_MACHINES
 
 __all__ = ["main"]
@@ -56,6 +58,12 @@ class _Log:
 
 def main(arguments: list[str]) -> int:
     """Supervise one run; return the exit code."""
+    interrupts = Interrupts()
+    with counted(interrupts):  # from the first to the last: between two blocks is no moment to die in
+        return _main(arguments, interrupts)
+
+
+def _main(arguments: list[str], interrupts: Interrupts) -> int:
     folder, log = RunFolder(Path(arguments[1])), _Log()
     home = Home(path=Path(arguments[0]), project=folder.path.parent.parent)
     lines = sys.stdin.buffer.read(MAX_MACHINES * (MAX_LAUNCH_BYTES + 1)).split(b"\n")
@@ -73,13 +81,17 @@ def main(arguments: list[str]) -> int:
         others = list(zip(folder.machines()[1:], launches[1:], strict=True))
         broker = broker_of(home, folder)
         try:
-            ended = run_here(folder, launches[0], home=home, broker=broker, watcher=log, others=others)
+            ended = run_here(
+                folder, launches[0], home=home, broker=broker, watcher=log, others=others, interrupts=interrupts
+            )
         except LeftError:
             raise
         except BaseException:
-            return_machine(home, folder, say=log.line)
+            # A run that was started before goes on where it is, although we cannot follow it: its machine is in use.
+            if launches[0] is not None or folder.load().phase is Phase.ENDED:
+                _return(home, folder, log)
             raise
-        return_machine(home, folder, say=log.line)
+        _return(home, folder, log)
     except GlasshouseError as error:
         log.line(str(error))
         return error.exit_code
@@ -89,6 +101,15 @@ def main(arguments: list[str]) -> int:
         return ExitCode.INTERNAL
     log.line(f"{ended.conclusion.outcome.value}, receipt {ended.conclusion.verdict}")
     return ended.conclusion.exit_code
+
+
+def _return(home: Home, folder: RunFolder, log: _Log) -> None:
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # no log is worth a machine that stays rented
+            log.line(text)
+
+    with giving_back():
+        return_machine(home, folder, say=say)
 
 
 def _is_alone(folder: RunFolder) -> bool:

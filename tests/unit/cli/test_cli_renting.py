@@ -1,0 +1,228 @@
+"""A command that rents gives its machine back, whatever becomes of its terminal and whatever signals come."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glasshouse.cli import renting
+from glasshouse.cli.output import Output
+from glasshouse.cli.renting import Asked, Renting, hand_over, return_left
+from glasshouse.errors import Code, PeerError, UsageError
+from glasshouse.jobs import rented, runner
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Caps, Journal
+from glasshouse.jobs.renting import Renter
+from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.jobs.supervise import Interrupts
+from glasshouse.providers.base import Place
+from glasshouse.wire.policy import Profile
+from simulators.owner_side import OwnersWorld
+from tests.simulators.rental_world import OPTIONS, World, WorldProvider
+
+
+class Closed(Output):
+    """A terminal that was closed after the preview."""
+
+    def say(self, *_what: Any, **_how: Any) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    warn = say
+
+
+class Signalled(WorldProvider):
+    """Signals come to the command while it is answered that a machine is ended."""
+
+    signals: tuple[signal.Signals, ...] = ()
+
+    def give_back(self, machine: str) -> None:
+        for one in self.signals:
+            os.kill(os.getpid(), one)
+        super().give_back(machine)
+
+
+class Rents:
+    """A command that rents from a world with its own time."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.owner, self.world = OwnersWorld(), World()
+        self.folder = self.owner.settle(tmp_path)
+        self.home = self.owner.home
+        self.provider = Signalled(self.world)
+        caps = Caps(usd=Decimal(2), seconds=4 * 3600, boot_s=600)
+        self.machine = replace(rented.NO_MACHINE, options=OPTIONS, caps=caps)
+        (tmp_path / "package").write_bytes(b"sealed")
+        self.package = tmp_path / "package"
+        monkeypatch.setattr(rented, "SystemClock", lambda: self.world.clock)
+        monkeypatch.setattr(rented, "provider_for", lambda *_of: self.provider)
+        monkeypatch.setattr(rented, "make_bundle", lambda path: path.write_bytes(b"bundle"))
+        monkeypatch.setattr(rented, "take", self.take)
+
+    def take(self, _home: object, journal: Journal, *_rest: object, say: Callable[[str], None], **_of: object) -> Any:
+        taking = Renter(journal, self.provider, clock=self.world.clock, say=say)
+        taking.take(self.provider.offers(OPTIONS), OPTIONS, owner="gh-abcdefghij-", ssh_public="ssh-ed25519 AAAA")
+        place: Any = object()
+        return [place]
+
+    def renting(self) -> Renting:
+        asked = Asked(
+            what=self.package,
+            job=None,
+            ranks=None,
+            detach=False,
+            given=None,
+            on=["world"],
+            gate=None,
+            yes=True,
+            accept=False,
+        )
+        return Renting(
+            asked=asked,
+            profile=Profile.STANDARD,
+            machine=self.machine,
+            provider=self.provider,
+            offers=self.provider.offers(OPTIONS),
+        )
+
+    def rented(self, output: Output) -> Any:
+        return self.renting().rented(output, self.home, self.folder, self.package)
+
+    @property
+    def journal(self) -> Journal:
+        return Journal.of(self.home, self.folder.run_id)
+
+
+@pytest.fixture
+def supervisor() -> Iterator[ProcessName]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield ProcessName.of(process.pid)
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def rents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rents:
+    return Rents(tmp_path, monkeypatch)
+
+
+def failing(fails: bool) -> AbstractContextManager[object]:
+    return pytest.raises(UsageError, match="the run failed") if fails else contextlib.nullcontext()
+
+
+def end(fails: bool) -> None:
+    if fails:
+        raise UsageError(Code.USAGE, "the run failed")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ended", "failed"])
+def test_a_terminal_that_was_closed_leaves_no_machine_rented(
+    rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renting, "agreed", lambda *_of, **_how: None)
+    with failing(fails), rents.rented(Closed(as_json=False)):
+        end(fails)
+    assert rents.world.running == []
+    assert rents.journal.load().over
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ended", "failed"])
+def test_signals_while_a_machine_is_given_back_do_not_leave_it(rents: Rents, fails: bool) -> None:
+    rents.provider.signals = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
+    with failing(fails), rents.rented(Output(as_json=True)):
+        end(fails)
+    assert rents.world.running == []
+
+
+def test_a_second_ctrl_c_leaves_it_and_says_so(rents: Rents, capfd: pytest.CaptureFixture[str]) -> None:
+    rents.provider.signals = (signal.SIGINT, signal.SIGINT)
+    with pytest.raises(PeerError) as left, rents.rented(Output(as_json=True)):
+        pass
+    assert left.value.code is Code.RENTAL_LEFT
+    assert "glasshouse sweep" in left.value.hint
+    assert "Ctrl-C again leaves it" in capfd.readouterr().err
+    assert rents.world.running == ["m1"]
+
+
+def test_a_machine_that_a_supervisor_has_taken_on_is_not_given_back_by_the_command(
+    rents: Rents, supervisor: ProcessName
+) -> None:
+    with failing(True), rents.rented(Output(as_json=True)):
+        hand_over(rents.home, rents.folder, supervisor)
+        end(True)
+    assert rents.world.running == ["m1"]
+    assert rents.journal.load().keeper == supervisor
+
+
+def test_a_supervisor_that_cannot_be_handed_the_machine_ends_before_it_has_begun(rents: Rents) -> None:
+    def full(_supervisor: ProcessName) -> None:
+        raise UsageError(Code.DISK_FULL, "no room")
+
+    with pytest.raises(UsageError, match="no room"):
+        runner.detach(rents.folder, b"{}", home=rents.home, hand_over=full)
+    supervisor = rents.folder.load().supervisor
+    assert supervisor is not None
+    os.waitpid(supervisor.pid, 0)
+    assert "no launch file" in rents.folder.supervisor_log.read_text()
+    assert rents.folder.load().phase is Phase.PREPARING
+
+
+def test_a_signal_before_the_run_begins_stops_it_as_one_during_it_does(rents: Rents) -> None:
+    """As between the blocks of a command that has a machine: nothing is started there."""
+    interrupts = Interrupts()
+    with runner.counted(interrupts):
+        os.kill(os.getpid(), signal.SIGTERM)
+    places: list[Place] = []
+
+    class Untouched:
+        name = rents.folder.load().place
+
+        def run(self, *_of: object, **_how: object) -> Any:
+            class Handle:
+                def remove(self, *_of: object) -> None:
+                    pass
+
+                def close(self) -> None:
+                    pass
+
+            return Handle()
+
+        def close(self) -> None:
+            pass
+
+    place: Any = Untouched()
+    places.append(place)
+    broker: Any = type("B", (), {"give_back": lambda _self: True, "serving": None})()
+    with pytest.raises(UsageError) as caught:
+        runner.run_here(
+            rents.folder,
+            b"{}",
+            home=rents.home,
+            broker=broker,
+            watcher=Any,  # type: ignore[arg-type]
+            places=places,
+            interrupts=interrupts,
+        )
+    assert caught.value.code is Code.INTERRUPTED
+
+
+def test_a_machine_whose_keeper_was_ended_by_a_command_is_given_back_by_it(
+    rents: Rents, supervisor: ProcessName
+) -> None:
+    with rents.rented(Output(as_json=True)):
+        hand_over(rents.home, rents.folder, supervisor)
+    return_left(Output(as_json=True), rents.home, rents.folder)
+    assert rents.world.running == ["m1"], "its keeper lives"
+    hand_over(rents.home, rents.folder, ProcessName(pid=2**22 - 1, started=1))
+    return_left(Output(as_json=True), rents.home, rents.folder)
+    assert rents.world.running == []
+    return_left(Output(as_json=True), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
