@@ -11,7 +11,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
+import stat
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +28,14 @@ from glasshouse.broker import store
 from glasshouse.broker.database import Database
 from glasshouse.broker.http import Answer, Decision
 from glasshouse.broker.intake import Effect
-from glasshouse.broker.keys import private_directory
+from glasshouse.broker.keys import private_directory, read_private_file, write_private_file
 from glasshouse.broker.schema import packages, stored
 from glasshouse.broker.scope import Scope
 from glasshouse.broker.views import launch_of
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.stored import RECEIPT_NAME, StoredPart
+from glasshouse.evidence.stored import ANY_NAME, RECEIPT_NAME, StoredPart
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.kdf import sha256
@@ -45,6 +47,8 @@ PIECE_BYTES = 1 << 20
 LEAST_BYTES = 64 * 1024  # a file counts as no less, so that the bound in bytes is one on their number too
 MOST_PARTIAL = 8  # files of one owner that are not whole
 _FORGOTTEN = ""  # the name of no file: in a row of a run whose owner has it forgotten
+_MARK = "gate.public"  # in the folder: the key of the gate whose store it is
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -65,13 +69,13 @@ class Store:
     Args:
         database: where it is kept what there is.
         broker_public: this gate's signing key.
-        folder: of the files; made with mode 0700. One gate's alone.
+        folder: of the files; made with mode 0700. One gate's alone: it is empty, or has that gate's mark.
         limit_bytes: the most that may be kept in all.
         owners: how many are enrolled: each may have an equal part of it.
         clock_us: microseconds since the epoch.
 
     Raises:
-        UsageError: a folder that others can enter, or that cannot be made.
+        UsageError: a folder that others can enter, that cannot be made, or that has what is no store of this gate's.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Store:
         clock_us: Callable[[], int],
     ) -> None:
         private_directory(folder, what="store")
+        _check_own(folder, broker_public)
         self._database = database
         self._public = broker_public
         self._folder = folder
@@ -107,9 +112,10 @@ class Store:
         rows = self._database.read(lambda connection: connection.execute(select(stored.c.run_id, stored.c.name)).all())
         known = {self._path(row.run_id, row.name) for row in rows}
         for run in self._folder.iterdir():
-            for path in run.iterdir() if run.is_dir() else ():
-                if path not in known:
-                    path.unlink()
+            if _RUN_ID.fullmatch(run.name) and stat.S_ISDIR(run.lstat().st_mode):
+                for path in run.iterdir():
+                    if path not in known and _is_stored(path):
+                        path.unlink()
 
     def take(self, body: bytes) -> Decision:
         """Read a part of a file; what is returned writes it.
@@ -324,6 +330,28 @@ class Store:
     @staticmethod
     def _partly(path: Path) -> Path:
         return path.with_name(f"{path.name}.part")
+
+
+def _check_own(folder: Path, public: bytes) -> None:
+    """Mark an empty folder with this gate's key; raise `UsageError` for one that has anything, and not this mark."""
+    mark = folder / _MARK
+    if not any(folder.iterdir()):
+        write_private_file(mark, public.hex().encode())
+    hint = "files in a store are removed: name a folder that is empty or does not exist yet"
+    try:
+        found = read_private_file(mark, max_bytes=128, what="mark of the store")
+    except UsageError as error:
+        if error.code is not Code.FILE_MISSING:
+            raise
+        raise UsageError(Code.USAGE, f"{folder} has files, and is no gate's store", hint=hint) from None
+    if found != public.hex().encode():
+        raise UsageError(Code.USAGE, f"{folder} is the store of another gate, by its {_MARK}", hint=hint)
+
+
+def _is_stored(path: Path) -> bool:
+    """Return whether a store can have made this file: see `Store._path` and `Store._partly`."""
+    name = path.name.removesuffix(".part").replace("-", "/")
+    return ANY_NAME.fullmatch(name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
 def _is(run_id: str, name: str) -> tuple[ColumnElement[bool], ...]:

@@ -19,7 +19,7 @@ from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.merkle import leaf_hash, verify_inclusion
 from glasshouse.wire.states import State
 
-__all__ = ["MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
+__all__ = ["ANY_NAME", "MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
 
 MAX_STORE_BYTES = 256 * 1024
 MAX_PART_BYTES = 176 * 1024
@@ -29,7 +29,7 @@ _MAX_PROOF = 64
 _CLOSING = ("events.log", "heads.log", RECEIPT_NAME)
 _SEALED = re.compile(r"(outputs|log)/([0-9]{4,6})\.sealed")
 _NAMED_BY = {"outputs": EventType.OUTPUT, "log": EventType.SEGMENT}
-_ANY_NAME = re.compile(rf"{_SEALED.pattern}|{'|'.join(map(re.escape, _CLOSING))}")
+ANY_NAME = re.compile(rf"{_SEALED.pattern}|{'|'.join(map(re.escape, _CLOSING))}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class StoredPart:
     def _parse(cls, data: bytes) -> StoredPart:
         fields = Fields(decode(data, max_bytes=MAX_STORE_BYTES, max_elements=_MAX_ELEMENTS), "part of a file")
         part = cls(
-            name=fields.text("name", pattern=_ANY_NAME),
+            name=fields.text("name", pattern=ANY_NAME),
             size=fields.integer("bytes", low=1),
             sha256=fields.digest("sha256"),
             start=fields.integer("from"),

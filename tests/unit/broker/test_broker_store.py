@@ -13,7 +13,7 @@ import pytest
 
 from glasshouse.broker.client import Reply
 from glasshouse.broker.remote import GateClient
-from glasshouse.broker.stored import KEPT_US, LEAST_BYTES, MOST_PARTIAL
+from glasshouse.broker.stored import KEPT_US, LEAST_BYTES, MOST_PARTIAL, Store
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import Event
@@ -97,6 +97,11 @@ def part_of(
     )
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of runs that are in a store."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.parent != folder]
+
+
 def content_of(client: GateClient, run: LeftRun, name: str) -> bytes:
     size, digest = client.stored(run.run_id)[name]
     content = b""
@@ -144,7 +149,7 @@ def test_what_a_run_leaves_is_at_its_gate_while_it_goes_on_and_after_its_machine
     again = storing(gate, run)
     again.look(ended=True)
     assert alice.stored(run.run_id) == {}, "its owner has it"
-    assert [path for path in gate.store.rglob("*") if path.is_file()] == []
+    assert files_in(gate.store) == []
 
 
 def test_a_gate_that_keeps_nothing_says_so_and_is_not_asked_again(tmp_path: Path) -> None:
@@ -181,7 +186,7 @@ def test_who_has_the_run_s_log_cannot_store_anything_else_with_it(gate: LocalBro
     ):
         assert refused(post(gate, forged.encode())) is Code.HEAD_INCONSISTENT
     assert gate.count("stored") == 0
-    assert not any(gate.store.iterdir())
+    assert files_in(gate.store) == []
 
 
 def test_a_head_that_this_gate_did_not_countersign_for_that_run_opens_nothing(
@@ -244,12 +249,14 @@ def test_a_file_goes_on_where_it_stopped_and_anew_where_the_gate_was_restarted(t
         rows = gate.rows("SELECT bytes, whole FROM stored")
         assert rows == [(300_000, 0)], "all of it is reserved"
         data = gate.data
-    (tmp_path / "store" / "stray").mkdir()
-    (tmp_path / "store" / "stray" / "x").write_bytes(b"x")
+    lost = tmp_path / "store" / ("ab" * 16)
+    lost.mkdir()
+    for stray in ("outputs-0000.sealed", "log-0003.sealed.part", "events.log"):
+        (lost / stray).write_bytes(b"of no run that is recorded")
     with LocalBroker(tmp_path, owners=OWNERS, store_bytes=8 * MIB) as gate:
         assert gate.data == data
         assert gate.count("stored") == 0
-        assert [path for path in gate.store.rglob("*") if path.is_file()] == []
+        assert files_in(gate.store) == []
         assert answered(post(gate, beyond.encode())) == {"bytes": 0, "whole": False}
         assert storing(gate, run).look(ended=False)
         assert content_of(gate.gate(ALICE), run, name) == (run.out / name).read_bytes()
@@ -372,7 +379,7 @@ def test_what_no_owner_fetches_is_forgotten_after_a_month(gate: LocalBroker, tmp
     gate.advance(KEPT_US / 1e6 + 1)
     assert storing(gate, later).look(ended=False)
     assert gate.rows("SELECT DISTINCT run_id FROM stored") == [(later.run_id,)]
-    assert [path.name for path in gate.store.iterdir()] == [later.run_id]
+    assert {path.parent.name for path in files_in(gate.store)} == {later.run_id}
 
 
 def test_a_gate_that_lists_what_is_no_list_is_not_believed(
@@ -444,3 +451,31 @@ def test_a_disk_that_is_full_is_said_to_be_and_keeps_nothing_half(
 
 def _no_room(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_folder_with_files_of_its_owner_s_is_no_store_and_loses_nothing(gate: LocalBroker, tmp_path: Path) -> None:
+    def begin() -> None:
+        database, public = gate.opened.database, gate.broker_public
+        Store(database, public, folder=home, limit_bytes=MIB, owners=1, clock_us=gate.clock_us).close()
+
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    home.chmod(0o700)
+    (home / ".ssh" / "id_ed25519").write_text("a key")
+    for mark in (None, SigningKey.generate().public):
+        if mark is not None:
+            (home / "gate.public").touch(mode=0o600)
+            (home / "gate.public").write_bytes(mark.hex().encode())
+        with pytest.raises(UsageError, match="store"):
+            begin()
+        assert (home / ".ssh" / "id_ed25519").read_text() == "a key"
+    # Also in a store of its own a gate removes only what it can have made.
+    (home / "gate.public").write_bytes(gate.broker_public.hex().encode())
+    (home / ("ab" * 16)).symlink_to(home / ".ssh")
+    for run, name in ((".ssh", "receipt.json"), ("cd" * 16, "notes.txt")):
+        (home / run).mkdir(exist_ok=True)
+        (home / run / name).write_text("mine")
+    (home / ("cd" * 16) / "events.log").mkdir()
+    before = sorted(home.rglob("*"))
+    begin()
+    assert sorted(home.rglob("*")) == before
