@@ -6,7 +6,11 @@ run needs after its beginning needs no private key of the owner's.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -180,11 +184,12 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
     if name in known and not force:
         raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new one")
     gate.client().check_known()
-    listed = _unnamed(_listed(home), name)
-    # What it showed of its audit log is the gate's, whatever it is called: to add it again forgets nothing of it.
-    audited = max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
-    listed.pop(_without_name(gate), None)
-    _write(home, listed | {name: replace(gate, audited=audited)})
+    with _locked(home):
+        listed = _unnamed(_listed(home), name)
+        # What it showed of its audit log is the gate's, whatever it is called: to add it again forgets nothing of it.
+        audited = _audited(listed, gate)
+        listed.pop(_without_name(gate), None)
+        _write(home, listed | {name: replace(gate, audited=audited)})
 
 
 def remove_gate(home: Home, name: str) -> Gate:
@@ -213,7 +218,8 @@ def remove_gate(home: Home, name: str) -> Gate:
                     f"{name} has the key of package {package.package_id} ({package.name})",
                     hint=f"revoke it first: glasshouse revoke {package.package_id}",
                 )
-    _write(home, _unnamed(_listed(home), name))
+    with _locked(home):
+        _write(home, _unnamed(_listed(home), name))
     return gate
 
 
@@ -275,12 +281,12 @@ def gate_name(home: Home, given: str) -> str:
     return min(found)
 
 
-def audit_gate(home: Home, name: str, owner: SigningKey, *, newer: bool = False) -> list[Json]:
+def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool = False) -> list[Json]:
     """Return what a gate's audit log has of this owner, verified, and remember where it ends.
 
     Args:
         home: the state home.
-        name: of the gate.
+        gate: which, by its name or as it is known.
         owner: asks it.
         newer: whether only what was not remembered before is asked for.
 
@@ -289,12 +295,14 @@ def audit_gate(home: Home, name: str, owner: SigningKey, *, newer: bool = False)
         PeerError, RefusedError: as `GateClient`.
         VerificationError: `log-invalid`: it does not hold, or is not the one that the gate showed before.
     """
-    gate = gate_named(home, name)
-    records, audited = gate.client(owner).own_audit(kept=gate.audited, newer=newer)
-    listed = _listed(home)
-    # Of two commands at once the one that saw more counts.
-    audited = max(audited, *(one.audited for one in listed.values() if one.public == gate.public))
-    _write(home, listed | {name: replace(gate, audited=audited)})
+    found = gate_named(home, gate) if isinstance(gate, str) else gate
+    # What it showed is the gate's, by whichever of its names it was asked.
+    records, audited = found.client(owner).own_audit(kept=_audited(_listed(home), found), newer=newer)
+    with _locked(home):
+        listed = _listed(home)  # anew: gates may have been added and removed while it answered
+        audited = max(audited, _audited(listed, found))  # of two commands at once the one that saw more counts
+        same = {name: replace(one, audited=audited) for name, one in listed.items() if one.public == found.public}
+        _write(home, listed | same)
     return records
 
 
@@ -396,6 +404,25 @@ def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
     certificate = None if found.certificate is None else found.certificate.hex()
     path = socket_folder(home) / f"g-{run_id[:12]}"
     return RelayOrder(url=found.url, certificate=certificate, socket=str(path))
+
+
+def _audited(listed: dict[str, Gate], gate: Gate) -> tuple[int, bytes]:
+    """Return the most that a gate showed of its audit log by any of its names."""
+    return max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
+
+
+@contextlib.contextmanager
+def _locked(home: Home) -> Iterator[None]:
+    """Let no other command change the list of gates in between."""
+    try:
+        descriptor = os.open(home.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(Code.USAGE, f"{home.path} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(home: Home, gates: dict[str, Gate]) -> None:

@@ -115,7 +115,7 @@ def revoke(
             if holder.gate is None:
                 raise PeerError(Code.BROKER_UNREACHABLE, "nothing is known of it here any more")
             _revoke_at(holder.gate.client(owner), package_id, running=running, deployed=holder.deployed)
-            _remember(home, holder.name, owner)
+            _remember(home, holder.gate, owner)
         except GlasshouseError as error:
             failed.append((holder.name, error))
     broker = Embedded(home)
@@ -143,11 +143,11 @@ def revoke(
     return Revoked(package_id=package_id, running=tuple(sorted(going)))
 
 
-def _remember(home: Home, name: str, owner: SigningKey | None) -> None:
+def _remember(home: Home, gate: Gate, owner: SigningKey | None) -> None:
     """Remember a gate's audit log with the revocation in it: from here on it has to show that, or is given no key."""
     if owner is not None:
         with contextlib.suppress(GlasshouseError):  # it was revoked; a log that does not hold is the next run's affair
-            audit_gate(home, name, owner, newer=True)
+            audit_gate(home, gate, owner, newer=True)
 
 
 def _revoke_at(client: OwnerClient, package_id: str, *, running: bool, deployed: bool) -> None:

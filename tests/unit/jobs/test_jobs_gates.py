@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,3 +244,35 @@ def test_a_gate_whose_database_was_put_back_is_given_no_key_after_a_revocation(h
         with pytest.raises(VerificationError):
             audit_gate(home, "small", ALICE, newer=True)
         assert known_gates(home)["small"].audited == after
+
+
+def test_a_gate_that_was_put_back_is_known_by_its_other_name_too(home: Home, gate: LocalBroker, alice: Owner) -> None:
+    add_gate(home, "same", pinned(gate))
+    add_gate(home, "small", pinned(gate))
+    alice.client().revoke(alice.manifest.package_id)
+    audit_gate(home, "small", ALICE)
+    assert known_gates(home)["same"].audited == known_gates(home)["small"].audited
+    gate.edit("DELETE FROM own_audit WHERE sequence = (SELECT max(sequence) FROM own_audit)")
+    with pytest.raises(VerificationError):
+        audit_gate(home, "same", ALICE, newer=True)
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_what_is_changed_while_a_gate_answers_stays_changed(
+    home: Home, gate: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    add_gate(home, "small", pinned(gate))
+    with LocalBroker(tmp_path / "other", owners=(ALICE.public,)) as other:
+        asked = GateClient.own_audit
+
+        def answer(client: GateClient, **given: Any) -> Any:
+            if change == "removed":
+                remove_gate(home, "small")
+            else:
+                add_gate(home, "small", pinned(other), force=True)
+            return asked(client, **given)
+
+        monkeypatch.setattr(GateClient, "own_audit", answer)
+        audit_gate(home, "small", ALICE)
+        now = {name: one.public for name, one in known_gates(home).items()}
+        assert now == ({} if change == "removed" else {"small": other.broker_public})
