@@ -15,12 +15,12 @@ import re
 import shutil
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
@@ -34,11 +34,14 @@ from glasshouse.broker.scope import Scope
 from glasshouse.broker.views import launch_of
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.evidence.bundle import Bundle
+from glasshouse.evidence.events import MAX_EVENT_BYTES
+from glasshouse.evidence.heads import Head
 from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.stored import ANY_NAME, RECEIPT_NAME, StoredPart
+from glasshouse.evidence.stored import ANY_NAME, LOG_NAME, RECEIPT_NAME, StoredPart
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.merkle import leaf_hash, root_of
 
 __all__ = ["KEPT_US", "Store"]
 
@@ -108,7 +111,8 @@ class Store:
     def _begin(self) -> None:
         """Forget what was not whole when the gate ended, and files of which nothing is recorded."""
         self._database.write(lambda connection: connection.execute(delete(stored).where(~stored.c.whole)))
-        self._database.write(self._expire)
+        for run_id in self._database.write(self._expire):
+            self._remove(run_id)
         rows = self._database.read(lambda connection: connection.execute(select(stored.c.run_id, stored.c.name)).all())
         known = {self._path(row.run_id, row.name) for row in rows}
         for run in self._folder.iterdir():
@@ -127,21 +131,21 @@ class Store:
         part = StoredPart.parse(body)
         run_id, signer = part.claimed(self._public)
 
-        def judge(connection: Connection) -> store.Attested:
+        def judge(connection: Connection) -> tuple[store.Attested, Head]:
             found = store.attested(connection, run_id, signer, broker_public=self._public)
-            part.check(
-                run_id=found.row["run_id"], broker_public=self._public, evidence_public=found.row["evidence_public"]
+            evidence_public = found.row["evidence_public"]
+            return found, part.check(
+                run_id=found.row["run_id"], broker_public=self._public, evidence_public=evidence_public
             )
-            return found
 
-        found = self._database.read(judge)
+        found, head = self._database.read(judge)
         known = self._partial.get((run_id, part.name))
-        # What changes nothing is no sign of life: anyone who recorded it can send it again.
-        goes_on = bool(part.data) and part.start == (known.bytes if known else 0)
+        # What changes nothing is no sign of life: anyone who recorded it can send it again, a first part too.
+        goes_on = bool(part.data) and known is not None and part.start == known.bytes > 0
         effect = Effect.CREDIT if goes_on else Effect.CHARGE
-        return Decision(decide=partial(self._keep, part, run_id, found), effect=effect)
+        return Decision(decide=partial(self._keep, part, run_id, found, head), effect=effect)
 
-    def _keep(self, part: StoredPart, run_id: str, found: store.Attested) -> Answer:
+    def _keep(self, part: StoredPart, run_id: str, found: store.Attested, head: Head) -> Answer:
         key = run_id, part.name
         path, known = self._path(*key), self._partial.get(key)
         if known is None or (known.sha256, known.size) != (part.sha256, part.size):
@@ -149,19 +153,23 @@ class Store:
             if part.name in rows and rows[part.name].whole:
                 return Answer.of({"bytes": rows[part.name].bytes, "whole": True})
             self._check_receipt(part, run_id, rows)
-            if part.start:
+            if part.start or not part.data:
                 return Answer.of({"bytes": 0, "whole": False})
-            owner = self._database.write(lambda connection: self._reserve(connection, part, run_id, found.package_id))
+            owner, expired = self._database.write(
+                lambda connection: self._reserve(connection, part, run_id, found.package_id)
+            )
+            for old in expired:
+                self._remove(old)
             known = _Partial(owner=owner, sha256=part.sha256, size=part.size)
-        if part.start == known.bytes:
-            self._write(path, part)
-            known.bytes += len(part.data)
-            known.so_far.update(part.data)
-        self._partial[key] = known
+            self._partial[key] = known  # before anything is written: what is reserved can be dropped
         self._partial.move_to_end(key)
         theirs = [one for one, it in self._partial.items() if it.owner == known.owner]
         if len(theirs) > MOST_PARTIAL:
             self._drop(*theirs[0])
+        if part.start == known.bytes:
+            self._write(path, part)
+            known.bytes += len(part.data)
+            known.so_far.update(part.data)
         if known.bytes < part.size:
             return Answer.of({"bytes": known.bytes, "whole": False})
         if known.so_far.digest() != part.sha256:
@@ -171,6 +179,9 @@ class Store:
         if part.name == RECEIPT_NAME and receipt is None:
             self._drop(*key)
             raise FormatError(Code.UPLOAD_DAMAGED, "a bundle without the receipt that was countersigned for this run")
+        if part.name == LOG_NAME and not _is_log(self._partly(path), head):
+            self._drop(*key)
+            raise FormatError(Code.UPLOAD_DAMAGED, "a log that is not the one of the head that came with it")
         self._finish(path, *key)
         if receipt is not None:
             self._hold_to(receipt, run_id)
@@ -183,9 +194,15 @@ class Store:
             if receipt is None or _named(receipt).get(part.name) != (part.size, part.sha256):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "an output that the run's receipt does not name")
 
-    def _reserve(self, connection: Connection, part: StoredPart, run_id: str, package_row: str) -> bytes:
-        """Make the other half of check 5, and check 6, keep the room of a whole file, and return whose it is."""
-        self._expire(connection)
+    def _reserve(
+        self, connection: Connection, part: StoredPart, run_id: str, package_row: str
+    ) -> tuple[bytes, list[str]]:
+        """Make the other half of check 5, and check 6, and keep the room of a whole file.
+
+        Returns:
+            Whose it is, and runs that made room by being too old.
+        """
+        expired = self._expire(connection)
         if connection.execute(select(stored.c.name).where(*_is(run_id, _FORGOTTEN))).first() is not None:
             raise RefusedError(Code.HEAD_INCONSISTENT, "the run's owner has had it forgotten")
         theirs_is = select(packages.c.owner).where(packages.c.package_id == package_row)
@@ -211,7 +228,7 @@ class Store:
                 stored_us=self._clock_us(),
             )
         )
-        return owner
+        return owner, expired
 
     def _write(self, path: Path, part: StoredPart) -> None:
         try:
@@ -260,13 +277,14 @@ class Store:
         for one in (path, self._partly(path)):
             one.unlink(missing_ok=True)
 
-    def _expire(self, connection: Connection) -> None:
-        """Forget runs of which nothing came for `KEPT_US`."""
+    def _expire(self, connection: Connection) -> list[str]:
+        """Forget runs of which nothing came for `KEPT_US`; return them: files go once that is committed."""
         last = select(stored.c.run_id).group_by(stored.c.run_id)
         old = last.having(func.max(stored.c.stored_us) <= self._clock_us() - KEPT_US)
-        for run_id in connection.execute(old).scalars().all():
+        expired = list(connection.execute(old).scalars().all())
+        for run_id in expired:
             connection.execute(delete(stored).where(stored.c.run_id == run_id))
-            shutil.rmtree(self._folder / run_id, ignore_errors=True)
+        return expired
 
     def files(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
         """What of a run is stored whole; raises `UsageError`, `run-unknown`."""
@@ -370,6 +388,22 @@ def _receipt(path: Path, expected_sha256: bytes | None = None) -> Receipt | None
     except (OSError, FormatError):
         return None
     return found if expected_sha256 in (None, sha256(envelope.encode())) else None
+
+
+def _is_log(path: Path, head: Head) -> bool:
+    """Return whether a file is the log that a head covers: all of it, line by line."""
+
+    def leaves(log: BinaryIO) -> Iterator[bytes]:
+        while line := log.readline(MAX_EVENT_BYTES + 2):
+            if not line.endswith(b"\n"):
+                raise FormatError(Code.LOG_INVALID, "no line of a log")
+            yield leaf_hash(line[:-1])
+
+    try:
+        with path.open("rb") as log:
+            return root_of(leaves(log)) == (head.size, head.root)
+    except (OSError, FormatError):
+        return False
 
 
 def _named(receipt: Receipt) -> dict[str, tuple[int, bytes]]:

@@ -12,21 +12,30 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
-from glasshouse.evidence.heads import COUNTERSIGNED_HEAD_TYPE, CountersignedHead, claimed_head
+from glasshouse.evidence.heads import (
+    COUNTERSIGNED_HEAD_TYPE,
+    MAX_COUNTERSIGNED_HEAD_BYTES,
+    CountersignedHead,
+    Head,
+    claimed_head,
+)
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.merkle import leaf_hash, verify_inclusion
 from glasshouse.wire.states import State
 
-__all__ = ["ANY_NAME", "MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
+__all__ = ["ANY_NAME", "LOG_NAME", "MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
 
 MAX_STORE_BYTES = 256 * 1024
 MAX_PART_BYTES = 176 * 1024
+LOG_NAME = "events.log"
+HEADS_NAME = "heads.log"
 RECEIPT_NAME = "receipt.json"
 _MAX_ELEMENTS = 256
 _MAX_PROOF = 64
-_CLOSING = ("events.log", "heads.log", RECEIPT_NAME)
+_CLOSING = (LOG_NAME, HEADS_NAME, RECEIPT_NAME)
+_LINE_BYTES = {LOG_NAME: MAX_EVENT_BYTES + 1, HEADS_NAME: MAX_COUNTERSIGNED_HEAD_BYTES + 1}  # of one event, at most
 _SEALED = re.compile(r"(outputs|log)/([0-9]{4,6})\.sealed")
 _NAMED_BY = {"outputs": EventType.OUTPUT, "log": EventType.SEGMENT}
 ANY_NAME = re.compile(rf"{_SEALED.pattern}|{'|'.join(map(re.escape, _CLOSING))}")
@@ -118,13 +127,16 @@ class StoredPart:
         except FormatError:
             raise _unknown() from None
 
-    def check(self, *, run_id: str, broker_public: bytes, evidence_public: bytes) -> None:
+    def check(self, *, run_id: str, broker_public: bytes, evidence_public: bytes) -> Head:
         """Make the second half of check 2, and checks 3 and 4: the run has this file, by its own log.
 
         Args:
             run_id: the run of the record that the evidence key belongs to.
             broker_public: countersigns this broker's heads.
             evidence_public: the key that the run was released to.
+
+        Returns:
+            The head.
 
         Raises:
             RefusedError: `run-unknown` or `head-inconsistent`.
@@ -146,11 +158,14 @@ class StoredPart:
             raise RefusedError(Code.HEAD_INCONSISTENT, "an event that is not in the log of the head") from None
         if not self._is_named(last=head.size - 1):
             raise RefusedError(Code.HEAD_INCONSISTENT, "a file that the event does not name")
+        return head
 
     def _is_named(self, *, last: int) -> bool:
         event, match = self.event, _SEALED.fullmatch(self.name)
         if match is None:
-            return event.sequence == last and event.state is State.ZEROIZED
+            # Each head covers one event more at least: so there are no more heads than events.
+            most = _LINE_BYTES.get(self.name, MAX_BUNDLE_BYTES) * (last + 1)
+            return event.sequence == last and event.state is State.ZEROIZED and self.size <= most
         body = event.body
         return (
             event.type is _NAMED_BY[match[1]]

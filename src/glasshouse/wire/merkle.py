@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from glasshouse.errors import Code, FormatError
 
-__all__ = ["EMPTY_ROOT", "Tree", "leaf_hash", "verify_consistency", "verify_inclusion"]
+__all__ = ["EMPTY_ROOT", "Tree", "leaf_hash", "root_of", "verify_consistency", "verify_inclusion"]
 
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 
@@ -97,6 +97,22 @@ class Tree:
 
 def _split(width: int) -> int:
     return 1 << (width - 1).bit_length() - 1
+
+
+def root_of(leaves: Iterable[bytes]) -> tuple[int, bytes]:
+    """Return size and root of the tree over leaf **hashes**; memory is O(log n)."""
+    count, complete = 0, list[bytes]()
+    for leaf in leaves:
+        count, node = count + 1, leaf
+        for _ in range((count & -count).bit_length() - 1):
+            node = _node(complete.pop(), node)
+        complete.append(node)
+    if not complete:
+        return 0, EMPTY_ROOT
+    root = complete.pop()
+    while complete:
+        root = _node(complete.pop(), root)
+    return count, root
 
 
 def verify_inclusion(*, leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:

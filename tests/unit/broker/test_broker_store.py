@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.client import Reply
+from glasshouse.broker.intake import Effect
 from glasshouse.broker.remote import GateClient
 from glasshouse.broker.stored import KEPT_US, LEAST_BYTES, MOST_PARTIAL, Store
 from glasshouse.errors import Code, PeerError, UsageError
@@ -479,3 +480,67 @@ def test_a_folder_with_files_of_its_owner_s_is_no_store_and_loses_nothing(gate: 
     before = sorted(home.rglob("*"))
     begin()
     assert sorted(home.rglob("*")) == before
+
+
+def test_a_run_that_ended_takes_no_room_and_stores_no_bytes_that_its_log_has_not(
+    gate: LocalBroker, tmp_path: Path
+) -> None:
+    run = run_of(gate, ALICE, tmp_path)
+    run.end()
+    head = (run.out / "heads.log").read_bytes().splitlines()[-1]
+    log, heads = (part_of(run, name, head) for name in ("events.log", "heads.log"))
+    for part in (log, heads):
+        assert refused(post(gate, replace(part, size=3 * MIB).encode())) is Code.HEAD_INCONSISTENT
+        assert answered(post(gate, replace(part, data=b"").encode())) == {"bytes": 0, "whole": False}
+    assert gate.count("stored") == 0, "what brings nothing reserves nothing"
+    lines = log.data.splitlines(keepends=True)
+    for other in (noise(len(log.data)), b"".join(lines[:-1]), log.data[:-1], log.data + lines[0]):
+        forged = replace(log, data=other, size=len(other), sha256=sha256(other))
+        assert refused(post(gate, forged.encode())) is Code.UPLOAD_DAMAGED
+    assert gate.count("stored") == 0
+    assert files_in(gate.store) == []
+    assert answered(post(gate, log.encode())) == {"bytes": len(log.data), "whole": True}
+
+
+def test_a_part_that_changes_nothing_is_no_sign_of_life(gate: LocalBroker, tmp_path: Path) -> None:
+    run = run_of(gate, ALICE, tmp_path)
+    run.output(noise(1000))
+    part = part_of(run, "outputs/0000.sealed", run.countersign())
+    begun, rest = replace(part, data=part.data[:10]), replace(part, start=10, data=part.data[10:])
+    assert gate._keeps is not None
+    effects = []
+    for one in (begun, begun, rest, rest, begun):
+        effects.append(gate._keeps.take(one.encode()).effect)
+        post(gate, one.encode())
+    assert [effect is Effect.CREDIT for effect in effects] == [False, False, True, False, False]
+
+
+def test_files_of_a_run_stay_where_forgetting_it_is_not_committed(
+    gate: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, later = run_of(gate, ALICE, tmp_path), run_of(gate, ALICE, tmp_path)
+    for one in (run, later):
+        one.output(noise(1000))
+    run.countersign()
+    part = part_of(later, "outputs/0000.sealed", later.countersign())
+    assert storing(gate, run).look(ended=False)
+    gate.advance(KEPT_US / 1e6 + 1)
+    with monkeypatch.context() as full:
+        full.setattr("glasshouse.broker.stored.LEAST_BYTES", 8 * MIB)
+        assert refused(post(gate, part.encode())) is Code.OWNER_QUOTA
+    assert len(files_in(gate.store)) == gate.count("stored") == 1
+
+
+def test_what_was_reserved_and_could_not_be_written_is_dropped_like_what_was_begun(
+    gate: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(gate, ALICE, tmp_path)
+    for _ in range(MOST_PARTIAL + 3):
+        run.output(noise(1000))
+    head, many = run.countersign(), len(run.outputs)
+    with monkeypatch.context() as full:
+        full.setattr("glasshouse.broker.stored.os.open", _no_room)
+        for number in range(many):
+            part = part_of(run, f"outputs/{number:04d}.sealed", head, event=number - many)
+            assert refused(post(gate, part.encode())) is Code.DISK_FULL
+    assert gate.count("stored") == MOST_PARTIAL
