@@ -34,6 +34,7 @@ _OF_METADATA = re.compile(r"[^/]+\.dist-info/(METADATA|entry_points\.txt|license
 _LEFT_OUT = (".pyc", ".pyi", ".pth", ".h", ".c")
 _NATIVE = re.compile(r"\.cpython-3(\d+)-([a-z0-9_]+)-linux")
 _PYTHON = re.compile(r"3\.[1-9][0-9]?")
+_MAX_MANIFEST_BYTES = 64 * 1024
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -138,11 +139,13 @@ def _opened(path: Path) -> tuple[Bundle, zipfile.ZipFile]:
         # What is stored as it is takes no more memory than the file, whatever it says of itself.
         if not is_bundle(archive) or any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("no bundle")
+        if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
+            raise ValueError("another manifest")
         told = json.loads(archive.read(MANIFEST))
         if told["format"] != FORMAT or not _PYTHON.fullmatch(told["python"]):
             raise ValueError("another format")
         return Bundle(python=told["python"], machine=told["machine"], distributions=told["distributions"]), archive
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError):
+    except (zipfile.BadZipFile, KeyError, RecursionError, TypeError, ValueError):
         raise _no_bundle(path) from None
 
 

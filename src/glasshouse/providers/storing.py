@@ -165,7 +165,7 @@ class Storing:
         return False
 
     def _refused(self, file: _File, status: int, answer: bytes) -> bool:
-        code = json.loads(answer).get("code")
+        code = json.loads(answer)["code"]
         if (status, code) == (http.client.NOT_FOUND, Code.USAGE):
             raise _NotKeptError
         return code == Code.HEAD_INCONSISTENT and self._is_over(file)

@@ -99,7 +99,8 @@ class Uploads:
                 self.path(digest).unlink()
         with contextlib.suppress(FileNotFoundError, BlockingIOError), self._part(digest).open("rb") as part:
             fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._part(digest).unlink()
+            if _is_same(part.fileno(), self._part(digest)):
+                self._part(digest).unlink()
 
     def _make_room(self, wanted: int) -> None:
         if self._free() >= wanted + _SPARE_BYTES:
@@ -174,8 +175,10 @@ class Upload:
         Raises:
             UsageError: `upload-damaged`: it has another digest, and is gone.
         """
-        if self._digest.hexdigest() != self._wanted:
-            self._part.unlink()
+        own = _is_same(self._descriptor, self._part)
+        if self._digest.hexdigest() != self._wanted or not own:
+            if own:
+                self._part.unlink()
             raise UsageError(
                 Code.UPLOAD_DAMAGED,
                 "what arrived is not what was sent; it was removed",
@@ -191,6 +194,16 @@ class Upload:
     def _take(self, data: bytes | memoryview) -> None:
         self._digest.update(data)
         self.left -= len(data)
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    """Return whether a name is still that of an open file: another connection may have removed or replaced it."""
+    opened = os.fstat(descriptor)
+    try:
+        named = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino)
 
 
 def _reserve(descriptor: int, size: int) -> None:

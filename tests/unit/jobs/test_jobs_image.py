@@ -290,6 +290,11 @@ def test_a_bundle_of_another_version_or_one_that_unpacks_to_more_is_refused(root
         archive.writestr("bundle.json", manifest)
     with pytest.raises(UsageError, match=r"is Python 3\.11, and .* is for 3\.12"):
         image_files(root, bundle=bundle)
+    for deep in ("[" * 20_000, manifest.replace("{}", f'{{"x":"{"x" * 70_000}"}}').replace("3.12", "3.11")):
+        with zipfile.ZipFile(bundle, "w") as archive:
+            archive.writestr("bundle.json", deep)
+        with pytest.raises(UsageError, match="is not a bundle"):
+            image_files(root, bundle=bundle)
     with zipfile.ZipFile(bundle, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bundle.json", manifest.replace("3.12", "3.11"))
         archive.writestr("site-packages/x.py", bytes(1 << 20))

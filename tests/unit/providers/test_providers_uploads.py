@@ -171,3 +171,17 @@ def test_a_folder_that_others_can_change_is_none_to_keep_files_in(tmp_path: Path
         (tmp_path / "link").symlink_to(tmp_path / "there")
     with pytest.raises(PlatformError, match="own folder"):
         Uploads(tmp_path / ("link" if wrong == "a link" else "there"), boot="this")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_name_is_neither_given_to_nor_taken_from_what_came_in_its_place(kept: Uploads, whole: bool) -> None:
+    upload = kept.begin(DIGEST, len(CONTENT), 0)
+    upload.write(CONTENT if whole else CONTENT[:10])
+    part = kept.path(DIGEST).with_name(f"{DIGEST}.part")
+    part.unlink()
+    part.write_bytes(b"another's")
+    with pytest.raises(UsageError):
+        upload.finish()
+    upload.close()
+    assert part.read_bytes() == b"another's"
+    assert not kept.path(DIGEST).exists()
