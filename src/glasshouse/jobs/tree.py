@@ -29,6 +29,8 @@ MAX_BYTES = 4 << 30
 MAX_CONTENT_BYTES = 256 << 10
 MAX_CONTENTS_BYTES = 4 << 20  # each line of them may be a path to look at
 MAX_ENTRIES = 500_000
+MAX_LOOKED_AT = 512 << 20  # characters of paths whose parts are looked at for links, and a few for each part
+_PART_COSTS = 16
 _MAX_LINKS = 40
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -47,6 +49,8 @@ class Tree(Disk):
         self._root = os.path.realpath(root)
         self._descriptor = os.open(self._root, _FLAGS | os.O_DIRECTORY)
         self._links: dict[str, str | None] = {}
+        self._reals: dict[str, str] = {}
+        self._looked_at = MAX_LOOKED_AT
         self._brought: dict[str, dict[str, bytes | None]] = {BROUGHT: {}}
         self._entries, self._bytes, self._contents, self._lock = MAX_ENTRIES, MAX_BYTES, MAX_CONTENTS_BYTES, Lock()
 
@@ -75,6 +79,10 @@ class Tree(Disk):
             yield from ((name, content is None) for name, content in brought.items())
             return
         opened = self._folder(self.real(directory).split("/"), directory)
+        self._entries -= 1  # one that is empty is opened too
+        if self._entries < 0:
+            os.close(opened)
+            raise OSError(f"the tree has more than {MAX_ENTRIES} names to look at")
         try:
             with os.scandir(opened) as entries:
                 for entry in entries:
@@ -100,9 +108,18 @@ class Tree(Disk):
     def real(self, path: str) -> str:
         if path.startswith(BROUGHT):
             return path
+        if path not in self._reals:
+            self._reals[path] = self._lead(path)
+        return self._reals[path]
+
+    def _lead(self, path: str) -> str:
         left, found, links = path.split("/")[::-1], "", 0
         while left:
             one = left.pop()
+            with self._lock:
+                self._looked_at -= _PART_COSTS + len(found)
+            if self._looked_at < 0:
+                raise OSError("the tree has more and longer paths than are followed")
             if one == "..":
                 found = found.rpartition("/")[0]  # above the root is the root
             elif one not in ("", "."):

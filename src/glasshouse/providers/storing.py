@@ -160,7 +160,7 @@ class Storing:
                         return self._is_over(file)
                     stood_still = stood_still + 1 if int(told["bytes"]) == at else 0
                     at = int(told["bytes"])
-        except (OSError, http.client.HTTPException, FormatError, ValueError, KeyError, TypeError):
+        except (OSError, http.client.HTTPException, FormatError, ValueError, KeyError, TypeError, RecursionError):
             pass  # the file, the line or the answer: all may be better at the next look
         return False
 

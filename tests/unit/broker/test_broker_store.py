@@ -403,6 +403,7 @@ def test_a_gate_that_lists_what_is_no_list_is_not_believed(
         (200, b'{"bytes":7,"whole":false}'),
         (503, b"{}"),
         (503, b"[]"),
+        (503, b"[" * 60_000),
         (404, b'"usage"'),
         (429, b'{"code":"owner-quota"}'),
         (404, b'{"code":"run-unknown"}'),
