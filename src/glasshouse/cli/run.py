@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -25,7 +26,7 @@ from glasshouse.cli.options import (
     unlock,
 )
 from glasshouse.cli.output import Output
-from glasshouse.cli.renting import Asked, Renting, cost_so_far, hand_over
+from glasshouse.cli.renting import Asked, Renting, cost_so_far, hand_over, rental_of
 from glasshouse.cli.words import bytes_text, left_out_words
 from glasshouse.errors import Code, ExitCode, UsageError
 
@@ -144,6 +145,7 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
     from glasshouse.jobs import runner
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.gates import Standing
+    from glasshouse.jobs.rented import watched
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Interrupts, Silent
 
@@ -166,10 +168,18 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
                 package, left_out = _seal(asked, output, view, place, identity, folder)
                 if rents is not None:
                     where = until_ended.enter_context(rents.rented(output, place, folder, package))
-                prepared = _prepare(asked, package, view, place, identity, folder, broker, where)
+                with watched(place, folder, _interrupt):  # a rented machine's caps hold while it is sent to, too
+                    prepared = _prepare(asked, package, view, place, identity, folder, broker, where)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not is_reader_gone(error):
                 raise
+            rental = rental_of(place, folder)
+            if rental is not None and rental.stopped_by:
+                raise UsageError(
+                    Code.CAP_REACHED,
+                    f"the cap of {rental.stopped_by} was reached before a runtime was placed: no key was released",
+                    hint="raise most_usd or most_time in [machine]",
+                ) from None
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released"
             ) from None
@@ -287,6 +297,11 @@ def _prepare(
         told = f"run {record.run_id[:8]}; broker told of package and policy" + _in_ranks(ranks)
         view.done("prepared", told, time.monotonic() - started)
     return prepared
+
+
+def _interrupt() -> None:
+    """End what the main thread does, also where it waits for a machine that does not read: called by a watch."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _unseen(_sent: int, _size: int) -> None:

@@ -16,7 +16,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.rentals import Cluster, Rental
 from glasshouse.providers.rental import Provider
 
-__all__ = ["PROVIDERS", "handed_on", "provider_for", "provider_of", "providers_with_keys"]
+__all__ = ["PROVIDERS", "handed_on", "provider_for", "provider_of", "providers_with_keys", "take_keys"]
 
 _MAX_KEY_BYTES = 512
 
@@ -89,18 +89,25 @@ def provider_for(home: Home, rental: Rental) -> Provider:
 
 def providers_with_keys(home: Home) -> tuple[str, ...]:
     """Return the names of the providers whose account has a key here."""
-    given = {*os.environ, *_taken}
-    return tuple(name for name, one in _ACCOUNTS.items() if one.key in given or is_there(home.accounts / name))
+    take_keys()
+    return tuple(name for name, one in _ACCOUNTS.items() if one.key in _taken or is_there(home.accounts / name))
 
 
-def handed_on() -> dict[str, str]:
-    """Return the environment of a process that shall have the keys too which this one took out of its own."""
-    return dict(os.environ) | _taken
+def take_keys() -> None:
+    """Take the keys of accounts out of this process's environment, before it starts any other."""
+    for account in _ACCOUNTS.values():
+        if account.key in os.environ:
+            _taken[account.key] = os.environ.pop(account.key)
+
+
+def handed_on(*, keys: bool) -> dict[str, str]:
+    """Return the environment of a process, with the keys that this one took out of its own only if it needs them."""
+    take_keys()
+    return dict(os.environ) | (_taken if keys else {})
 
 
 def _key(home: Home, name: str, account: _Account) -> str:
-    if account.key in os.environ:
-        _taken[account.key] = os.environ.pop(account.key)
+    take_keys()
     path = home.accounts / name
     if account.key in _taken:
         key = _taken[account.key].strip()

@@ -174,7 +174,8 @@ def _to_rented(journal: Journal, up: Attempt) -> SshHost:
         "PreferredAuthentications": "publickey",
         "LogLevel": "ERROR",
     }
-    given = (word for key, value in options.items() for word in ("-o", f"{key}={value}"))
+    # Quoted: ssh reads a value as a line of its configuration, and a home may lie in a folder with a space in its name.
+    given = (word for key, value in options.items() for word in ("-o", f'{key}="{value}"'))
     return SshHost(host=up.host or "", user="root", port=up.port, options=("-F", "/dev/null", *given))
 
 

@@ -26,13 +26,22 @@ class LeftError(PeerError):
     """Its owner would not wait any longer for a machine that cannot be reached; the run may go on there."""
 
     def __init__(self, run_id: str, place: str) -> None:
-        name = run_id[:8]
+        self._name = name = run_id[:8]
         super().__init__(
             Code.PLACE_UNREACHABLE,
             f"left to itself: {place} cannot be reached; whether the run there heard that it shall stop is not known",
             hint=f"glasshouse stop {name} asks it again, glasshouse attach {name} waits for it, and "
             f"glasshouse stop {name} --give-up waits no more",
         )
+
+    def rented(self) -> LeftError:
+        """Return this for a machine that is rented, and stays so."""
+        self.message += "; its rented machine is not given back, and costs money on"
+        self.hint = (
+            "glasshouse sweep gives it back, and fetches what can be reached; "
+            f"glasshouse attach {self._name} waits for it"
+        )
+        return self
 
 
 class Placing:

@@ -20,6 +20,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.places import place_of
 from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Journal
 from glasshouse.jobs.rented import watched
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
@@ -100,6 +101,10 @@ def run_here(
                 others=others,
                 gone=gone,
             )
+        except LeftError as left:
+            if Journal.of(home, folder.run_id).exists:
+                raise left.rented() from None
+            raise
         finally:
             for one in known.values():
                 one.close()
@@ -137,7 +142,7 @@ def detach(
             stdout=subprocess.DEVNULL,
             stderr=log,
             cwd="/",
-            env=handed_on(),
+            env=handed_on(keys=Journal.of(home, folder.run_id).exists),
             start_new_session=True,
             umask=0o077,
         )

@@ -252,7 +252,9 @@ class _Supervision:
         if one.placed.problem != one.problem:
             one.problem = one.placed.problem
             self._placed[0].shown.away(self._placed.index(one), one.problem)
-        if one.problem and not one.ended and (self._gone() or time.time() > _over_by_s(one.folder.load())):
+        # What its provider does not run, or what was given back at its cap, is not asked: it may go on to answer.
+        over = self._gone() or (one.problem and time.time() > _over_by_s(one.folder.load()))
+        if over and not one.ended:
             one.ended_s = time.monotonic()  # whatever became of it, it does not run any more; what is here is all
             one.shown.close()
 

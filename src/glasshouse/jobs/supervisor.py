@@ -16,6 +16,7 @@ from pathlib import Path
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
+from glasshouse.jobs.accounts import take_keys
 from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.gates import broker_of
 from glasshouse.jobs.home import Home
@@ -58,6 +59,7 @@ class _Log:
 
 def main(arguments: list[str]) -> int:
     """Supervise one run; return the exit code."""
+    take_keys()
     interrupts = Interrupts()
     with counted(interrupts):  # from the first to the last: between two blocks is no moment to die in
         return _main(arguments, interrupts)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,10 +18,14 @@ from typing import Any
 import pytest
 
 from glasshouse.cli import renting
+from glasshouse.cli.app import run
 from glasshouse.cli.output import Output
 from glasshouse.cli.renting import Asked, Renting, hand_over, return_left
+from glasshouse.cli.run import _interrupt
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.jobs import rented, runner
+from glasshouse.jobs import accounts, rented, runner
+from glasshouse.jobs import renting as rentals_clock
+from glasshouse.jobs.places import _to_rented
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rentals import Caps, Journal
 from glasshouse.jobs.renting import Renter
@@ -226,3 +232,44 @@ def test_a_machine_whose_keeper_was_ended_by_a_command_is_given_back_by_it(
     return_left(Output(as_json=True), rents.home, rents.folder)
     assert rents.world.running == []
     return_left(Output(as_json=True), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
+
+
+def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
+    rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that reads nothing is not waited for: what waits for it hears of the cap by a signal."""
+    rents.world.clock.us = int(time.time() * 1e6)
+    with rents.rented(Output(as_json=True)):
+        monkeypatch.setattr(rentals_clock, "deadline_us", lambda _rental: (0, "money"))
+        with (
+            pytest.raises(KeyboardInterrupt),
+            runner.stoppable(),
+            rented.watched(rents.home, rents.folder, _interrupt),
+        ):
+            time.sleep(50)
+    assert rents.journal.load().stopped_by == "money"
+    assert rents.world.running == []
+
+
+def test_no_process_that_is_started_inherits_the_key_of_an_account(
+    rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "canary-4711")
+    monkeypatch.setattr(accounts, "_taken", {})
+    assert run(["--version"]) == 0
+    assert "RUNPOD_API_KEY" not in os.environ
+    assert "runpod" in accounts.providers_with_keys(rents.home)
+    assert "RUNPOD_API_KEY" not in accounts.handed_on(keys=False)
+    assert accounts.handed_on(keys=True)["RUNPOD_API_KEY"] == "canary-4711"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh here")
+def test_a_home_with_a_space_in_its_name_has_its_key_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rents = Rents(tmp_path, monkeypatch)
+    with rents.rented(Output(as_json=True)):
+        up = rents.journal.load().up
+        assert up is not None
+        way = _to_rented(Journal(Path("/home/a user/rentals/1")), up)
+        told = subprocess.run(["ssh", "-G", *way.options, "host"], capture_output=True, text=True, check=True).stdout
+    assert "identityfile /home/a user/rentals/1/key\n" in told
+    assert "userknownhostsfile /home/a user/rentals/1/known_hosts\n" in told

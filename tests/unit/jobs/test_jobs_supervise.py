@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -437,3 +438,42 @@ def test_attaching_follows_to_the_very_end(world: OwnersWorld, folder: RunFolder
     thread.join()
     assert ended.conclusion.verdict == "good"
     assert len(watcher.events) == len(folder.events.read_bytes().splitlines())
+
+
+def test_a_machine_that_was_given_back_and_goes_on_to_answer_is_not_followed(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    """As a host does that has ended the dead man's switch, and would have its rent."""
+    looks = iter(range(1000))
+
+    def answers() -> None:
+        assert next(looks) < 10, "it is followed for ever"
+
+    machine = Machine([answers] * 1000)
+    ended = supervise.supervise(
+        folder,
+        b"launch",
+        home=world.home,
+        place=lambda _name: machine,
+        broker=NoBroker(world.home),
+        watcher=Watching(),
+        interrupts=supervise.Interrupts(),
+        gone=lambda: next(looks) > 3,
+    )
+    assert ended.record.outcome == "lost"
+
+
+def test_a_rented_machine_that_a_person_leaves_is_said_to_cost_on(
+    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(*_of: object, **_how: object) -> None:
+        raise LeftError(folder.run_id, "world:0011")
+
+    monkeypatch.setattr(runner, "supervise", left)
+    monkeypatch.setattr(runner, "watched", lambda *_of: contextlib.nullcontext(lambda: False))
+    rented = world.home.rentals / folder.run_id
+    rented.mkdir(parents=True)
+    (rented / "rental.json").write_text("{}")
+    with pytest.raises(LeftError, match="costs money on") as caught:
+        runner.run_here(folder, b"", home=world.home, broker=NoBroker(world.home), watcher=Watching())
+    assert "glasshouse sweep" in caught.value.hint

@@ -10,6 +10,8 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, PlatformError
 from glasshouse.jobs import supervisor
+from glasshouse.jobs.rundir import Phase
+from simulators.owner_side import OwnersWorld
 
 SECRET = "patient-4711-canary"
 
@@ -51,3 +53,21 @@ def test_another_machines_words_are_logged_and_command_no_terminal(
     assert log.count("\n") == 1
     assert log.rstrip("\n").isascii()
     assert "the machine refused: \\x1b]0;owned" in log
+
+
+@pytest.mark.parametrize(("line", "returned"), [(b"", False), (b"launch file", True)], ids=["taken over", "of its own"])
+def test_a_supervisor_that_cannot_follow_a_run_leaves_the_machine_that_the_run_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, returned: bool
+) -> None:
+    def fail(*_of: object, **_how: object) -> None:
+        raise PlatformError(Code.PLATFORM, "no machine of this name")
+
+    given: list[object] = []
+    folder = OwnersWorld().settle(tmp_path)
+    folder.update(phase=Phase.RUNNING, place="world:0011")
+    monkeypatch.setattr(supervisor, "broker_of", lambda _home, _folder: None)
+    monkeypatch.setattr(supervisor, "run_here", fail)
+    monkeypatch.setattr(supervisor, "return_machine", lambda *of, **_how: given.append(of))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(line)))
+    assert supervisor.main([str(tmp_path), str(folder.path)]) == ExitCode.RUN_FAILED
+    assert bool(given) is returned
