@@ -180,6 +180,7 @@ def test_what_is_no_node_of_a_job_that_runs_is_told_with_what_to_do(user: User, 
 
 
 @needs_sshd
+@pytest.mark.long
 def test_a_run_by_way_of_a_login_node_to_a_node_without_glasshouse_ends_as_one_here_does(user: User, job: str) -> None:
     folder = user.nodes.parent / "ssh"
     with serving_ssh(folder, user.cluster.for_sshd) as host:
@@ -195,6 +196,7 @@ def test_a_run_by_way_of_a_login_node_to_a_node_without_glasshouse_ends_as_one_h
     assert user.left_there() == []
 
 
+@pytest.mark.long
 def test_a_group_runs_on_two_nodes_of_one_job(user: User) -> None:
     job = user.submit("--nodes=2")
     text = user.shell.job("wide", "1").read_text().replace("train.py", "sum.py") + 'egress = ["group"]\n'

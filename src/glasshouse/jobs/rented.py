@@ -156,8 +156,15 @@ def _reach(place: Place, *, until_us: int, clock: Clock) -> None:
         try:
             place.check()
         except PeerError as error:
-            if error.code is not Code.PLACE_UNREACHABLE or clock.now_us() > until_us:
+            if error.code is not Code.PLACE_UNREACHABLE:
                 raise
+            if clock.now_us() > until_us:
+                raise PlatformError(
+                    Code.BOOT_FAILED,
+                    f"{place.name} was rented, and cannot be logged in to: {error.message}",
+                    hint="its image may end and start over and over: see its log on the provider's page, or take "
+                    "another image",
+                ) from None
             clock.sleep(renting.POLL_S)
         else:
             return

@@ -29,6 +29,7 @@ from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.signing import SigningKey
 from simulators.left_run import LeftRun, noise
 from simulators.local_broker import LocalBroker
+from tools.raw_http import head, problem
 
 ALICE, MALLORY = SigningKey.generate(), SigningKey.generate()
 OWNERS = (ALICE.public, MALLORY.public)
@@ -233,7 +234,14 @@ def test_what_is_no_part_of_a_file_is_refused_unread(
     assert isinstance(said, dict)
     body = encode({**said, member: value})  # type: ignore[dict-item]
     assert refused(post(gate, body)) is Code.MESSAGE_INVALID
-    assert refused(post(gate, b"x" * (256 * 1024 + 1))) is Code.MESSAGE_TOO_LARGE
+
+
+def test_what_is_too_long_for_a_part_is_refused_by_its_length_alone(gate: LocalBroker) -> None:
+    """Nothing of it is sent: an answer that comes before the end of what is sent may be lost with the connection."""
+    with gate.gate(None)._connect() as line:
+        line.sendall(head("/v1/store", f"Content-Length: {256 * 1024 + 1}", "Content-Type: application/json"))
+        answer = b"".join(iter(lambda: line.recv(65536), b""))
+    assert problem(answer).code is Code.MESSAGE_TOO_LARGE
 
 
 def test_a_file_goes_on_where_it_stopped_and_anew_where_the_gate_was_restarted(tmp_path: Path) -> None:
