@@ -125,6 +125,7 @@ def test_a_run_goes_on_where_the_srun_that_started_it_is_killed(user: User, job:
         os.kill(orphan, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [(), ("--batch", "--signal=TERM")], ids=["cancelled", "asked-to-end"])
 def test_a_job_that_ends_before_its_run_has_it_sealed_wiped_and_fetched(user: User, job: str, how: tuple[str]) -> None:
     running = user.shell.start("run", "long.toml", "--on", "one", "--json")
