@@ -242,6 +242,8 @@ class Journal:
         private_folder(home.rentals)
         journal = cls(private_folder(home.rentals / rental.run_id))
         journal.save(_here(rental))
+        with contextlib.suppress(OSError), journal.claimed():
+            pass  # its lock is there: a disk without room keeps no sweep from it later
         return journal
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.errors import Code, PeerError
+from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs import rented, sweeping
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
@@ -153,6 +153,23 @@ def test_two_sweeps_do_not_end_one_rental_at_once(home: Home, world: World) -> N
 
     assert sweep(home, say=say, clock=world.clock).machines == 1
     assert journal.load().keeper is None
+
+
+def test_a_disk_that_is_full_when_the_sweep_begins_keeps_no_machine(
+    home: Home, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = left(home, world)
+
+    def full(*_given: object) -> None:
+        raise UsageError(Code.DISK_FULL, "no room to write rental.json")
+
+    assert (journal.path / "sweep.lock").is_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "save", full)
+        swept = sweep(home, clock=world.clock)
+    assert world.running == []
+    assert (swept.rentals, len(swept.left)) == (0, 1)  # gone, and not yet noted
+    assert sweep(home, clock=world.clock).machines == 1
 
 
 def test_a_process_on_another_machine_is_taken_to_look_after_its_rental(home: Home, world: World) -> None:
