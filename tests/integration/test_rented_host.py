@@ -61,7 +61,8 @@ def logged_in(machine: RentedHost, folder: Path, *command: str) -> str:
 def test_a_rented_machine_is_logged_in_to_and_touches_nothing_outside_it(
     tmp_path: Path, start: Callable[[int], Start]
 ) -> None:
-    before = [sorted(Path(name).glob("**/*")) for name in ("/etc/ssh", "/root/.ssh")]
+    ours = (Path("/etc/ssh"), Path.home() / ".ssh")
+    before = [sorted(folder.glob("**/*")) for folder in ours]
     machine = RentedHost(tmp_path / "machine", start_script(start(600), end="true"))
     try:
         told = logged_in(machine, tmp_path, "sh", "-c", "echo $HOME; ls /etc/ssh")
@@ -74,7 +75,7 @@ def test_a_rented_machine_is_logged_in_to_and_touches_nothing_outside_it(
         machine.destroy()
     assert machine.left() == []
     assert not (tmp_path / "machine").exists()
-    assert before == [sorted(Path(name).glob("**/*")) for name in ("/etc/ssh", "/root/.ssh")]
+    assert before == [sorted(folder.glob("**/*")) for folder in ours]
 
 
 class Ending(http.server.BaseHTTPRequestHandler):

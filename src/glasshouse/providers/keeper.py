@@ -3,8 +3,8 @@
 Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
 it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.
 
-Where the folder's order names a gate, it carries the runtime's calls to that, whoever is connected or not, and starts
-what sends there what the run leaves (`providers.storing`).
+Where the folder's order names a gate, it carries the runtime's calls to that, with or without an owner's connection,
+and starts what sends there what the run leaves (`providers.storing`).
 
 Laws: it leaves `keeper.json` before the runtime can have its launch file, and `ended` after its end; it ends with the
 runtime and no sooner; where it cannot do so, no runtime is left.
