@@ -228,6 +228,10 @@ def test_what_a_run_left_is_fetched_from_its_gate_when_its_machine_is_gone(
     assert not (shell.home / "runs" / placed["run_id"] / "out" / "receipt.json").exists(), "nothing was taken"
     sealed.write_bytes(genuine)
     kept = b"".join(path.read_bytes() for path in stored.iterdir())
+    (shell.folder / "taken").write_text("a file, and no folder")
+    assert shell.ask("fetch", placed["run_id"], "-o", "taken", "--json").code != ExitCode.DONE
+    here = shell.home / "runs" / placed["run_id"] / "out" / "outputs" / "0000.sealed"
+    here.unlink()  # lost, while the receipt is here
     fetched = shell.ask("fetch", placed["run_id"], "-o", "left", "--json")
     assert fetched.code == ExitCode.DONE, fetched.err
     assert fetched.object["verdict"] == "good"

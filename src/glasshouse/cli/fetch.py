@@ -1,4 +1,7 @@
-"""`glasshouse fetch RUN -o DIR`: decrypts the outputs that the run's verified receipt names."""
+"""`glasshouse fetch RUN -o DIR`: decrypts the outputs that the run's verified receipt names.
+
+Sealed files that the run's folder lacks come from the gate that stored them, if there is one.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,9 @@ def command(
     output, place = Output(as_json), locate(home)
     found = look(RunFolder.find(place, run), place)
     identity, taken = None, False
-    if _is_left(found, asked=from_gate):
+    if _is_lacking(found, place, asked=from_gate):
         identity = unlock(place, passphrase_file, passphrase_fd)
-        if taken := _take(found, place, identity.signing, asked=from_gate):
+        if taken := _take(output, found, place, identity.signing, asked=from_gate):
             output.say("Taken from the run's gate: its machine was not asked.")
             found = look(found.folder, place)
     require_ended(found)
@@ -69,7 +72,7 @@ def command(
     receipt = require_receipt(conclusion)
     identity = identity or unlock(place, passphrase_file, passphrase_fd)
     fetched = fetch(folder, receipt, sealing=identity.sealing, out=out, force=force, hidden=hidden)
-    with contextlib.suppress(GlasshouseError):  # what it stores of the run is here now; else it forgets by itself
+    with contextlib.suppress(GlasshouseError):  # otherwise what it stores of the run expires
         forget_stored(place, folder, identity.signing)
     if taken:
         return_left(output, place, found.folder)
@@ -107,30 +110,36 @@ def command(
     output.facts({"receipt": verdict_words(conclusion.verdict, level)})
 
 
-def _is_left(found: Look, *, asked: bool) -> bool:
-    """Return whether a receipt of the run is missing here that does not come by itself, or is asked for at its gate."""
-    from glasshouse.jobs.files import is_there
+def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
+    """Return whether the run's folder lacks files that only its gate may have, or that are asked for there."""
+    from glasshouse.jobs.identity import read_public
     from glasshouse.jobs.rundir import Phase
+    from glasshouse.jobs.stored import is_whole
 
-    over = found.record.gate is not None and found.doing in (Phase.ENDED, "unattended")
-    return (asked or over) and not all(is_there(one.receipt) for one in found.folder.machines())
+    if not asked and (found.record.gate is None or found.doing not in (Phase.ENDED, "unattended")):
+        return False
+    owner = read_public(home.owner_public).signing
+    return not all(is_whole(one, owner) for one in found.folder.machines())
 
 
-def _take(found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
-    """Take what the run's gate stored; unless it was asked for, a gate that is away changes nothing."""
+def _take(output: Output, found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
+    """Take from the run's gate what is lacking; unless it was asked for, a gate that does not give it ends nothing."""
     from glasshouse.jobs.control import take
+    from glasshouse.jobs.files import is_there
 
+    had_receipts = all(is_there(one.receipt) for one in found.folder.machines())
     try:
         taken = take(found.folder, home, owner)
-    except PeerError:
-        if asked:
+    except GlasshouseError as error:
+        if asked or not (had_receipts or isinstance(error, PeerError)):
             raise
+        output.warn(f"files of the run are missing here, and its gate did not give them: {error.message}")
         return False
     if asked and not taken:
         raise UsageError(
             Code.FILE_MISSING,
-            f"no gate stores a receipt of run {found.folder.run_id[:8]}",
-            hint="a gate stores what runs on other machines leave if it was started with --store; without a receipt "
-            "nothing is taken",
+            f"no gate stores what is missing here of run {found.folder.run_id[:8]}",
+            hint="a gate stores what runs on other machines leave if it was started with --store, until it is fetched; "
+            "without a receipt nothing is taken",
         )
     return taken

@@ -198,7 +198,9 @@ def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:
         stream = open_regular(path)
     except OSError:
         raise PackageError(
-            Code.OUTPUT_TAMPERED, f"output {output.sequence} is named by the receipt but not there"
+            Code.OUTPUT_TAMPERED,
+            f"output {output.sequence} is named by the receipt but not there",
+            hint=f"if the run's gate stored it: glasshouse fetch {folder.run_id[:8]} -o DIR",
         ) from None
     same_size = os.fstat(stream.fileno()).st_size == output.sealed_bytes
     if not same_size or hashlib.file_digest(stream, "sha256").digest() != output.sealed_sha256:

@@ -10,6 +10,7 @@ from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.jobs.embedded import Embedded
+from glasshouse.jobs.files import is_there
 from glasshouse.jobs.finish import GIVEN_UP, NO_RECEIPT, Conclusion
 from glasshouse.jobs.follow import Seen, Tail
 from glasshouse.jobs.home import Home
@@ -132,14 +133,18 @@ def give_up(folder: RunFolder, home: Home) -> bool:
 
 
 def take(folder: RunFolder, home: Home, owner: SigningKey) -> bool:
-    """Take what a run left from the gate that stored it, and record its end; return False where that has no receipt.
+    """Take from a run's gate what its folder lacks, and record its end anew if that was a receipt.
+
+    Returns:
+        Whether anything came.
 
     Raises:
         GlasshouseError: as `stored.take_stored`; nothing has changed then.
         PlatformError: its supervisor, which waits for the machine, does not end.
     """
+    had_receipts = all(is_there(one.receipt) for one in folder.machines())
     taken = take_stored(home, folder, owner, verified=lambda: _end_supervisor(folder.load()))
-    if taken:
+    if taken and not (had_receipts and folder.load().phase is Phase.ENDED):
         _settle(folder, home)
     return taken
 
