@@ -35,10 +35,11 @@ from glasshouse.broker.views import launch_of
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import MAX_EVENT_BYTES
-from glasshouse.evidence.heads import Head
+from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead, Head
 from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.stored import ANY_NAME, LOG_NAME, RECEIPT_NAME, StoredPart
+from glasshouse.evidence.stored import ANY_NAME, HEADS_NAME, LOG_NAME, RECEIPT_NAME, StoredPart
 from glasshouse.wire.canonical import decode
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import leaf_hash, root_of
@@ -134,9 +135,10 @@ class Store:
         def judge(connection: Connection) -> tuple[store.Attested, Head]:
             found = store.attested(connection, run_id, signer, broker_public=self._public)
             evidence_public = found.row["evidence_public"]
-            return found, part.check(
-                run_id=found.row["run_id"], broker_public=self._public, evidence_public=evidence_public
-            )
+            head = part.check(run_id=found.row["run_id"], broker_public=self._public, evidence_public=evidence_public)
+            if part.name == HEADS_NAME and part.size > (head.sequence + 1) * (MAX_COUNTERSIGNED_HEAD_BYTES + 1):
+                raise RefusedError(Code.HEAD_INCONSISTENT, "more bytes than the run's heads can have")
+            return found, head
 
         found, head = self._database.read(judge)
         known = self._partial.get((run_id, part.name))
@@ -175,13 +177,12 @@ class Store:
         if known.so_far.digest() != part.sha256:
             self._drop(*key)
             raise FormatError(Code.UPLOAD_DAMAGED, "a file that arrived with another digest; nothing of it is kept")
-        receipt = self._receipt_in(self._partly(path), found) if part.name == RECEIPT_NAME else None
-        if part.name == RECEIPT_NAME and receipt is None:
+        receipt = (
+            _receipt(self._partly(path), found.row["receipt_sha256"] or b"") if part.name == RECEIPT_NAME else None
+        )
+        if not (receipt or self._is_genuine(part, self._partly(path), found, head)):
             self._drop(*key)
-            raise FormatError(Code.UPLOAD_DAMAGED, "a bundle without the receipt that was countersigned for this run")
-        if part.name == LOG_NAME and not _is_log(self._partly(path), head):
-            self._drop(*key)
-            raise FormatError(Code.UPLOAD_DAMAGED, "a log that is not the one of the head that came with it")
+            raise FormatError(Code.UPLOAD_DAMAGED, f"{part.name} is not what was countersigned for this run")
         self._finish(path, *key)
         if receipt is not None:
             self._hold_to(receipt, run_id)
@@ -258,9 +259,30 @@ class Store:
         self._database.write(lambda connection: connection.execute(change))
         del self._partial[run_id, name]
 
-    def _receipt_in(self, path: Path, found: store.Attested) -> Receipt | None:
-        """Return the receipt in a bundle if it is the one that was countersigned for the run."""
-        return _receipt(path, found.row["receipt_sha256"] or b"")
+    def _is_genuine(self, part: StoredPart, path: Path, found: store.Attested, head: Head) -> bool:
+        """Return whether a whole file is what the run left; a sealed file was compared by its digest."""
+        if part.name == LOG_NAME:
+            return _is_log(path, head)
+        return self._are_heads(path, part.head, found) if part.name == HEADS_NAME else part.name != RECEIPT_NAME
+
+    def _are_heads(self, path: Path, last: Envelope, found: store.Attested) -> bool:
+        """Return whether each line is a head that was countersigned for the run, in their order, to the last one."""
+        size, end = 0, None
+        try:
+            with path.open("rb") as heads:
+                while line := heads.readline(MAX_COUNTERSIGNED_HEAD_BYTES + 2):
+                    one = CountersignedHead.parse(
+                        line.removesuffix(b"\n"),
+                        broker_public=self._public,
+                        evidence_public=found.row["evidence_public"],
+                    )
+                    # A disk that was full can lack lines; none comes twice, or of another run with this key.
+                    if not line.endswith(b"\n") or one.previous_size < size or one.head.run_id != found.row["run_id"]:
+                        return False
+                    size, end = one.head.size, one.envelope
+        except (OSError, FormatError):
+            return False
+        return end == last
 
     def _hold_to(self, receipt: Receipt, run_id: str) -> None:
         """Drop outputs that the run's receipt does not name."""

@@ -513,6 +513,39 @@ def test_a_run_that_ended_takes_no_room_and_stores_no_bytes_that_its_log_has_not
     assert answered(post(gate, log.encode())) == {"bytes": len(log.data), "whole": True}
 
 
+def test_heads_are_those_that_the_gate_countersigned_for_the_run_and_take_no_more_room(
+    gate: LocalBroker, tmp_path: Path
+) -> None:
+    run, other = run_of(gate, ALICE, tmp_path), run_of(gate, ALICE, tmp_path)
+    for one in (run, other):
+        for _ in range(40):
+            one.segment(noise(10))
+        one.countersign()
+        one.output(noise(100))
+        one.end()
+    first, last = (run.out / "heads.log").read_bytes().splitlines(keepends=True)
+    theirs = (other.out / "heads.log").read_bytes().splitlines(keepends=True)[0]
+    heads = part_of(run, "heads.log", last.strip())
+    assert refused(post(gate, replace(heads, size=3 * 8193, data=heads.data).encode())) is Code.HEAD_INCONSISTENT, (
+        "two heads were signed, of more events"
+    )
+    for lines in (
+        noise(len(heads.data)),
+        first,
+        last + first,
+        first + first + last,
+        theirs + last,
+        first + last + last,
+        first + last[:-1],
+        first + b"\n" + last,
+    ):
+        forged = replace(heads, data=lines, size=len(lines), sha256=sha256(lines))
+        assert refused(post(gate, forged.encode())) is Code.UPLOAD_DAMAGED
+    assert gate.count("stored") == 0
+    assert files_in(gate.store) == []
+    assert answered(post(gate, heads.encode())) == {"bytes": len(heads.data), "whole": True}
+
+
 def test_a_part_that_changes_nothing_is_no_sign_of_life(gate: LocalBroker, tmp_path: Path) -> None:
     run = run_of(gate, ALICE, tmp_path)
     run.output(noise(1000))
