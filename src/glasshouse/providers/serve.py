@@ -20,20 +20,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers import facts
+from glasshouse.providers.answers import MAX_MACHINES, Answer, Answers, run_field
 from glasshouse.providers.base import Order
 from glasshouse.providers.gates import Gates, relay_order
 from glasshouse.providers.keeper import boot
 from glasshouse.providers.link import MAX_DATA_BYTES, Link
-from glasshouse.providers.local import free_addresses
-from glasshouse.providers.runs import MOST_FILES, RUN, Runs, is_name, numbered, own_folder
+from glasshouse.providers.runs import MOST_FILES, Runs, is_name, numbered, own_folder
 from glasshouse.providers.streams import FIRST_CALL, MAX_CALLS, Streams
 from glasshouse.providers.uploads import Upload, Uploads
-from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import Fields
 
 __all__ = ["OWN_FOLDER", "main", "serve"]
@@ -46,14 +44,7 @@ _NONCE = re.compile(r"[0-9a-f]{16,64}")
 _PEER = re.compile(r"[A-Za-z0-9.\[\]:-]{1,255}:[0-9]{1,5}")
 _MAX_REQUESTS = 16
 _MAX_LAUNCH_BYTES = 1 << 16
-_MAX_MACHINES = 64
 _MAX_LOOK_MS = 60_000
-_MAX_RUNS = 256
-# Each takes at most 262 bytes of a message of 64 KiB.
-_MAX_INSTALLED = 200
-_MAX_NAME_CHARS = 4096
-# A page ends behind the name that passes this; the longest name still fits into a message then.
-_PAGE_BYTES = 48 << 10
 _RAW_S = 0.05
 _STUCK_S = 60.0
 # Owners ask again within a minute. The end of a line is not always told: a step of Slurm's outlives its srun.
@@ -63,8 +54,6 @@ _MAX_SAID_CHARS = 1000
 # How often a run's folder is looked at: at its lively beginning and end, and while it trains.
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _QUICK_FOR_S = 3.0
-
-Answer = dict[str, Json]
 
 
 @dataclass(slots=True)
@@ -113,6 +102,7 @@ class Place:
         own_folder(folder)
         self._folder = folder
         self._runs, self._uploads = Runs(folder / "runs"), Uploads(folder / "files", boot=boot())
+        self._answers = Answers(folder, self._runs, self._uploads).by_name
         self._link = Link(reader, writer)
         self._selector = selectors.DefaultSelector()
         self._streams = Streams(self._link, self._selector)
@@ -123,22 +113,13 @@ class Place:
         self._upload: tuple[int, Upload] | None = None
         self._reads: deque[_Read] = deque()
         self._gates = Gates(folder)
-        self._measured: tuple[Json, dict[str, Json]] | None = None
         self._moved_s = self._came_s = self._heard_s = time.monotonic()
         self._asks: dict[str, Callable[[int, Fields], Answer | None]] = {
-            "hello": self._hello,
-            "examine": self._examine,
-            "installed": self._installed,
-            "measure": self._measure,
-            "has": self._has,
             "put": self._put,
-            "addresses": self._addresses,
             "prepare": self._prepare,
             "start": self._start,
             "look": self._look,
             "read": self._read,
-            "stop": self._stop,
-            "runs": self._list,
             "remove": self._remove,
         }
 
@@ -208,11 +189,12 @@ class Place:
             raise PeerError(Code.SCHEMA, f"a message that this place does not understand: {error.message}") from None
 
     def _request(self, fields: Fields) -> None:
-        number, ask = fields.integer("id", low=1, high=FIRST_CALL - 1), fields.choice("ask", list(self._asks))
+        number = fields.integer("id", low=1, high=FIRST_CALL - 1)
+        ask = fields.choice("ask", [*self._answers, *self._asks])
         if len(self._looks) + len(self._starts) + len(self._reads) >= _MAX_REQUESTS:
             raise PeerError(Code.SCHEMA, "more requests at once than a place answers")
         try:
-            answer = self._asks[ask](number, fields)
+            answer = self._answers[ask](fields) if ask in self._answers else self._asks[ask](number, fields)
         except OSError as error:
             self._refuse(number, PlatformError(Code.PLATFORM, f"the machine refused: {error.strerror}"))
         except FormatError:
@@ -231,44 +213,6 @@ class Place:
 
     def _refuse(self, number: int, error: GlasshouseError) -> None:
         self._link.send({"code": error.code.value, "id": number, "message": _whole(error)})
-
-    def _hello(self, _number: int, fields: Fields) -> Answer:
-        fields.end()
-        return facts.hello(self._folder)
-
-    def _examine(self, _number: int, fields: Fields) -> Answer:
-        fields.end()
-        return {"findings": facts.examine(self._folder)}
-
-    def _installed(self, _number: int, fields: Fields) -> Answer:
-        after = fields.text("after", max_chars=128)
-        fields.end()
-        return {"versions": facts.installed(after, _MAX_INSTALLED)}
-
-    def _measure(self, _number: int, fields: Fields) -> Answer:
-        after = None if fields.null("after") else fields.text("after", max_chars=_MAX_NAME_CHARS)
-        fields.end()
-        if after is None or self._measured is None:
-            self._measured = facts.measure(self._folder)
-        measurement, files = self._measured
-        page: Answer = {}
-        size = 0
-        for name in sorted(files):
-            if after is not None and name > after and size < _PAGE_BYTES:
-                page[name] = files[name]
-                size += len(encode({name: files[name]}))
-        return {"files": page, "measurement": measurement}
-
-    def _addresses(self, _number: int, fields: Fields) -> Answer:
-        count = fields.integer("count", low=1, high=_MAX_MACHINES)
-        host = None if fields.null("host") else fields.text("host", max_chars=255)
-        fields.end()
-        return {"addresses": list(free_addresses(host or facts.reached_at(), count))}
-
-    def _has(self, _number: int, fields: Fields) -> Answer:
-        digest, size = fields.digest("blake3").hex(), fields.integer("bytes")
-        fields.end()
-        return {"bytes": min(size, self._uploads.present(digest))}
 
     def _put(self, number: int, fields: Fields) -> Answer | None:
         digest, size, start = fields.digest("blake3").hex(), fields.integer("bytes"), fields.integer("from")
@@ -313,7 +257,7 @@ class Place:
             upload.close()
 
     def _prepare(self, _number: int, fields: Fields) -> Answer:
-        run, relayed = _run(fields), fields.has("relayed") and fields.flag("relayed")
+        run, relayed = run_field(fields), fields.has("relayed") and fields.flag("relayed")
         fields.end()
         self._drop_gate(run)
         if relayed or self._runs[run].relayed:  # its keeper listens, with whoever is connected and without
@@ -339,12 +283,12 @@ class Place:
         self._streams.add(number, connection)
 
     def _start(self, number: int, fields: Fields) -> None:
-        run = _run(fields)
+        run = run_field(fields)
         order = Order(
             package=fields.digest("package").hex(),
             max_seconds=fields.integer("max_seconds", low=1),
             ranks=fields.integer_or_null("ranks"),
-            peers=tuple(fields.texts("peers", max_items=_MAX_MACHINES)),
+            peers=tuple(fields.texts("peers", max_items=MAX_MACHINES)),
             relay=relay_order(fields.child("relay"), self._gates.path(run)) if fields.has("relay") else None,
         )
         wanted = fields.integer("launch_bytes", low=1, high=_MAX_LAUNCH_BYTES)
@@ -378,7 +322,7 @@ class Place:
             start.launch[:] = bytes(len(start.launch))
 
     def _look(self, number: int, fields: Fields) -> None:
-        run, since = _run(fields), fields.integer("since")
+        run, since = run_field(fields), fields.integer("since")
         within_ms = fields.integer("within_ms", high=_MAX_LOOK_MS)
         outputs, log = fields.integer("outputs"), fields.integer("log")
         fields.end()
@@ -415,7 +359,7 @@ class Place:
         return _QUICK_S if quick else _SLOW_S
 
     def _read(self, number: int, fields: Fields) -> None:
-        run, name = _run(fields), fields.text("name")
+        run, name = run_field(fields), fields.text("name")
         start, most = fields.integer("from"), fields.integer("most", low=1, high=MAX_DATA_BYTES)
         fields.end()
         if not is_name(name):
@@ -436,25 +380,8 @@ class Place:
                 self._link.send_data(read.number, data, can_wait=True)
                 self._answer(read.number, {"bytes": len(data)}, can_wait=True)
 
-    def _stop(self, _number: int, fields: Fields) -> Answer:
-        run, how = _run(fields), fields.choice("how", ("interrupt", "kill"))
-        fields.end()
-        self._runs[run].stop(signal.SIGTERM if how == "interrupt" else signal.SIGKILL)
-        return {}
-
-    def _list(self, _number: int, fields: Fields) -> Answer:
-        after = fields.text("after", max_chars=32)
-        fields.end()
-        later = ((name, run) for name, run in self._runs if name > after and run.started)
-        return {
-            "runs": [
-                {"ended": run.ended(), "run": name, "started_us": run.started_us}
-                for name, run in islice(later, _MAX_RUNS)
-            ]
-        }
-
     def _remove(self, _number: int, fields: Fields) -> Answer:
-        run = _run(fields)
+        run = run_field(fields)
         package = None if fields.null("package") else fields.digest("package").hex()
         fields.end()
         found = self._runs[run]
@@ -483,10 +410,6 @@ class Place:
 
 def _firsts(look: _Look) -> tuple[tuple[str, int], ...]:
     return (("outputs", look.outputs), ("log", look.log))
-
-
-def _run(fields: Fields) -> str:
-    return fields.text("run", pattern=RUN)
 
 
 def _whole(error: GlasshouseError) -> str:
