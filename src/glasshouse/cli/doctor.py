@@ -13,7 +13,7 @@ from glasshouse.cli.output import Output, printable
 from glasshouse.errors import Code, PlatformError
 
 if TYPE_CHECKING:
-    from glasshouse.runtime.doctor import Finding
+    from glasshouse.runtime.findings import Finding
 
 __all__ = ["command"]
 

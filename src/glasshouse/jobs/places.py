@@ -25,7 +25,7 @@ from glasshouse.providers.rental import Way
 from glasshouse.providers.serve import OWN_FOLDER
 from glasshouse.providers.slurm import SlurmNode
 from glasshouse.providers.ssh import SshHost, SshPlace
-from glasshouse.runtime.doctor import Finding, Standing
+from glasshouse.runtime.findings import Finding, Standing
 from glasshouse.wire.fields import Fields
 
 __all__ = ["LOCAL", "Machine", "add_machine", "examine", "known_machines", "place_of", "remove_machine", "sweep"]

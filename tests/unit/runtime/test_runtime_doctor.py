@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from glasshouse.runtime import checks, doctor
+from glasshouse.runtime import checks, doctor, equipment, isolation
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.doctor import Finding, Standing
+from glasshouse.runtime.findings import Finding, Standing
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.sandbox import Worker
 from glasshouse.wire.canonical import decode, encode
@@ -207,7 +207,7 @@ def test_it_says_whether_other_users_read_the_command_lines_of_a_scripts_process
                 raise PermissionError(path)
             return f"21 1 8:1 / / rw - ext4 /dev/sda rw\n{mounts}\n".encode()
 
-    finding = doctor._processes(Machine())
+    finding = isolation._processes(Machine())
     assert (finding.feature, finding.value, finding.standing) == ("process-list", said, Standing.NOTE)
     worker = cast("Worker", SimpleNamespace(report=None))
     assert ("processes-visible" in checks.details(worker, Machine())) is (said == "open")
@@ -233,7 +233,7 @@ def test_a_proc_that_hides_the_runs_own_processes_from_an_ordinary_user_is_found
         os.setgroups([])
         os.setgid(4711)
         os.setuid(4711)
-        found = doctor._processes(REAL)
+        found = isolation._processes(REAL)
         return found.value, found.standing
 
     assert in_child(story) == (value, standing)
@@ -277,17 +277,17 @@ def test_a_machine_without_torch_memory_or_disk_is_told_so(monkeypatch: pytest.M
             return b"MemTotal: 900000 kB\nMemAvailable: 500000 kB\n"
 
     def missing(name: str) -> str:
-        raise doctor.importlib.metadata.PackageNotFoundError(name)
+        raise equipment.importlib.metadata.PackageNotFoundError(name)
 
-    assert (doctor._memory(LittleMemory()).value, doctor._memory(LittleMemory()).standing) == (
+    assert (equipment._memory(LittleMemory()).value, equipment._memory(LittleMemory()).standing) == (
         "0.5 of 0.9 GB free",
         Standing.WEAKER,
     )
-    monkeypatch.setattr("glasshouse.runtime.doctor.importlib.metadata.version", lambda _name: "2.11.0+cpu")
-    assert (doctor._torch().value, doctor._torch().consequence) == ("2.11.0+cpu", "built for the CPU alone")
-    monkeypatch.setattr("glasshouse.runtime.doctor.importlib.metadata.version", missing)
-    assert (doctor._torch().value, doctor._torch().standing) == ("none", Standing.WEAKER)
+    monkeypatch.setattr("glasshouse.runtime.equipment.importlib.metadata.version", lambda _name: "2.11.0+cpu")
+    assert (equipment._torch().value, equipment._torch().consequence) == ("2.11.0+cpu", "built for the CPU alone")
+    monkeypatch.setattr("glasshouse.runtime.equipment.importlib.metadata.version", missing)
+    assert (equipment._torch().value, equipment._torch().standing) == ("none", Standing.WEAKER)
     monkeypatch.setattr(
-        "glasshouse.runtime.doctor.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
+        "glasshouse.runtime.equipment.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
     )
-    assert doctor._disk(tmp_path / "nowhere").standing is Standing.WEAKER
+    assert equipment._disk(tmp_path / "nowhere").standing is Standing.WEAKER

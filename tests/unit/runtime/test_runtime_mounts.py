@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.runtime import doctor, mounts
-from glasshouse.runtime.doctor import Standing
+from glasshouse.runtime.findings import Standing
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.mounts import Table
 from tools.fuse import alone, needs_fuse, recorded

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.runtime import available_memory, checks, doctor, oom_score
-from glasshouse.runtime.doctor import Standing
+from glasshouse.runtime.findings import Finding, Standing
 from glasshouse.runtime.kernel import REAL, Kernel
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces
@@ -91,7 +91,7 @@ def test_doctor_says_it_before_the_run_and_what_to_do(content: bytes | None) -> 
                 raise PermissionError(path)
             return content
 
-    def finding(kernel: Kernel) -> doctor.Finding:
+    def finding(kernel: Kernel) -> Finding:
         return {one.feature: one for one in in_child(lambda: doctor.examine(kernel))}["memory-order"]
 
     assert finding(REAL).standing is Standing.GOOD
