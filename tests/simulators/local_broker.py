@@ -12,6 +12,7 @@ from typing import Self
 
 from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.gate import GateLimits
+from glasshouse.broker.group_commit import GroupCommit
 from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import Server, bind_tcp, bind_unix
 from glasshouse.broker.quota import Quota
@@ -19,7 +20,6 @@ from glasshouse.broker.remote import GateClient
 from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
 from glasshouse.broker.stored import Store
 from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
-from glasshouse.broker.turns import Turns
 from glasshouse.errors import Code
 from glasshouse.providers.line import GateLine
 from glasshouse.tamper.stage import Actor
@@ -62,7 +62,7 @@ class LocalBroker:
         self.store = directory / "store"
         self._offset_us = 0
         self.opened = open_broker(self.data)
-        self._executor = Turns(self.opened.database)
+        self._executor = GroupCommit(self.opened.database)
         self._intake = Intake()
         self._keeps = None
         if store_bytes is not None:

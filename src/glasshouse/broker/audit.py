@@ -4,7 +4,7 @@ A record is canonical JSON without secrets: event, time, ids, codes, digests. It
 record, and the record holds the hash before it; changing, removing or reordering records breaks the
 chain from there on. Who can write the database can also write a new chain: the log shows mistakes and
 tampering by others, not by the broker's own operator. An owner who calls over the network has a chain of their own,
-of what concerns them; the broker signs its head, and an owner who kept an earlier head notices a new chain too.
+of what concerns them; the broker signs its head, and an owner who kept an earlier head detects a new chain too.
 """
 
 from __future__ import annotations

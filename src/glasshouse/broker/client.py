@@ -29,7 +29,7 @@ _MAX_FILES = 16384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What came back, whatever it says."""
+    """A status and a body, unread."""
 
     status: int
     body: bytes
@@ -38,7 +38,7 @@ class Reply:
         """Return a good reply's body.
 
         Raises:
-            GlasshouseError: what the broker's problem document says, as the exception it stands for.
+            GlasshouseError: the exception of the broker's problem document.
             PeerError: `broker-protocol` for anything else.
         """
         if self.status == 200:
@@ -55,7 +55,7 @@ class Reply:
         try:
             return Problem.parse(self.body)
         except FormatError:
-            busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE  # said before any of our code is reached
+            busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE  # answered before the request reaches any handler
             code = Code.BROKER_UNREACHABLE if busy else Code.BROKER_PROTOCOL
             raise PeerError(code, f"the broker answered HTTP {self.status} without a reason") from None
 
@@ -124,14 +124,14 @@ def exchange(
 
 
 class OwnerClient:
-    """Asks the broker to do what only its owner may.
+    """Calls the broker with what only its owner may request.
 
     Args:
         socket_path: the owner's socket.
         timeout_s: how long to wait for each part of an answer.
 
     Every method raises `PeerError` when the broker is away, and the broker's own refusal as the
-    exception that its code stands for.
+    exception of its code.
     """
 
     def __init__(self, socket_path: Path | str, *, timeout_s: float = _TIMEOUT_S) -> None:
@@ -211,7 +211,7 @@ class OwnerClient:
             raise PeerError(Code.BROKER_PROTOCOL, "an answer without the id of a group") from None
 
     def refuse_group(self, group_id: bytes, *, machine: int, code: Code) -> dict[str, Json]:
-        """Say that a machine of a group has ended: none that still waits is released to."""
+        """Report that a machine of a group has ended: no release is made to those that still wait."""
         return self._ask("POST", f"/v1/groups/{group_id.hex()}/refuse", {"code": code.value, "machine": machine})
 
     def group(self, group_id: bytes) -> dict[str, Json]:
@@ -283,7 +283,7 @@ class OwnerClient:
         except FormatError:
             answer = None
         if not isinstance(answer, dict):
-            raise PeerError(Code.BROKER_PROTOCOL, "an answer that is not what was asked for")
+            raise PeerError(Code.BROKER_PROTOCOL, "an answer that is no JSON object")
         return answer
 
     def _send(self, method: str, path: str, body: bytes | None) -> Reply:

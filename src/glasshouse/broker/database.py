@@ -32,7 +32,7 @@ class OvertakenError(Exception):
 
 
 class Database:
-    """Where the broker keeps what it must not forget.
+    """The broker's durable state.
 
     Args:
         url: an SQLAlchemy URL; an SQLite file by default, shared by any number of broker processes.
@@ -90,7 +90,7 @@ class Database:
     def together(self) -> Iterator[Shared]:
         """Let everything that this thread writes in the block be one transaction, committed when the block ends.
 
-        Nothing that `write` returns in the block is durable before that: nobody may be told of it.
+        Nothing that `write` returns in the block is durable before that: it must not be sent before.
 
         Raises:
             PeerError: `broker-unreachable` at the end of the block, when the commit failed; of all that was
@@ -159,7 +159,7 @@ class Shared:
         return result
 
     def _savepoint(self, what: str) -> None:
-        """Set, go back to or let go of the savepoint; where that fails, nobody's decision stands."""
+        """Set, go back to or let go of the savepoint; where that fails, no decision of the transaction stands."""
         if self._connection is None:
             raise _away()
         try:
@@ -225,7 +225,7 @@ def _prepare_sqlite(busy_timeout_s: float, connection: sqlite3.Connection, _reco
 
 
 def _begin(connection: Connection, *, reading: bool = False) -> None:
-    # Not by a listener: an engine with listeners asks them before and after every statement.
+    # Not by a listener: an engine with listeners calls them before and after every statement.
     connection.begin()
     if connection.dialect.name == "sqlite":
         # A deferred transaction that reads first and writes later fails with SQLITE_BUSY_SNAPSHOT when

@@ -1,9 +1,9 @@
 """The gate: challenge and evidence.
 
-Each decision is one transaction, or one savepoint of a transaction that it shares (`turns`): the challenge's
-consumption, the budget, the audit record and the stored answer are committed together before anybody is told.
-The numbered checks themselves are `handshake.broker_side`'s; check 2 is decided here on what only the database
-knows, check 13 in `releases` and check 14 in `groups`.
+Each decision is one transaction, or one savepoint of a transaction that it shares (`group_commit`): the challenge's
+consumption, the budget, the audit record and the stored answer are committed together before the answer is sent.
+The numbered checks themselves are `handshake.broker_side`'s; check 2 is decided here on the database's
+records, check 13 in `releases` and check 14 in `groups`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SWEEP_EVERY_US = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateLimits:
-    """How much one deployment or launch may ask for.
+    """How many challenges one deployment or launch may have.
 
     Attributes:
         challenge_lifetime_us: from challenge to evidence.
@@ -88,7 +88,7 @@ _ROOM = select(
 
 
 class _CrowdedError(RefusedError):
-    """A deployment has too many challenges open, and not because of the launch that asks for one."""
+    """A deployment has too many challenges open, and not because of the launch of this request."""
 
 
 class Gate:
@@ -139,7 +139,7 @@ class Gate:
             broker_side.check_standing(
                 token, record=record, launch=launch, broker_public=self._key.public, now_us=now_us
             )
-            # The same request again, by a runtime whose answer was lost or by somebody who recorded it,
+            # The same request again, by a runtime whose answer was lost or from a recording,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
             if again is None:
@@ -229,7 +229,7 @@ class Gate:
         return Decision(decide=partial(self._database.write, decide), effect=effect)
 
     def _sweep(self, connection: Connection, now_us: int) -> None:
-        """Forget what is over; not with every request, for it is never looked at and only takes room."""
+        """Delete what is over; not with every request, for it is never read and only takes space."""
         if abs(now_us - self._swept_us) >= _SWEEP_EVERY_US:
             store.sweep(connection, now_us)
             self._swept_us = now_us
@@ -288,9 +288,9 @@ class Gate:
         except (SQLAlchemyError, OvertakenError):
             raise
         except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
-            # What is not a refusal is a defect of ours: the runtime is told so, and nothing of it.
+            # What is not a refusal is a defect of the broker: the answer has its code and no detail.
             refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
-            if refusal is error:  # a runtime that meets a defect of ours comes again, and so does its group
+            if refusal is error:  # a runtime that meets a defect of the broker comes again, and so does its group
                 self._groups.refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
             self._audit_refusal(connection, refusal, asked, signed.sha256, now_us)
             return Answer.refusal(refusal)

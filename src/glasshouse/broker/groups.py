@@ -1,8 +1,8 @@
 """Groups at the gate: every machine of one is released to, or none of them is (spec/key-release.md section 6.1).
 
 Laws: all decisions of a group are made with its deployment's row taken, so that broker processes make them one after
-the other; a release to all is one transaction; a group that was released or refused stays so; whoever only asks
-again changes nothing.
+the other; a release to all is one transaction; a group that was released or refused stays so; a request
+that only repeats an earlier one changes nothing.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Groups:
     ) -> None:
         """Refuse the group of a machine whose evidence was refused, if it still waits.
 
-        Evidence that came late says nothing of the machine: it may have been held back on the way.
+        Evidence that came late does not count against the machine: it may have been held back on the way.
         """
         if launch.group is None or code is Code.NONCE_EXPIRED or _overtaken(connection, launch, challenge):
             return
@@ -222,11 +222,11 @@ class Groups:
             self._current(connection, group.id, now_us)
             return look(connection)
 
-        # Without the write lock as long as there is nothing to decide: most who ask only wait.
+        # Without the write lock as long as there is nothing to decide: most requests are of machines that wait.
         asked = self._database.read(look)
         if not asked.undecided:
-            # A machine that waits asks like this again and again; a recording of it is worth as much, and no more. Once
-            # it was answered for good it asks no more unless the answer was lost: of many runs recordings add up.
+            # A machine that waits repeats this request; a recording of it is worth as much, and no more. Once
+            # it has its answer it repeats it only if that was lost: of many runs recordings add up.
             return Decision(
                 decide=lambda: _answered(asked),
                 effect=Effect.NOTHING,
@@ -295,7 +295,7 @@ class Groups:
     def _check_13(
         self, connection: Connection, standing: Standing, launch: LaunchRecord, appraisal: Appraisal
     ) -> bytes:
-        """Run check 13 for a machine of a group that waits: room for all of it, and keys that are nobody else's."""
+        """Run check 13 for a machine of a group that waits: room for all of it, and keys of no other release."""
         group, claims = _of(launch), appraisal.claims
         keys_sha256, known = self._releases.check_13(connection, standing, appraisal, more=group.machines)
         mine = (claims.evidence_public, keys_sha256)
@@ -368,10 +368,10 @@ class _BlamedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """Who asks for a release, and how their group stands.
+    """A request for a release, and the state of its group.
 
     Attributes:
-        refusal: why what was decided may no longer be handed out.
+        refusal: why what was decided may no longer be sent.
         not_before_us: when the last thing of theirs was dated.
         undecided: whether this has to be written down first.
         answer: the stored release.

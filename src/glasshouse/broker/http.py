@@ -1,8 +1,8 @@
-"""Bounded HTTP: how requests are received, read, handed to the deciding thread and answered.
+"""Bounded HTTP: how requests are received, read, passed to the deciding thread and answered.
 
-Laws: a body is counted while it arrives and never believed to be as long as it says; a client that
-dawdles is cut off; every answer closes its connection, so that one connection is one bounded piece of
-work; what an answer says of an error is a problem document and no more.
+Laws: a body is counted while it arrives, whatever length its header gives; a slow client
+is cut off; every answer closes its connection, so that one connection is one bounded piece of
+work; an answer to an error is a problem document and no more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
 _JSON = "application/json"
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
-# An environment variable could otherwise make the framework export stack traces to somebody's collector.
+# An environment variable could otherwise make the framework export stack traces to a collector.
 _NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
     "logs": False,
@@ -56,7 +56,7 @@ _NO_TELEMETRY: TelemetryConfig = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What leaves: a status and canonical JSON, or plain text where it says so."""
+    """A response: a status and canonical JSON, or text of another content type."""
 
     body: bytes
     status: int = 200
@@ -163,7 +163,7 @@ def add_signed_route(
 
 
 def add_open_route(app: FastAPI, path: str, look: Callable[[], Answer]) -> None:
-    """Answer GET on `path` for anyone with what costs nothing to tell."""
+    """Answer GET on `path` without authentication; for content that costs nothing to make."""
 
     async def work(_request: Request, _body: bytes, _parameters: Mapping[str, str]) -> Answer:
         return look()
@@ -174,12 +174,12 @@ def add_open_route(app: FastAPI, path: str, look: Callable[[], Answer]) -> None:
 def add_message_route(
     app: FastAPI, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake, pace: Pace
 ) -> None:
-    """Answer POST on `path` for anyone: `reader` reads the message on the intake's thread, `executor` decides.
+    """Answer POST on `path` without authentication: `reader` reads the message in the intake, `executor` decides.
 
     Args:
         reader: takes the whole body and returns what is to be decided. It raises, which becomes a problem, for
             whatever is not authentic: that never reaches `executor`.
-        pace: tells what is repeated too fast.
+        pace: finds what is repeated too fast.
     """
 
     async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> Answer:
@@ -207,7 +207,7 @@ def _endpoint(work: Work, limits: Limits, admit: Callable[[Request], None] = lam
             answer = Answer.refusal(error)
         except ClientDisconnect:
             answer = Answer.refusal(FormatError(Code.MESSAGE_INVALID, "the client went away"))
-        except Exception as error:  # a defect of ours is said to be one, and nothing of it leaks
+        except Exception as error:  # a defect: the answer has its code and no detail
             answer = Answer.refusal(error)
         return _response(answer)
 
@@ -238,7 +238,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
                     raise _too_large(limits)
     except TimeoutError:
         raise FormatError(Code.MESSAGE_INVALID, "the body did not arrive in time") from None
-    # Beyond tidiness: a web page cannot make a browser send this type to us without asking first.
+    # Beyond tidiness: a web page cannot make a browser send this type here without a preflight request.
     if body and request.headers.get("content-type") != _JSON:
         raise FormatError(Code.MESSAGE_INVALID, f"a body that is not {_JSON}")
     return bytes(body)

@@ -1,6 +1,6 @@
-"""Reads what strangers send, on one thread that decides nothing, and bounds what each address may cost.
+"""Reads and authenticates messages, on one thread that decides nothing, and bounds the cost of each address.
 
-Laws: only a message that was found authentic is handed on to be decided. Reading that came to nothing, or to a
+Laws: only a message that was found authentic is passed on to be decided. Reading that came to nothing, or to a
 recording played again, is charged to the address that it came from; an address beyond its share waits behind all
 others, and few of its messages wait. What an honest runtime repeats, no more often than it should, is not charged. No
 address is locked out for itself alone: an honest runtime behind the same address is read too, small messages first.
@@ -76,7 +76,7 @@ class Shares:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        # Least recently used first, so that who goes through many addresses forgets their own.
+        # Least recently used first, so that a sender with many addresses displaces their own.
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._known: OrderedDict[str, float] = OrderedDict()
 
@@ -86,12 +86,12 @@ class Shares:
             keep(self._spent, address, (self._owed(address) + seconds, self._clock_s()))
 
     def credit(self, address: str) -> None:
-        """Remember that something authentic came from an address."""
+        """Record that something authentic came from an address."""
         with self._lock:
             keep(self._known, address, self._clock_s())
 
     def rank(self, address: str) -> int:
-        """Return 0 for an address that is known, 1 for another, 2 for one beyond its share."""
+        """Return 0 for an address with authentic messages, 1 for another, 2 for one beyond its share."""
         with self._lock:
             if self._owed(address) > BURST_S:
                 return 2
@@ -103,7 +103,7 @@ class Shares:
 
 
 class Pace:
-    """Tells what is repeated as often as an honest runtime does, once a second while it waits, from what comes faster.
+    """Separates what an honest runtime repeats, once a second while it waits, from what comes faster.
 
     Args:
         clock_us: microseconds since the epoch; it may be set back.
@@ -126,7 +126,7 @@ class Pace:
 
 
 def keep(table: OrderedDict[str, Any], name: str, value: object) -> None:
-    """Remember `value` as the latest, and forget the one longest ago where there are too many: they cost no memory."""
+    """Store `value` as the latest, and drop the oldest where there are too many: memory is bounded."""
     table[name] = value
     table.move_to_end(name)
     if len(table) > MOST_ADDRESSES:
@@ -187,7 +187,7 @@ class Intake:
         """
         rank = self._shares.rank(address)
         late = rank == 2
-        # Of one address, so that it leaves room for the late of others; of all, so that they leave it for the rest.
+        # A bound for one address keeps places for the late of others; one for all late ones, for the rest.
         if late and (self._late[address] >= LATE_OF_ADDRESS or self._late.total() >= MOST_LATE):
             raise busy()
         future: Future[Result] = Future()
@@ -198,7 +198,7 @@ class Intake:
             return await asyncio.wrap_future(future)
         finally:
             self._late[address] -= late
-            self._late += Counter()  # forgets whose count is zero
+            self._late += Counter()  # drops counts of zero
 
     def _read(
         self, future: Future[Result], read: Callable[[], Result], address: str, effect: Callable[[Result], Effect]

@@ -101,10 +101,10 @@ class KeyFile:
 
 
 def private_directory(path: Path, *, what: str) -> None:
-    """Make `path` with mode 0700, or check that it is a directory of ours that nobody else can enter.
+    """Make `path` with mode 0700, or check that it is this user's, and closed to others.
 
     Raises:
-        UsageError: `usage`, saying how to mend it.
+        UsageError: `usage`, with the mend in its hint.
     """
     try:
         path.mkdir(mode=0o700, parents=True)
@@ -144,7 +144,7 @@ def read_private_file(path: Path, *, max_bytes: int, what: str) -> bytes:
             raise UsageError(
                 Code.USAGE,
                 f"the {what} {path} has mode {stat.S_IMODE(found.st_mode):04o}, not 0600",
-                hint=f"if nobody else can have read it: chmod 600 {path}",
+                hint=f"if no other user can have read it: chmod 600 {path}",
             )
         return os.read(descriptor, max_bytes)
     finally:
@@ -154,7 +154,7 @@ def read_private_file(path: Path, *, max_bytes: int, what: str) -> bytes:
 def write_private_file(path: Path, content: bytes) -> None:
     """Make a file of mode 0600, unless a second process was faster: then its own stays.
 
-    It is complete under a private name first: nobody ever sees half of it.
+    It is complete under a private name first: no reader sees half of it.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

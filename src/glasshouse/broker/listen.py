@@ -1,7 +1,7 @@
 """Listening sockets and the server around them.
 
 A Unix socket is made with mode 0600; one that exists with a looser mode, or in a directory that others
-can enter, is refused; one that a dead process left behind is replaced, one that somebody listens on is not.
+can enter, is refused; one that a dead process left behind is replaced, one that a process listens on is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_HEADER_COMMAS = 64
 FREE_PIECES = 8  # of a request are read as they come; after each later one the kernel is left to join what follows
 PAUSE_SHARE = 0.25  # of the time that a request has taken so far, and so the most by which it is found to be whole late
 SHORTEST_PAUSE_S = 0.01
-PART_BYTES = 64 * 1024  # of a body are parsed and handed on at once, or its rest
+PART_BYTES = 64 * 1024  # of a body are parsed and passed on at once, or its rest
 HEADER_TIMEOUT_S = 2.0
 CONNECTION_TIMEOUT_S = 15.0
 GRACE_S = 5
@@ -48,9 +48,9 @@ _PATH_BYTES = 100  # macOS allows 104 with its end, Linux 108
 
 
 class _Requests(h11.Connection):
-    """Reads requests whose body has a length that is told in advance.
+    """Reads requests whose body has a length in its headers.
 
-    A body in chunks costs by the chunk: as many as it has bytes, if its sender likes.
+    A body in chunks costs by the chunk: as many as it has bytes, at its sender's choice.
     """
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -61,7 +61,7 @@ class _Requests(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection, cut off when its headers, or all of it, take too long, or when it idles and others need the room.
+    """One connection, cut off when its headers, or all of it, take too long, or when it idles in another's place.
 
     Every answer closes its connection, so the second timer bounds slow bodies and slow readers alike. Pauses grow with
     the time that a request takes, so that it is read in some forty pieces at most however its sender parts it.
@@ -97,7 +97,7 @@ class BoundedProtocol(H11Protocol):
             if first and self.cycle is not None:
                 length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
                 self._left = length - len(self.cycle.body)
-        # After each read: where its window is full the kernel wakes below the mark, and a rest below it would lie there
+        # After each read: where its window is full the kernel wakes below the mark, and a rest below it would stay
         self._wake_for(min(self._left, PART_BYTES - len(self._part)))
         if self.cycle is not None and not self.cycle.more_body:
             self.room.whole(self)
@@ -176,7 +176,7 @@ class BoundedProtocol(H11Protocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not the HTTP that is spoken here with a problem document, and hang up."""
+        """Answer what is not HTTP/1.1 as taken here with a problem document, and close."""
         problem = Problem.of(FormatError(Code.MESSAGE_INVALID, f"not a request that is taken here: {msg}")).encode()
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_TYPE}\r\ncontent-length: {len(problem)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + problem)
@@ -283,7 +283,7 @@ def bind_unix(path: Path) -> tuple[socket.socket, str]:
     """Listen on a Unix socket of mode 0600 in a directory of mode 0700, and return it and its URL.
 
     Raises:
-        UsageError: `usage`, saying how to mend it.
+        UsageError: `usage`, with the mend in its hint.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 — not resolved: the name that was given is the one that is used
     if len(os.fsencode(path)) > _PATH_BYTES:
@@ -306,7 +306,7 @@ def bind_unix(path: Path) -> tuple[socket.socket, str]:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that nobody listens on any more."""
+    """Remove a socket that no process listens on any more."""
     try:
         found = path.lstat()
     except FileNotFoundError:

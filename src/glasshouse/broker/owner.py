@@ -41,7 +41,7 @@ _SECOND_US = 1_000_000
 
 
 class OwnerSide:
-    """Does what the owner asks.
+    """Carries out the owner's requests.
 
     Args:
         database: where everything is kept.
@@ -73,7 +73,7 @@ class OwnerSide:
         fields.end()
         delegation, now_us = Delegation.from_envelope(envelope, owner_public=owner), self._clock_us()
         if not scope.covers(owner):
-            raise UsageError(Code.CHAIN_DELEGATION, "a delegation by another owner than asks")
+            raise UsageError(Code.CHAIN_DELEGATION, "a delegation by another owner than the caller")
         if delegation.broker_public != self._key.public or now_us >= delegation.not_after_us:
             raise UsageError(Code.CHAIN_DELEGATION, "a delegation to another broker key, or one that is over")
 
@@ -112,7 +112,7 @@ class OwnerSide:
         fields.end()
         manifest = parse_signed(envelope)
         if not scope.covers(manifest.owner_signing):
-            raise UsageError(Code.PACKAGE_OWNER, "a package of another owner than asks")
+            raise UsageError(Code.PACKAGE_OWNER, "a package of another owner than the caller")
         policy, kept = self._policy(said, manifest, scope)
         check_commitment(package_key, manifest.package_id, manifest.key_commitment)
         policy.tightens(manifest.floor)
@@ -201,7 +201,7 @@ class OwnerSide:
                 store.delegated(
                     connection, found.package_row, Use.RELEASE, broker_public=self._key.public, now_us=now_us
                 )
-            except VerificationError as error:  # here it is the owner who asks, and who can mend it
+            except VerificationError as error:  # here the caller is the owner, who can mend it
                 raise UsageError(error.code, error.message) from None
             if connection.execute(select(launches.c.jti).where(launches.c.run_id == run_id)).first():
                 raise UsageError(Code.USAGE, "this run id was launched before")

@@ -1,4 +1,4 @@
-"""The owner's side of groups: announce one, look at it, and say that one of its machines has ended."""
+"""The owner's side of groups: announce one, read its state, and report that one of its machines has ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ID = re.compile(f"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}")
 
 
 class OwnersGroups:
-    """Does what the owner asks of groups.
+    """Carries out the owner's requests about groups.
 
     Args:
         database: where everything is kept.
@@ -66,7 +66,8 @@ class OwnersGroups:
             standing = store.standing_of(connection, deployment, scope, broker_public=self._public)
             if machines > 1 and GROUP_EGRESS not in standing.record.policy.egress:
                 raise UsageError(
-                    Code.POLICY_IMPOSSIBLE, f"{machines} machines that the deployment's policy lets talk to nobody"
+                    Code.POLICY_IMPOSSIBLE,
+                    f"{machines} machines whose deployment's policy allows them no connection to each other",
                 )
             left = standing.record.policy.release_budget - standing.released
             if machines > left:
@@ -170,7 +171,7 @@ def join_group(connection: Connection, group: Group, *, deployment: str, jti: st
 def _known(connection: Connection, group_id: bytes) -> GroupRecord:
     try:
         return group_record(connection, group_id)
-    except RefusedError:  # here it is the owner who asks
+    except RefusedError:  # here the caller is the owner
         raise _unknown() from None
 
 

@@ -1,6 +1,6 @@
 """Errors on the wire: RFC 9457 problem documents whose `code` is the refusal code.
 
-A problem says the code, one sentence that names no value, and the safe part of expected and actual.
+A problem has the code, one sentence that names no value, and the safe part of expected and actual.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        """Return what may be said of `error`; of a defect of ours, nothing but that it is one."""
+        """Return what may be sent of `error`; of a defect, its code alone."""
         if not isinstance(error, GlasshouseError) or error.code is Code.INTERNAL:
             return cls(code=Code.INTERNAL, status=500, detail="the broker failed; nothing was released")
         return cls(

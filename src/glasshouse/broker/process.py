@@ -1,4 +1,4 @@
-"""A broker as a child process, for whoever needs one for a while."""
+"""A broker as a child process, for a caller that needs one for a while."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class BrokerProcess:
         return OwnerClient(self._socket)
 
     def stop(self) -> int:
-        """Ask it to finish, wait until it has, and return its exit status."""
+        """Signal it to finish, wait until it has, and return its exit status."""
         if self._process.poll() is None:
             self._process.terminate()
         try:

@@ -112,7 +112,7 @@ class Releases:
         return Release(body=body, appraisal=appraisal, keys_sha256=keys_sha256, known=known, group=group)
 
     def write(self, connection: Connection, record: DeploymentRecord, release: Release, now_us: int) -> None:
-        """Count a release, remember whom it is for, and audit it.
+        """Count a release, record for which runtime it is, and audit it.
 
         Raises:
             CheckFailedError: `release-budget-exhausted`: another process was faster, where none can lock the row.
@@ -148,7 +148,7 @@ class Releases:
 
 
 def group_facts(group: Group | None) -> dict[str, str | int]:
-    """Return what an audit record says of a launch's group; nothing for an ordinary one."""
+    """Return what an audit record has of a launch's group; nothing for an ordinary one."""
     return {} if group is None else {"group": group.id.hex(), "machine": group.machine}
 
 

@@ -26,7 +26,7 @@ _TIMEOUT_S = 30.0
 
 
 class _Connection(http.client.HTTPConnection):
-    """A request over a connection that somebody else makes."""
+    """A request over a connection that the caller makes."""
 
     def __init__(self, host: str, connect: Callable[[], socket.socket]) -> None:
         super().__init__(host)
@@ -38,16 +38,16 @@ class _Connection(http.client.HTTPConnection):
 
 
 class GateClient(OwnerClient):
-    """Asks a gate that others use too.
+    """Calls a gate that several owners share.
 
     Args:
         url: of the gate, for errors and the Host field.
-        connect: returns a connection to it whose other end is known to be it.
+        connect: returns a connection to it whose other end was checked to be it.
         gate_public: its signing key, as it is pinned.
-        owner: signs what is asked; None for who may only ask what anyone may.
+        owner: signs the requests; None for requests that need no signature.
         clock_us: microseconds since the epoch.
 
-    Every method raises `PeerError` when the gate is away, and its refusal as the exception that its code stands for.
+    Every method raises `PeerError` when the gate is away, and its refusal as the exception of its code.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class GateClient(OwnerClient):
         return exchange(_Connection(host, self._connect), self._url, method, path, body, headers)
 
     def _overtaken(self, reply: Reply) -> bool:
-        """Return whether a request came out of order, and could come again; its successor comes after what was said."""
+        """Return whether a request came out of order, and could come again; its successor has a later time."""
         if reply.status != http.HTTPStatus.CONFLICT:
             return False
         problem = reply.problem()
@@ -116,7 +116,7 @@ class GateClient(OwnerClient):
 
         Args:
             kept: what an earlier call returned so.
-            newer: whether only the records after that are asked for, which follow it or do not hold.
+            newer: whether to request only the records after that, which follow it or do not hold.
 
         Raises:
             FormatError: a head that the gate did not sign.
@@ -142,7 +142,7 @@ class GateClient(OwnerClient):
             raise VerificationError(
                 Code.LOG_INVALID,
                 f"the gate's audit log is not the one of which it showed {kept[0]} records before",
-                hint="its database was edited, or an older one was put back: what was revoked since is forgotten there",
+                hint="its database was edited, or an older one was put back: it lacks what was revoked since",
             )
         return records, (number, sha256)
 

@@ -96,7 +96,7 @@ class Reports:
             return Answer(body=signed.encode())
 
         # What would be refused is refused here: a genuine head with another proof is no sign of life, nor is one
-        # that is repeated, which anyone can do who recorded it.
+        # that is repeated, which a recording is enough for.
         found, signed = self._database.read(judge)
         if signed is found.head:
             return Decision(decide=lambda: Answer(body=signed.encode()), effect=Effect.CHARGE)

@@ -78,7 +78,7 @@ class Room:
         self._bytes = 0
 
     def enter(self, connection: Connection, address: str) -> bool:
-        """Take a connection in; return whether there was room for it, or something idle that gave way."""
+        """Count a connection; return whether there was a place for it, or an idle one that was cut for it."""
         mine = self._addresses.get(address)
         if address and mine is not None and mine.connections >= self._of_address:
             if not self._drop_oldest(mine):
@@ -123,7 +123,7 @@ class Room:
             self._addresses[self._open[connection][0]].idle[connection] = 0
 
     def leave(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Drop a connection from the counts."""
         self.whole(connection)
         address, _ = self._open.pop(connection, (None, 0))
         if address is not None:
@@ -155,7 +155,7 @@ class Room:
 
 
 class Troubles:
-    """Says what goes wrong in an event loop: one line a minute at most, and nothing of what anyone sent.
+    """Logs what goes wrong in an event loop: one line a minute at most, and nothing of what clients sent.
 
     Args:
         clock_s: monotonic seconds.

@@ -207,7 +207,7 @@ releases = Table(
     Column("outcome", String(16)),
 )
 
-# Files of runs that a gate keeps for their owners; a run whose owner has it forgotten has one without a name.
+# Files of runs that a gate keeps for their owners; a run that its owner had removed has one without a name.
 stored = Table(
     "stored",
     metadata,

@@ -92,7 +92,7 @@ class Admission:
         if self._in_flight[request.owner] >= self._most_in_flight:
             raise RefusedError(
                 Code.OWNER_QUOTA,
-                f"{self._most_in_flight} requests of this owner wait for their answers: ask again when one has come",
+                f"{self._most_in_flight} requests of this owner wait for their answers: repeat it when one has come",
             )
         self._in_flight[request.owner] += 1
         try:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from glasshouse.broker.group_commit import GroupCommit
 from glasshouse.broker.intake import Intake
 from glasshouse.broker.listen import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.room import Troubles
 from glasshouse.broker.service import create_apps, open_broker, system_clock_us
 from glasshouse.broker.stored import Store
 from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, gate_server
-from glasshouse.broker.turns import Turns
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import b64encode, hex_or_null
 
@@ -31,7 +31,7 @@ class Ready:
     """Where a broker listens.
 
     Attributes:
-        runtime_url: ``http://host:port`` or ``unix:/path``, as a launch file wants it.
+        runtime_url: ``http://host:port`` or ``unix:/path``, as in a launch file.
         owner_socket: the owner's Unix socket.
         broker_public: the key that the owner delegates to.
         gate: where it listens for owners and places over the network; None where it does not.
@@ -62,7 +62,7 @@ class Network:
     Attributes:
         bind: ``host:port`` or ``unix:/path``.
         owners: public signing keys of those who are enrolled.
-        plain: whether something in front of it has the certificate and speaks TLS; it sees package keys.
+        plain: whether a proxy in front of it has the certificate and ends TLS; the proxy sees package keys.
         store: where it keeps what runs leave; None where it does not.
         store_bytes: the most that it keeps.
     """
@@ -91,7 +91,7 @@ def serve(
         owner_socket: path of the owner's socket.
         ready: called once all listeners take requests.
         network: of a gate that stays; None for one that is called on this machine alone.
-        stop_at_eof: a descriptor whose end of file stops the broker too: the life of whoever started it.
+        stop_at_eof: a descriptor whose end of file stops the broker too: that of the process that started it.
 
     Raises:
         UsageError: a directory, key file, socket or address that cannot be used, and how to mend it.
@@ -105,7 +105,7 @@ def serve(
         stack.callback(broker.database.close)
         runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
         owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
-        executor = stack.enter_context(Turns(broker.database))
+        executor = stack.enter_context(GroupCommit(broker.database))
         intake = stack.enter_context(contextlib.closing(Intake()))
         enrolled = () if network is None else network.owners
         keeps = None
@@ -166,7 +166,7 @@ async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], 
 def _watch(loop: asyncio.AbstractEventLoop, descriptor: int, stop: Callable[[], None]) -> None:
     try:
         loop.add_reader(descriptor, _at_eof, loop, descriptor, stop)
-    except OSError:  # a file or /dev/null: nobody is there whose life could be followed
+    except OSError:  # a file or /dev/null: no process whose end could be awaited
         stop()
 
 

@@ -1,4 +1,4 @@
-"""The applications: what runtimes may ask, what the broker's own user may, and what both may over the network."""
+"""The applications: the calls of runtimes, those of the broker's own user, and those over the network."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Apps:
     """The applications of the listeners.
 
     Attributes:
-        runtime: what runtimes may ask.
-        owner: what the broker's own user may, on a Unix socket.
-        gate: what runtimes may ask, and enrolled owners over the network.
+        runtime: the calls of runtimes.
+        owner: the calls of the broker's own user, on a Unix socket.
+        gate: the calls of runtimes and of enrolled owners, over the network.
     """
 
     runtime: FastAPI
@@ -124,11 +124,11 @@ def create_apps(
 
     Args:
         broker: see `open_broker`.
-        executor: where decisions are made, and what an answer waits for: `turns.Turns` once the broker serves.
+        executor: where decisions are made, and what answers wait for: a `GroupCommit` once the broker serves.
         intake: where messages of runtimes are read.
         clock_us: microseconds since the epoch.
-        limits: how much one deployment may ask for.
-        owners: public signing keys of those who are enrolled: they alone may ask over the network.
+        limits: how many challenges one deployment may have.
+        owners: public signing keys of those who are enrolled: they alone may call over the network.
         keeps: what runs leave, at a gate that stores that.
         quota: how much of the gate each of them may have.
     """
@@ -166,7 +166,7 @@ def create_apps(
 
 
 def _calls(broker: Broker, views: Views, clock_us: Callable[[], int], quota: Quota) -> Iterable[Call]:
-    """Return what an owner may ask, on the Unix socket and over the network."""
+    """Return the calls of an owner, on the Unix socket and over the network."""
     side = OwnerSide(broker.database, broker.key_file, broker.key, clock_us, quota)
     groups = OwnersGroups(broker.database, broker.key.public, clock_us, quota)
     return (
@@ -184,7 +184,7 @@ def _calls(broker: Broker, views: Views, clock_us: Callable[[], int], quota: Quo
 
 
 def _calls_on(keeps: Store | None) -> Iterable[Call]:
-    """Return what an owner may ask of what runs left."""
+    """Return the calls of an owner about what runs left."""
     if keeps is None:
         return ()
     return (

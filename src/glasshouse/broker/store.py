@@ -90,7 +90,7 @@ _ATTESTED = (
     .outerjoin(schema.stopped, schema.stopped.c.package_id == schema.deployments.c.package_id)
     .where(schema.releases.c.run_id == bindparam("run_id"))
 )
-# A group whose deadline has passed is refused when anybody asks; nothing of it is appraised again.
+# A group whose deadline has passed is refused at the next request; nothing of it is appraised again.
 _OVER = select(schema.groups.c.id).where(
     schema.groups.c.state == GroupState.OPEN.value, schema.groups.c.deadline_us <= bindparam("now_us")
 )
@@ -131,7 +131,7 @@ def open_broker_key(connection: Connection, key_file: KeyFile) -> SigningKey:
 
 
 def package_key_name(package_row: str, manifest_sha256: bytes) -> str:
-    """Return what a wrapped package key is bound to: the package's row, which says whose it is, and its content."""
+    """Return what a wrapped package key is bound to: the package's row, which names its owner, and its content."""
     return f"{package_row}:{manifest_sha256.hex()}"
 
 
@@ -266,7 +266,7 @@ def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delega
     table, before = schema.delegations, None
     kept = connection.execute(select(table.c.envelope).where(table.c.owner == owner)).scalar_one_or_none()
     if kept is not None:
-        with contextlib.suppress(FormatError):  # what the owner did not sign gives way to what they did
+        with contextlib.suppress(FormatError):  # what the owner signed replaces what they did not
             before = _delegation(kept, owner)
     if before is not None and before.broker_public == delegation.broker_public and not delegation.replaces(before):
         return before
@@ -303,7 +303,7 @@ class Attested:
         row: its row in `releases`.
         package_id: what it was given the key of, as `Standing.package_row`.
         head: the last head that was countersigned for it, or None.
-        stopped: whether its owner wants none countersigned any more.
+        stopped: whether its owner had countersigning stopped.
     """
 
     row: RowMapping
@@ -330,6 +330,6 @@ def attested(connection: Connection, run_id: str, signer: str, *, broker_public:
 
 
 def sweep(connection: Connection, now_us: int) -> int:
-    """Forget challenges whose token can no longer pass, and evidence that waits in vain; return how many challenges."""
+    """Delete challenges whose token can no longer pass, and evidence that waits in vain; return how many challenges."""
     connection.execute(_SWEEP_WAITING, {"now_us": now_us})
     return connection.execute(_SWEEP, {"now_us": now_us}).rowcount

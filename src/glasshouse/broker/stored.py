@@ -1,4 +1,4 @@
-"""Keeps what runs leave at a gate that has room for it, until their owners have taken it (spec/owner-api.md section 7).
+"""Stores what runs leave at a gate with a store, until their owners fetch it (spec/owner-api.md section 7).
 
 Laws: nothing is written that the run's own log, countersigned here, does not name; the whole length is reserved with
 the first part, within what one owner may have; a file has its name only once it is whole and has its digest; what is
@@ -50,7 +50,7 @@ KEPT_US = 30 * 24 * 3600 * 1_000_000
 PIECE_BYTES = 1 << 20
 LEAST_BYTES = 64 * 1024  # a file counts as no less, so that the bound in bytes is one on their number too
 MOST_PARTIAL = 8  # files of one owner that are not whole
-_FORGOTTEN = ""  # the name of no file: in a row of a run whose owner has it forgotten
+_FORGOTTEN = ""  # the name of no file: the row of a run that its owner had removed
 _MARK = "gate.public"  # in the folder: the key of the gate whose store it is
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,7 +71,7 @@ class Store:
     """What runs left here.
 
     Args:
-        database: where it is kept what there is.
+        database: of what is stored.
         broker_public: this gate's signing key.
         folder: of the files; made with mode 0700. One gate's alone: it is empty, or has that gate's mark.
         limit_bytes: the most that may be kept in all.
@@ -79,7 +79,7 @@ class Store:
         clock_us: microseconds since the epoch.
 
     Raises:
-        UsageError: a folder that others can enter, that cannot be made, or that has what is no store of this gate's.
+        UsageError: a folder that others can enter, that cannot be made, or that is not empty and not this gate's store.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Store:
         self.executor.shutdown()
 
     def _begin(self) -> None:
-        """Forget what was not whole when the gate ended, and files of which nothing is recorded."""
+        """Remove what was not whole when the gate ended, and files without a record."""
         self._database.write(lambda connection: connection.execute(delete(stored).where(~stored.c.whole)))
         for run_id in self._database.write(self._expire):
             self._remove(run_id)
@@ -142,7 +142,7 @@ class Store:
 
         found, head = self._database.read(judge)
         known = self._partial.get((run_id, part.name))
-        # What changes nothing is no sign of life: anyone who recorded it can send it again, a first part too.
+        # What changes nothing is no sign of life: a recording can be sent again, of a first part too.
         goes_on = bool(part.data) and known is not None and part.start == known.bytes > 0
         effect = Effect.CREDIT if goes_on else Effect.CHARGE
         return Decision(decide=partial(self._keep, part, run_id, found, head), effect=effect)
@@ -198,14 +198,14 @@ class Store:
     def _reserve(
         self, connection: Connection, part: StoredPart, run_id: str, package_row: str
     ) -> tuple[bytes, list[str]]:
-        """Make the other half of check 5, and check 6, and keep the room of a whole file.
+        """Make the other half of check 5, and check 6, and reserve the length of a whole file.
 
         Returns:
-            Whose it is, and runs that made room by being too old.
+            Its owner, and the runs that were removed for their age.
         """
         expired = self._expire(connection)
         if connection.execute(select(stored.c.name).where(*_is(run_id, _FORGOTTEN))).first() is not None:
-            raise RefusedError(Code.HEAD_INCONSISTENT, "the run's owner has had it forgotten")
+            raise RefusedError(Code.HEAD_INCONSISTENT, "the run's owner had it removed")
         theirs_is = select(packages.c.owner).where(packages.c.package_id == package_row)
         owner = bytes(connection.execute(theirs_is).scalar_one())
         connection.execute(delete(stored).where(*_is(run_id, part.name)))
@@ -300,7 +300,7 @@ class Store:
             one.unlink(missing_ok=True)
 
     def _expire(self, connection: Connection) -> list[str]:
-        """Forget runs of which nothing came for `KEPT_US`; return them: files go once that is committed."""
+        """Delete records of runs of which nothing came for `KEPT_US`; return them: files go after the commit."""
         last = select(stored.c.run_id).group_by(stored.c.run_id)
         old = last.having(func.max(stored.c.stored_us) <= self._clock_us() - KEPT_US)
         expired = list(connection.execute(old).scalars().all())

@@ -35,7 +35,7 @@ _NAME = "glasshouse gate"
 _VALID = datetime.timedelta(days=3650)
 _HANDSHAKE_S = 2
 _GOODBYE_S = 2
-_PIECE_BYTES = 16 * 1024  # are read at once: each connection keeps room for them from before its handshake
+_PIECE_BYTES = 16 * 1024  # are read at once: each connection has a buffer for them from before its handshake
 _MAX_FILE_BYTES = 16 * 1024
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -84,7 +84,7 @@ def _made() -> bytes:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Who pins it looks at no date; a day's grace is for other tools and clocks.
+        # A pinned certificate's dates are not checked; a day's grace is for other tools and clocks.
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + _VALID)
         .sign(key, SHA256())
@@ -94,7 +94,7 @@ def _made() -> bytes:
 
 
 class _Inner(BoundedProtocol):
-    """What speaks HTTP within a connection whose handshake is done."""
+    """HTTP within a connection whose handshake is done."""
 
     outer: TlsProtocol
 
@@ -103,7 +103,7 @@ class _Inner(BoundedProtocol):
         super().connection_made(transport)
 
     def on_response_complete(self) -> None:
-        """Close it; where all of the answer has left, the other's farewell is waited for while there is room."""
+        """Close it; where all of the answer has left, the peer's close_notify is awaited while there is a place."""
         super().on_response_complete()
         if not self.outer.writing:
             self.room.answered(self)
@@ -112,7 +112,7 @@ class _Inner(BoundedProtocol):
         self.outer.cut()
 
     def _wake_for(self, count: int) -> None:
-        """Leave it: part of a record may lie here already, and the kernel would wait for more than is to come."""
+        """Do nothing: part of a record may be here already, and the kernel would wait for more than is to come."""
 
 
 class TlsProtocol(sslproto.SSLProtocol):
@@ -135,7 +135,7 @@ class TlsProtocol(sslproto.SSLProtocol):
             loop,
             inner,
             self.context,
-            None,  # type: ignore[arg-type] # nobody waits for the handshake
+            None,  # type: ignore[arg-type] # the handshake is not awaited
             server_side=True,
             ssl_handshake_timeout=_HANDSHAKE_S,
             ssl_shutdown_timeout=_GOODBYE_S,

@@ -1,4 +1,4 @@
-"""What the owner may look at: the broker, a deployment's counters, what a run reported, the audit log."""
+"""What the owner may read: the broker, a deployment's counters, what a run reported, the audit log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECOND_US = 1_000_000
 
 
 class Views:
-    """Looks, and changes nothing.
+    """Reads, and changes nothing.
 
     Args:
         database: where everything is kept.
@@ -49,7 +49,7 @@ class Views:
         return self.known()
 
     def known(self) -> Answer:
-        """Who this broker is and whether it keeps what runs leave, which anyone may know."""
+        """The broker's key and version, and whether it stores what runs leave; public."""
         value: dict[str, Json] = {"store": self._stores, "version": __version__}
         return Answer.of(value | {"broker_public": b64encode(self._public)})
 
@@ -140,7 +140,7 @@ class Views:
         return Answer(body=lines.encode(), media_type="text/plain; version=0.0.4")
 
     def _reported(self, row: RowMapping | None, lease_s: int, now_us: int) -> dict[str, Json]:
-        """What the last runtime of a run said; one that is silent for longer than its lease is `lost`."""
+        """What the last runtime of a run reported; one that is silent for longer than its lease is `lost`."""
         if row is None:
             nothing = dict.fromkeys(("head", "last_contact_us", "outcome", "receipt_sha256", "released_us", "state"))
             return {**nothing, "lost": False}

@@ -63,7 +63,7 @@ def command(
     if _is_lacking(found, place, asked=from_gate):
         identity = unlock(place, passphrase_file, passphrase_fd)
         if taken := _take(output, found, place, identity.signing, asked=from_gate):
-            output.say("Taken from the run's gate: its machine was not asked.")
+            output.say("Taken from the run's gate, and not from its machine.")
             found = look(found.folder, place)
     require_ended(found)
     folder, conclusion = of_machine(found.folder, machine), concluded(found.folder, place, found.record)
@@ -111,7 +111,7 @@ def command(
 
 
 def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
-    """Return whether the run's folder lacks files that only its gate may have, or that are asked for there."""
+    """Return whether the run's folder lacks files that only its gate may have, or that `--from-gate` is for."""
     from glasshouse.jobs.identity import read_public
     from glasshouse.jobs.rundir import Phase
     from glasshouse.jobs.stored import is_whole
@@ -123,7 +123,7 @@ def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
 
 
 def _take(output: Output, found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
-    """Take from the run's gate what is lacking; unless it was asked for, a gate that does not give it ends nothing."""
+    """Take from the run's gate what is lacking; without `--from-gate` a gate that does not give it is only noted."""
     from glasshouse.jobs.control import take
     from glasshouse.jobs.files import is_there
 

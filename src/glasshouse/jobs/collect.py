@@ -77,7 +77,7 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
 
     Raises:
         PackageError: `output-unnamed` for a sealed file that the receipt does not name, `output-tampered` for
-            one that is missing or is not what it says.
+            one that is missing or differs from it.
     """
     named = {Path(output.file_name).name for output in receipt.outputs}
     for path in _sealed_files(folder):
@@ -112,7 +112,7 @@ def fetch(
     """Decrypt every output of a run into a folder.
 
     A name with a part that begins with a dot (`.ssh/config`, `.git/hooks/pre-commit`, `.envrc`) may change what other
-    programs do there, and a script's dependency may have chosen it: such outputs are left out unless asked for.
+    programs do there, and a script's dependency may have chosen it: such outputs are left out by default.
 
     Args:
         folder: the run's.
@@ -136,7 +136,7 @@ def fetch(
     for target in targets:
         if target is not None and not force and is_there(target):
             raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
-    private_folder(out, close=False)  # one that was there is the owner's own affair
+    private_folder(out, close=False)  # one that was there is of the owner's own choice
     written: dict[str, Path] = {}
     for one, output, target in zip(found, receipt.outputs, targets, strict=True):
         if target is None:
@@ -211,12 +211,12 @@ def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:
 
 
 def _refuse_same_file(target: Path, earlier: Path) -> None:
-    """Refuse to write over what was just written, where the file system does not tell upper from lower case."""
+    """Refuse to write over what was just written, where the file system does not separate upper from lower case."""
     if target != earlier and is_there(target) and target.samefile(earlier):
         raise UsageError(
             Code.USAGE,
             f"{target} is one file with {earlier} here, and the run returned two",
-            hint="fetch into a folder of a file system that tells upper from lower case",
+            hint="fetch into a folder of a file system that separates upper from lower case",
         )
 
 

@@ -36,7 +36,7 @@ class Look:
 
     Attributes:
         folder, record: the run.
-        seen: what its events say.
+        seen: what its events report.
         doing: `preparing`, `running`, `unattended` (its supervisor is gone, the runtime is not) or `ended`.
     """
 
@@ -47,7 +47,7 @@ class Look:
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """The last that is known of the work: unit, done, total, elapsed_us, loss."""
+        """The last that was reported of the work: unit, done, total, elapsed_us, loss."""
         return _progress(self.seen) or self.record.progress
 
 
@@ -64,7 +64,7 @@ def look(folder: RunFolder, home: Home, *, deep: bool = True) -> Look:
     """
     record = folder.load()
     if record.phase is not Phase.ENDED and not _alive(folder, record):
-        # Its supervisor may have ended it between our two looks.
+        # Its supervisor may have ended it between the two readings.
         record = folder.load()
         if record.phase is not Phase.ENDED:
             record = _settle(folder, home)
@@ -89,7 +89,7 @@ def looks(home: Home, *, newest: int | None = None) -> list[Look]:
 
 
 def stop(folder: RunFolder, home: Home) -> bool:
-    """Ask a run to stop, zeroize and end; return whether there was anybody to ask.
+    """Signal a run to stop, zeroize and end; return whether a process was there for it.
 
     Raises:
         UsageError: a damaged record.
@@ -98,7 +98,7 @@ def stop(folder: RunFolder, home: Home) -> bool:
     record = look(folder, home).record
     if record.phase is Phase.ENDED:
         return False
-    # The supervisor passes it on and records the end; a run without one is asked itself, on all its machines.
+    # The supervisor passes the signal on and records the end; without one the signal goes to each machine's runtime.
     if record.supervisor is not None and record.supervisor.send(signal.SIGTERM):
         return True
     if record.place != LOCAL:
@@ -109,9 +109,9 @@ def stop(folder: RunFolder, home: Home) -> bool:
 
 
 def give_up(folder: RunFolder, home: Home) -> bool:
-    """Wait no more for a run on a machine that cannot be reached; return False for one that had ended.
+    """End the waiting for a run whose machine cannot be reached; return False for one that had ended.
 
-    It is recorded as lost: nothing is known of what became of it, and a later sweep of the machine ends and removes it.
+    It is recorded as lost, because its end is not known; a later sweep of the machine ends and removes it.
 
     Raises:
         UsageError: a damaged record, or a run on this machine, which can be stopped.
@@ -150,7 +150,7 @@ def take(folder: RunFolder, home: Home, owner: SigningKey) -> bool:
 
 
 def _end_supervisor(record: RunRecord) -> None:
-    """End what would wait for the machine, whatever it is asked; raises `PlatformError`."""
+    """Kill the supervisor, which would go on waiting for the machine; raises `PlatformError`."""
     if record.supervisor is None or record.phase is Phase.ENDED:
         return
     record.supervisor.send(signal.SIGKILL)
@@ -161,7 +161,7 @@ def _end_supervisor(record: RunRecord) -> None:
         raise PlatformError(
             Code.PLATFORM,
             f"the run's supervisor, process {record.supervisor.pid}, was killed and does not end",
-            hint="wait until it is gone, and ask again",
+            hint="wait until it is gone, and repeat the command",
         )
 
 
@@ -175,7 +175,7 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
     seen, tail, taken_s = Seen(), Tail(folder.events), -_TAKE_OVER_S
     with contextlib.closing(tail):
         while True:
-            # Asked before the log is read: what comes before the end is then read to the last line.
+            # Looked up before the log is read: what comes before the end is then read to the last line.
             ended = look(folder, home).record if not _going(folder) else None
             if ended is None and time.monotonic() - taken_s > _TAKE_OVER_S and _is_left_alone(folder, home):
                 detach(folder, None, home=home)
@@ -192,7 +192,7 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
 
 
 def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
-    """Verify an ended run's receipt anew: what the record says is for people in a hurry."""
+    """Verify an ended run's receipt anew: the record's verdict is a summary, and no proof."""
     owner = read_public(home.owner_public)
     return conclude_run(folder, record, owner_signing=owner.signing)
 
@@ -234,7 +234,7 @@ def _settle(folder: RunFolder, home: Home, *, lost: Code | None = None) -> RunRe
 
     Args:
         folder, home: the run's.
-        lost: why nothing is known of machines that left no receipt.
+        lost: the code for machines that left no receipt.
     """
     owner = read_public(home.owner_public)
     conclusion = conclude_run(folder, None, owner_signing=owner.signing)

@@ -1,6 +1,6 @@
 """The gates that an owner has added, by name, and a run's broker: such a gate, or the embedded one.
 
-Laws: a gate is believed by its pinned signing key, and a package key is sent to its pinned certificate alone; what a
+Laws: a gate is identified by its pinned signing key, and a package key is sent to its pinned certificate alone; what a
 run needs after its beginning needs no private key of the owner's.
 """
 
@@ -52,7 +52,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Reached(Protocol):
-    """A broker that can be asked."""
+    """A broker that can be called."""
 
     @property
     def runtime_url(self) -> str: ...
@@ -84,7 +84,7 @@ class Gate:
     Attributes:
         url: ``https://host[:port]``.
         public: its signing key.
-        certificate: SHA-256 of its own certificate; None for one that the system's authorities vouch for.
+        certificate: SHA-256 of its own certificate; None for one that the system's authorities signed.
         audited: number and hash of the last record of the audit log that it showed; of none, 0 and zeros.
     """
 
@@ -98,7 +98,7 @@ class Gate:
         return GateLine(url=self.url, certificate=self.certificate)
 
     def client(self, owner: SigningKey | None = None) -> GateClient:
-        """Return the client of an owner, or of anyone."""
+        """Return the client of an owner, or one without a signature."""
         return GateClient(self.url, self.line().connect, self.public, owner)
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def known_gates(home: Home) -> dict[str, Gate]:
 
 
 def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, Gate] | None:
-    """Return the gate with a signing key, and its name; also one that has none any more, as it was last known.
+    """Return the gate with a signing key, and its name; also one that has none any more, as it was last recorded.
 
     Args:
         home: the state home.
@@ -186,14 +186,14 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
     gate.client().check_known()
     with _locked(home):
         listed = _unnamed(_listed(home), name)
-        # What it showed of its audit log is the gate's, whatever it is called: to add it again forgets nothing of it.
+        # What it showed of its audit log is the gate's, whatever its name: to add it again loses nothing of it.
         audited = _audited(listed, gate)
         listed.pop(_without_name(gate), None)
         _write(home, listed | {name: replace(gate, audited=audited)})
 
 
 def remove_gate(home: Home, name: str) -> Gate:
-    """Forget a gate's name and return what it was.
+    """Remove a gate's name and return what it was.
 
     Raises:
         UsageError: no such gate; or one that a run that goes on needs, or that has the key of a package that is not
@@ -228,7 +228,7 @@ def _without_name(gate: Gate) -> str:
 
 
 def _unnamed(listed: dict[str, Gate], name: str) -> dict[str, Gate]:
-    """Return the list without a name: under its key, which is no name, its last gate is remembered."""
+    """Return the list without a name: under its key, which is no name, its last gate is kept."""
     others = {other: one for other, one in listed.items() if other != name}
     if name not in listed:
         return others
@@ -267,7 +267,7 @@ def gate_name(home: Home, given: str) -> str:
     if not found:
         raise UsageError(
             Code.USAGE,
-            f"no gate was added here that is reached at {given}: an address alone does not say who answers there, so "
+            f"no gate was added here that is reached at {given}: an address alone does not show who answers there, so "
             "its key has to be pinned before it is sent anything",
             hint=f"add it: glasshouse gate add NAME {given} --key KEY --certificate CERTIFICATE; the gate prints both "
             "when it starts",
@@ -282,13 +282,13 @@ def gate_name(home: Home, given: str) -> str:
 
 
 def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool = False) -> list[Json]:
-    """Return what a gate's audit log has of this owner, verified, and remember where it ends.
+    """Return what a gate's audit log has of this owner, verified, and record where it ends.
 
     Args:
         home: the state home.
-        gate: which, by its name or as it is known.
+        gate: its name, or the gate.
         owner: asks it.
-        newer: whether only what was not remembered before is asked for.
+        newer: whether to request only what was not recorded before.
 
     Raises:
         UsageError: no such gate.
@@ -296,7 +296,7 @@ def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool =
         VerificationError: `log-invalid`: it does not hold, or is not the one that the gate showed before.
     """
     found = gate_named(home, gate) if isinstance(gate, str) else gate
-    # What it showed is the gate's, by whichever of its names it was asked.
+    # What it showed is the gate's, by whichever of its names it was called.
     records, audited = found.client(owner).own_audit(kept=_audited(_listed(home), found), newer=newer)
     with _locked(home):
         listed = _listed(home)  # anew: gates may have been added and removed while it answered
@@ -339,7 +339,7 @@ class _AtGate:
 
     def client(self) -> OwnerClient:
         if self.owner is None:
-            raise UsageError(Code.IDENTITY, "what this gate is asked is signed by its owner, who is not here")
+            raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
         return self.gate.client(self.owner)
 
 
@@ -349,7 +349,7 @@ class Standing:
     Args:
         home: the state home.
         name: of the gate.
-        owner: signs what is asked of it; None where nothing is.
+        owner: signs the requests; None where there are none.
 
     Raises:
         UsageError: no such gate.

@@ -149,7 +149,7 @@ def _bring(client: OwnerClient, folder: RunFolder, files: dict[str, tuple[int, b
                 raise UsageError(
                     Code.FILE_MISSING,
                     f"the gate has the run's receipt and not its {name}: the machine has not sent it, or had no room",
-                    hint="nothing was taken; ask again later, or bring the machine back: glasshouse attach",
+                    hint="nothing was taken; try again later, or bring the machine back: glasshouse attach",
                 )
             if files[name] != (size, sha256):
                 raise PackageError(Code.OUTPUT_TAMPERED, f"the gate does not have {name} as receipt and log name it")
@@ -161,14 +161,14 @@ def _bring(client: OwnerClient, folder: RunFolder, files: dict[str, tuple[int, b
 def _bring_closing(
     client: OwnerClient, run_id: str, files: dict[str, tuple[int, bytes]], staging: Path, *, owner: bytes
 ) -> Verdict:
-    """Download receipt, log and heads, each once the one before it says how long it may be, and verify them."""
+    """Download receipt, log and heads, each once the one before it bounds its length, and verify them."""
 
     def bring(name: str, *, most_bytes: int) -> None:
         if files[name][0] > most_bytes:
             raise VerificationError(
                 Code.LOG_INVALID,
                 f"the gate lists {name} with {files[name][0]} bytes, and the run left {most_bytes} at most",
-                hint="nothing was taken: the gate is wrong or lies; bring the machine back: glasshouse attach",
+                hint="nothing was taken: the gate stores something else; bring the machine back: glasshouse attach",
             )
         _download(client, run_id, name, files[name], staging / name)
 

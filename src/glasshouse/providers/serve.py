@@ -1,7 +1,7 @@
 """The machine's end of a channel: ``glasshouse place serve`` over its standard streams (spec/place.md).
 
-Laws: it holds no secret but a launch file on its way through; what it is asked while a runtime calls its gate makes it
-wait for no longer than the start of a process; it ends with its standard input, and the runs go on without it.
+Laws: it holds no secret but a launch file on its way through; no request makes a call of a runtime to its gate
+wait for longer than the start of a process; it ends with its standard input, and the runs go on without it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _MAX_LAUNCH_BYTES = 1 << 16
 _MAX_LOOK_MS = 60_000
 _RAW_S = 0.05
 _STUCK_S = 60.0
-# Owners ask again within a minute. The end of a line is not always told: a step of Slurm's outlives its srun.
+# Owners repeat their request within a minute. A line can end unreported: a step of Slurm's outlives its srun.
 _SILENT_S = 300.0
 _HELD_BYTES = 256 << 10
-_MAX_SAID_CHARS = 1000
+_MAX_MESSAGE_CHARS = 1000
 # How often a run's folder is looked at: at its lively beginning and end, and while it trains.
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _QUICK_FOR_S = 3.0
@@ -58,7 +58,7 @@ _QUICK_FOR_S = 3.0
 
 @dataclass(slots=True)
 class _Look:
-    """A question for news of a run."""
+    """A request for changes of a run's files, or its end."""
 
     number: int
     run: str
@@ -81,7 +81,7 @@ class _Start:
 
 @dataclass(slots=True)
 class _Read:
-    """A piece of a file that is asked for."""
+    """A request for a piece of a file."""
 
     number: int
     run: str
@@ -132,7 +132,7 @@ class Place:
                 self._take_calls()
                 for key, events in self._selector.select(self._wait_s()):
                     key.data(events)
-                self._tell_news()
+                self._send_news()
                 self._read_on()
                 self._reap()
         except PeerError as error:
@@ -186,7 +186,7 @@ class Place:
             else:
                 self._streams.drop(fields.integer("drop"))
         except FormatError as error:
-            raise PeerError(Code.SCHEMA, f"a message that this place does not understand: {error.message}") from None
+            raise PeerError(Code.SCHEMA, f"a message that this place does not have: {error.message}") from None
 
     def _request(self, fields: Fields) -> None:
         number = fields.integer("id", low=1, high=FIRST_CALL - 1)
@@ -260,7 +260,7 @@ class Place:
         run, relayed = run_field(fields), fields.has("relayed") and fields.flag("relayed")
         fields.end()
         self._drop_gate(run)
-        if relayed or self._runs[run].relayed:  # its keeper listens, with whoever is connected and without
+        if relayed or self._runs[run].relayed:  # its keeper listens, whether an owner is connected or not
             return {"gate": f"unix:{self._gates.path(run)}"}
         return {"gate": self._gates.open(run)}
 
@@ -303,7 +303,7 @@ class Place:
             return
         start = self._starts.get(stream)
         if start is None or len(start.launch) + len(data) > start.wanted:
-            raise PeerError(Code.SCHEMA, "bytes that nothing was asked for")
+            raise PeerError(Code.SCHEMA, "bytes without a request for them")
         start.launch += data
         if len(start.launch) < start.wanted:
             return
@@ -328,7 +328,7 @@ class Place:
         fields.end()
         self._looks.append(_Look(number, run, since, time.monotonic() + within_ms / 1000, outputs, log))
 
-    def _tell_news(self) -> None:
+    def _send_news(self) -> None:
         now_s = time.monotonic()
         for look in list(self._looks):
             run = self._runs[look.run]
@@ -339,7 +339,7 @@ class Place:
             news: Answer = {"ended": ended, "files": {**files}, "more": more}
             serial = zlib.crc32(encode(news))
             if self._names.get(look.run) != files.keys():
-                # Logs grow all the time; another file is the end of something, or its beginning.
+                # Logs grow all the time; another file means that a step of the run began or ended.
                 self._names[look.run], self._moved_s = set(files), now_s
             if serial != look.since or now_s >= look.until_s:
                 self._looks.remove(look)
@@ -352,7 +352,7 @@ class Place:
             return _STUCK_S / 4
         silent_s = time.monotonic() - self._heard_s
         if silent_s > _SILENT_S:
-            raise PeerError(Code.PLACE_UNREACHABLE, "an owner of whom nothing is heard")
+            raise PeerError(Code.PLACE_UNREACHABLE, "nothing came from the owner for five minutes")
         if not self._looks:
             return _SILENT_S - silent_s
         quick = time.monotonic() - self._moved_s < _QUICK_FOR_S
@@ -367,7 +367,7 @@ class Place:
         self._reads.append(_Read(number, run, name, start, most))
 
     def _read_on(self) -> None:
-        """Answer what is asked for of files as far as the line takes it: what calls need may not wait behind it."""
+        """Answer requests for files as far as the line takes it: calls of runtimes may not wait behind them."""
         while self._reads and self._link.pending_bytes < _HELD_BYTES:
             read = self._reads.popleft()
             try:
@@ -402,7 +402,7 @@ class Place:
             self._gates.drop(run)
 
     def _reap(self) -> None:
-        """Keepers that ended are nobody's children but ours."""
+        """Collect keepers that ended: they are this process's children."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -413,7 +413,7 @@ def _firsts(look: _Look) -> tuple[tuple[str, int], ...]:
 
 
 def _whole(error: GlasshouseError) -> str:
-    return (f"{error.message} ({error.hint})" if error.hint else error.message)[:_MAX_SAID_CHARS]
+    return (f"{error.message} ({error.hint})" if error.hint else error.message)[:_MAX_MESSAGE_CHARS]
 
 
 def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None:
@@ -421,7 +421,7 @@ def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None
 
     Args:
         folder: the place's.
-        nonce: as the owner named it.
+        nonce: the owner's, for the greeting.
         reader, writer: the channel.
 
     Raises:

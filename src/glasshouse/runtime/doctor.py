@@ -1,6 +1,6 @@
 """What this machine offers a protected run, tried and not guessed, and what its host could still see.
 
-Law: a finding says what was tried or read and what follows for a run; nothing here changes this process
+Law: a finding is what was tried or read, and what follows for a run; nothing here changes this process
 or the machine: whatever cannot be undone is tried in a child.
 """
 
@@ -17,7 +17,10 @@ __all__ = ["examine"]
 
 _EXPOSED = (
     ("memory", "the host reads the run's memory, keys and plaintext among it, and leaves no trace"),
-    ("measurements", "the host runs a changed runtime that says it is ours: nothing but software vouches for it"),
+    (
+        "measurements",
+        "the host can run a changed runtime that reports the right measurement: only software measures it",
+    ),
     ("gpu", "what is on the GPU and on its bus is in the clear for the host"),
     ("traffic", "sizes, times and the hardening report; not names, keys or content"),
 )

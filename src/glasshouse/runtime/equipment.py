@@ -80,7 +80,7 @@ def _memory(kernel: Kernel) -> Finding:
         facts = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
         free, whole = facts["MemAvailable"], facts["MemTotal"]
     except (OSError, KeyError, ValueError):
-        return finding("memory", Standing.NOTE, "unknown", "the kernel does not tell how much memory is free")
+        return finding("memory", Standing.NOTE, "unknown", "the kernel does not report how much memory is free")
     value = f"{free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
     if free < _LEAST_FREE_BYTES:
         return finding("memory", Standing.WEAKER, value, "too little for most trainings, whose files lie in it too")
@@ -91,7 +91,9 @@ def _disk(place: Path) -> Finding:
     try:
         room = shutil.disk_usage(place)
     except OSError:
-        return finding("disk", Standing.NOTE, "unknown", "the file system of this folder does not tell its free space")
+        return finding(
+            "disk", Standing.NOTE, "unknown", "the file system of this folder does not report its free space"
+        )
     value = f"{room.free / 1e9:.1f} of {room.total / 1e9:.1f} GB free"
     if room.free < _LEAST_FREE_BYTES:
         return finding("disk", Standing.WEAKER, value, "too little for most packages and their sealed outputs")
@@ -99,7 +101,7 @@ def _disk(place: Path) -> Finding:
 
 
 def _confidential_gpu() -> str:
-    """Ask the driver for its confidential-computing state."""
+    """Read the driver's confidential-computing state."""
     try:
         nvml = ctypes.CDLL(NVML)
         if nvml.nvmlInit_v2() != 0:

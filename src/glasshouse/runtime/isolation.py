@@ -42,7 +42,7 @@ _HALF_ISOLATED = (
 
 
 def offered(kernel: Kernel) -> list[Finding]:
-    """Try what isolates a run; `profile` says what it is enough for."""
+    """Try what isolates a run; `profile` derives what it is enough for."""
     workspace = _workspace(kernel)
     return [
         _system(kernel),
@@ -305,7 +305,7 @@ def profile(offered: list[Finding]) -> Finding:
 
 
 def memory_order(kernel: Kernel) -> Finding:
-    """Try whether the worker can be the first that the kernel ends where memory runs out; no profile asks for it."""
+    """Try whether the worker can be the first that the kernel ends where memory runs out; no profile needs it."""
 
     def lowered() -> None:
         oom_score.lower(kernel)

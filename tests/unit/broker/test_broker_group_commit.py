@@ -12,8 +12,8 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import OperationalError
 
 from glasshouse.broker.database import Database, OvertakenError, Shared
+from glasshouse.broker.group_commit import GroupCommit
 from glasshouse.broker.schema import delegations
-from glasshouse.broker.turns import Turns
 from glasshouse.errors import Code, InternalError, PeerError, RefusedError
 
 
@@ -30,14 +30,14 @@ class Desk:
         self.database = Database(f"sqlite:///{path}", busy_timeout_s=0.2)
         self.database.create_tables()
         self.elsewhere = Database(f"sqlite:///{path}", busy_timeout_s=0.2)
-        self.turns = Turns(self.database)
+        self.commits = GroupCommit(self.database)
 
     def together(self, *calls: Callable[[], object]) -> list[Future[object]]:
         """Submit calls that are all waiting by the time the first one is made, on a disk that is slow."""
-        self.turns._commit_s = 10.0
+        self.commits._commit_s = 10.0
         gate = threading.Event()
-        first = self.turns.submit(gate.wait, 10)
-        futures = [self.turns.submit(call) for call in calls]
+        first = self.commits.submit(gate.wait, 10)
+        futures = [self.commits.submit(call) for call in calls]
         gate.set()
         assert first.result(10)
         return futures
@@ -50,7 +50,7 @@ class Desk:
         return self.elsewhere.read(lambda connection: sorted(connection.execute(select(delegations.c.owner)).scalars()))
 
     def close(self) -> None:
-        self.turns.shutdown()
+        self.commits.shutdown()
         self.database.close()
         self.elsewhere.close()
 
@@ -93,9 +93,9 @@ def test_nobody_is_told_and_nobody_sees_anything_before_the_commit(desk: Desk, m
 
     monkeypatch.setattr(Shared, "commit", slow)
     gate = threading.Event()
-    desk.turns._commit_s = 10.0
-    desk.turns.submit(gate.wait, 10)
-    futures = [desk.turns.submit(desk.write(owner)) for owner in (b"a", b"b")]
+    desk.commits._commit_s = 10.0
+    desk.commits.submit(gate.wait, 10)
+    futures = [desk.commits.submit(desk.write(owner)) for owner in (b"a", b"b")]
     gate.set()
     assert reached.wait(10)
     assert not any(future.done() for future in futures)
@@ -161,7 +161,7 @@ def test_a_commit_that_fails_is_told_to_all_who_wrote_and_to_nobody_else(
                 future.result(10)
         assert reader.result(10) == []
     assert desk.owners() == []
-    assert desk.turns.submit(desk.write(b"a")).result(10) == b"a", "the next one is not harmed"
+    assert desk.commits.submit(desk.write(b"a")).result(10) == b"a", "the next one is not harmed"
     assert desk.owners() == [b"a"]
 
 
@@ -187,13 +187,13 @@ def test_a_database_that_somebody_holds_refuses_each_decision_and_none_is_kept(d
 
     desk.elsewhere.write(hold)
     assert desk.owners() == []
-    assert desk.turns.submit(desk.write(b"c")).result(10) == b"c"
+    assert desk.commits.submit(desk.write(b"c")).result(10) == b"c"
 
 
 def test_who_went_away_before_their_turn_is_not_decided_about(desk: Desk) -> None:
     gate = threading.Event()
-    desk.turns.submit(gate.wait, 10)
-    gone, here = desk.turns.submit(desk.write(b"a")), desk.turns.submit(desk.write(b"b"))
+    desk.commits.submit(gate.wait, 10)
+    gone, here = desk.commits.submit(desk.write(b"a")), desk.commits.submit(desk.write(b"b"))
     assert gone.cancel()
     gate.set()
     assert here.result(10) == b"b"
@@ -202,8 +202,8 @@ def test_who_went_away_before_their_turn_is_not_decided_about(desk: Desk) -> Non
 
 def test_what_was_submitted_before_the_end_is_still_done(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "db")
-    futures = [desk.turns.submit(desk.write(bytes([number]))) for number in range(40)]
-    desk.turns.shutdown()
+    futures = [desk.commits.submit(desk.write(bytes([number]))) for number in range(40)]
+    desk.commits.shutdown()
     assert all(future.done() for future in futures)
     assert len(desk.owners()) == 40
     desk.close()

@@ -2,7 +2,7 @@
 
 Laws: decisions are made one after the other; none is answered before the transaction that holds it is committed,
 and where that fails, every decision in it is answered as not made. A commit is shared only by decisions that were
-waiting already: nobody is kept waiting for company.
+waiting already: no decision waits for others to come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from glasshouse.broker.database import Database, Shared
 
-__all__ = ["Turns"]
+__all__ = ["GroupCommit"]
 
 MOST_TOGETHER = 32
 _PATIENCE = 8  # at most a ninth of the time goes to commits while there is a queue
@@ -25,11 +25,11 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-class Turns(Executor):
+class GroupCommit(Executor):
     """An executor of one thread, whose calls share transactions of one database.
 
     A commit waits for the disk. While others wait for their turn, deciding goes on for a few times as long as the
-    last commit took: so a fast disk hardly delays anybody, and a slow one is not waited for once a decision.
+    last commit took: so a fast disk hardly delays a decision, and a slow one is awaited once for several.
 
     Args:
         database: whose `write` the calls use.
@@ -62,7 +62,7 @@ class Turns(Executor):
                 return
 
     def _together(self, first: _Call) -> bool:
-        """Make `first` and others that wait, commit, and tell them all; return whether there is more to come."""
+        """Make `first` and others that wait, commit, and answer them all; return whether there is more to come."""
         call: _Call | None = first
         made: list[_Call] = []
         began_s = time.monotonic()
@@ -79,16 +79,16 @@ class Turns(Executor):
                         break
                 began_s = time.monotonic()
             self._commit_s = time.monotonic() - began_s
-        except Exception as error:  # the commit failed: who wrote was not heard, who did not is answered
+        except Exception as error:  # the commit failed: calls that wrote fail, calls that did not are answered
             for one in made:
                 one.undo(error)
         for one in made:
-            one.tell()
+            one.answer()
         return call is not None
 
 
 class _Call:
-    """Something to be called, and whoever waits for it."""
+    """A call, and the future that waits for it."""
 
     __slots__ = ("_call", "_error", "_future", "_result", "_wrote")
 
@@ -102,10 +102,10 @@ class _Call:
     def make(self, shared: Shared) -> None:
         before = shared.writes
         if not self._future.set_running_or_notify_cancel():
-            return  # whoever waited is gone, and nothing was begun
+            return  # cancelled before it began
         try:
             self._result = self._call()
-        except BaseException as error:  # handed to who waits, as every executor does
+        except BaseException as error:  # raised where the future is awaited, as by every executor
             self._error = error
         self._wrote = shared.writes > before
 
@@ -113,7 +113,7 @@ class _Call:
         if self._wrote:
             self._result, self._error = None, error
 
-    def tell(self) -> None:
+    def answer(self) -> None:
         if self._future.cancelled():
             return
         if self._error is None:
