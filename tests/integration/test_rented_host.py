@@ -67,7 +67,7 @@ def test_a_rented_machine_is_logged_in_to_and_touches_nothing_outside_it(
     try:
         told = logged_in(machine, tmp_path, "sh", "-c", "echo $HOME; ls /etc/ssh")
         assert told.splitlines()[0] == str(tmp_path / "machine" / "home")
-        assert "glasshouse_host_key.pub" in told
+        assert f"glasshouse_host_key_{NONCE}.pub" in told
         unshared = logged_in(machine, tmp_path, "sh", "-c", "unshare --mount true || echo refused")
         assert unshared == "refused\n"
         assert "sshd" in machine.left()
@@ -152,7 +152,7 @@ def test_a_machine_that_cannot_be_reached_hangs_and_comes_back(tmp_path: Path, s
         machine.destroy()
 
 
-def test_a_machine_that_is_started_anew_has_its_disk_and_another_host_key(
+def test_a_machine_that_is_started_anew_has_its_disk_and_its_host_key(
     tmp_path: Path, start: Callable[[int], Start]
 ) -> None:
     machine = RentedHost(tmp_path / "machine", start_script(start(600), end="true"))
@@ -160,7 +160,10 @@ def test_a_machine_that_is_started_anew_has_its_disk_and_another_host_key(
         logged_in(machine, tmp_path, "touch", "kept")
         machine.restart()
         wait_for(lambda: machine.output().count("listening on") == 2, told=machine.output)
-        assert machine.output().count(f"glasshouse-host-key {NONCE}") == 2
+        printed = [line for line in machine.output().splitlines() if f"glasshouse-host-key {NONCE}" in line]
+        assert len(printed) == 2
+        assert printed[0] == printed[1]
+        assert logged_in(machine, tmp_path, "echo", "here") == "here\n"
         assert (tmp_path / "machine" / "home" / "kept").exists()
     finally:
         machine.destroy()

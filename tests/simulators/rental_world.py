@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from pathlib import Path
 
 from glasshouse.errors import Code, PeerError, PlatformError
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental
+from glasshouse.jobs.renting import Renter
 from glasshouse.providers.rental import Offer, Options, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.start import NO_SSHD, READY
 
@@ -220,3 +225,32 @@ class WorldProvider:
         if before and world.faults.away:
             world.faults.away -= 1
             raise PeerError(Code.PROVIDER_UNREACHABLE, "world does not answer (timeout)")
+
+
+OWNER = "gh-abcdefghij-"
+CAPS = Caps(usd=Decimal("2.00"), seconds=4 * 3600, boot_s=600)
+
+
+def begun(tmp_path: Path, world: World, caps: Caps = CAPS) -> Journal:
+    """Return the journal of an owner who has decided to rent."""
+    tmp_path.chmod(0o700)
+    rental = Rental(
+        run_id="c0ffee00" * 4,
+        provider="world",
+        created_us=world.clock.now_us(),
+        caps=caps,
+        python="python3",
+        keeper=ProcessName.of(),
+    )
+    return Journal.create(Home(path=tmp_path), rental)
+
+
+def renter(journal: Journal, world: World) -> Renter:
+    """Return the owner's process, or a later one that finds the journal."""
+    return Renter(journal, WorldProvider(world), clock=world.clock)
+
+
+def take(journal: Journal, world: World, *, accept: bool = False) -> Attempt:
+    """Rent the first offer of the world that comes up."""
+    offers = WorldProvider(world).offers(OPTIONS)
+    return renter(journal, world).take(offers, OPTIONS, owner=OWNER, ssh_public="ssh-ed25519 AAAA", accept=accept)

@@ -145,8 +145,7 @@ class Renting:
             GlasshouseError: as `jobs.rented.take`.
         """
         from glasshouse.jobs import runner
-        from glasshouse.jobs.placing import LeftError
-        from glasshouse.jobs.rented import begin, return_machine, take
+        from glasshouse.jobs.rented import begin, take
 
         agreed(output, self.provider.name, self.offers, self.machine, package, yes=self.asked.yes)
         begun_s = time.monotonic()
@@ -156,7 +155,9 @@ class Renting:
                 output.say(f"  · {text} ({format_s(time.monotonic() - begun_s)})", style="dim")
 
         journal = begin(home, run, self.provider.name, self.machine)
-        try:
+        # The supervisor of a detached run claims it for itself; until then this process is named as its keeper.
+        claim = contextlib.nullcontext() if self.asked.detach else journal.claimed()
+        with claim, _giving_back(output, home, run, say):
             with runner.stoppable():
                 places = take(
                     home,
@@ -165,26 +166,38 @@ class Renting:
                     self.offers,
                     self.machine,
                     profile=self.profile,
+                    interrupt=runner.interrupt,
                     accept=self.asked.accept,
                     say=say,
                 )
             yield places
-        except LeftError:
-            raise
-        except BaseException as error:
-            try:
-                with runner.giving_back(_heard):
-                    if not _is_kept_elsewhere(home, run):
-                        return_machine(home, run, say=say)
-            except GlasshouseError as left:
-                if isinstance(error, GlasshouseError):
-                    with contextlib.suppress(OSError):
-                        output.warn(str(error))
-                raise left from None
-            raise
-        with runner.giving_back(_heard):
-            if not _is_kept_elsewhere(home, run):
-                gave_back(output, return_machine(home, run, say=say))
+
+
+@contextlib.contextmanager
+def _giving_back(output: Output, home: Home, run: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
+    """Give a run's machine back at the end of the block, unless another process keeps it or a person left it."""
+    from glasshouse.jobs import runner
+    from glasshouse.jobs.placing import LeftError
+    from glasshouse.jobs.rented import return_machine
+
+    try:
+        yield
+    except LeftError:
+        raise
+    except BaseException as error:
+        try:
+            with runner.giving_back(_heard):
+                if not _is_kept_elsewhere(home, run):
+                    return_machine(home, run, say=say)
+        except GlasshouseError as left:
+            if isinstance(error, GlasshouseError):
+                with contextlib.suppress(OSError):
+                    output.warn(str(error))
+            raise left from None
+        raise
+    with runner.giving_back(_heard):
+        if not _is_kept_elsewhere(home, run):
+            gave_back(output, return_machine(home, run, say=say))
 
 
 def say_offers(output: Output, found: Sequence[tuple[str, Offer]]) -> None:
@@ -270,16 +283,24 @@ def return_left(output: Output, home: Home, run: RunFolder) -> None:
         UsageError: a damaged journal, or no key of the provider's account.
     """
     from glasshouse.jobs import runner
+    from glasshouse.jobs.rentals import Journal
     from glasshouse.jobs.rented import return_machine
 
-    if (rental := rental_of(home, run)) is None or rental.over or (rental.keeper and rental.keeper.alive):
+    journal = Journal.of(home, run.run_id)
+    if not journal.exists:
         return
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):
             output.say(f"  · {text}", style="dim")
 
-    with runner.giving_back(_heard):
+    with runner.giving_back(_heard), journal.claimed() as ours:
+        rental = journal.load()
+        if rental.over:
+            return
+        if not ours or (rental.kept and not rental.kept_elsewhere):
+            say(f"{rental.place} is looked after by another process, which gives it back")
+            return
         gave_back(output, return_machine(home, run, say=say))
 
 
@@ -311,8 +332,7 @@ def cost_so_far(home: Home, run: RunFolder) -> Callable[[], str] | None:
 def cost_words(rental: Rental) -> str:
     """Return what a rental cost, by its price and by the provider's bill."""
     now_us = time.time_ns() // 1000
-    bills = [one.bill_usd for one in rental.attempts if one.bill_usd is not None]
-    billed = f", billed {sum(bills):.3f} $" if bills else ""
+    billed = "" if rental.billed_usd is None else f", billed {rental.billed_usd:.3f} $"
     stopped = f"; the cap of {rental.stopped_by} ended the run" if rental.stopped_by else ""
     return f"{rental.cost_usd(now_us):.3f} $ by its price{billed}{stopped}"
 

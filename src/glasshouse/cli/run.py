@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -146,6 +145,7 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
     from glasshouse.jobs.embedded import Embedded
     from glasshouse.jobs.gates import Standing
     from glasshouse.jobs.rented import watched
+    from glasshouse.jobs.renting import cap_reached
     from glasshouse.jobs.rundir import RunFolder
     from glasshouse.jobs.supervise import Interrupts, Silent
 
@@ -168,18 +168,14 @@ def _protected(asked: Asked, output: Output, place: Home, identity: Identity) ->
                 package, left_out = _seal(asked, output, view, place, identity, folder)
                 if rents is not None:
                     where = until_ended.enter_context(rents.rented(output, place, folder, package))
-                with watched(place, folder, _interrupt):  # a rented machine's caps hold while it is sent to, too
+                with watched(place, folder.run_id, runner.interrupt):  # its caps hold while it is sent to, too
                     prepared = _prepare(asked, package, view, place, identity, folder, broker, where)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not is_reader_gone(error):
                 raise
             rental = rental_of(place, folder)
             if rental is not None and rental.stopped_by:
-                raise UsageError(
-                    Code.CAP_REACHED,
-                    f"the cap of {rental.stopped_by} was reached before a runtime was placed: no key was released",
-                    hint="raise most_usd or most_time in [machine]",
-                ) from None
+                raise cap_reached(rental.stopped_by) from None
             raise UsageError(
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released"
             ) from None
@@ -297,11 +293,6 @@ def _prepare(
         told = f"run {record.run_id[:8]}; broker told of package and policy" + _in_ranks(ranks)
         view.done("prepared", told, time.monotonic() - started)
     return prepared
-
-
-def _interrupt() -> None:
-    """End what the main thread does, also where it waits for a machine that does not read: called by a watch."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _unseen(_sent: int, _size: int) -> None:

@@ -35,6 +35,7 @@ def command(
         {
             "returned": swept.rentals,
             "machines": swept.machines,
+            "forgotten": swept.forgotten,
             "left": swept.left,
             "elsewhere": [f"{one.provider}:{one.machine.tag}" for one in others.strays],
             "asked": list(others.asked),
@@ -46,6 +47,8 @@ def command(
         gone = f"{swept.machines} machine{'' if swept.machines == 1 else 's'} gone, by id and in two listings"
         many = "" if swept.rentals == 1 else "s"
         output.say(f"{swept.rentals} rental{many} ended: {gone if swept.machines else none}.")
+    if swept.forgotten:
+        output.say(f"{swept.forgotten} record(s) removed of rentals that were over before and belong to no run here.")
     for line in (*swept.left, *others.silent):
         output.warn(line)
     for one in others.strays:

@@ -24,11 +24,21 @@ from glasshouse.providers.local import LocalPlace
 from glasshouse.providers.rental import Way
 from glasshouse.providers.serve import OWN_FOLDER
 from glasshouse.providers.slurm import SlurmNode
-from glasshouse.providers.ssh import SshHost, SshPlace
+from glasshouse.providers.ssh import SshHost, SshPlace, file_option
 from glasshouse.runtime.findings import Finding, Standing
 from glasshouse.wire.fields import Fields
 
-__all__ = ["LOCAL", "Machine", "add_machine", "examine", "known_machines", "place_of", "remove_machine", "sweep"]
+__all__ = [
+    "LOCAL",
+    "Machine",
+    "add_machine",
+    "examine",
+    "files_of",
+    "known_machines",
+    "place_of",
+    "remove_machine",
+    "sweep",
+]
 
 LOCAL = LocalPlace.name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -160,22 +170,25 @@ def _rented(home: Home, name: str) -> SshPlace | None:
     return SshPlace(name, way, rental.python, folder, connect=partial(_gate, home), bundle=journal.bundle)
 
 
+def files_of(journal: Journal) -> tuple[str, str]:
+    """Return ssh's options for the files of a rental; raises `UsageError` for a home that ssh cannot be given."""
+    return file_option("IdentityFile", journal.key), file_option("UserKnownHostsFile", journal.known_hosts)
+
+
 def _to_rented(journal: Journal, up: Attempt) -> SshHost:
     """Return how a rented machine is reached: by this rental's key alone, and its pinned host key."""
     known = "yes" if up.host_key is not None else "accept-new"
-    options = {
-        "IdentityFile": journal.key,
-        "IdentitiesOnly": "yes",
-        "IdentityAgent": "none",
-        "UserKnownHostsFile": journal.known_hosts,
-        "GlobalKnownHostsFile": "/dev/null",
-        "StrictHostKeyChecking": known,
-        "HostKeyAlias": up.tag,
-        "PreferredAuthentications": "publickey",
-        "LogLevel": "ERROR",
-    }
-    # Quoted: ssh reads a value as a line of its configuration, and a home may lie in a folder with a space in its name.
-    given = (word for key, value in options.items() for word in ("-o", f'{key}="{value}"'))
+    options = (
+        *files_of(journal),
+        "IdentitiesOnly=yes",
+        "IdentityAgent=none",
+        "GlobalKnownHostsFile=/dev/null",
+        f"StrictHostKeyChecking={known}",
+        f"HostKeyAlias={up.tag}",
+        "PreferredAuthentications=publickey",
+        "LogLevel=ERROR",
+    )
+    given = (word for option in options for word in ("-o", option))
     return SshHost(host=up.host or "", user="root", port=up.port, options=("-F", "/dev/null", *given))
 
 

@@ -6,6 +6,7 @@ rentals/RUN/           0700
   key                  the key that logs in there, 0600; made for this rental alone
   known_hosts          the host keys that the machines printed
   bundle               what Glasshouse was brought along as
+  lock                 held by the process that looks after it
 ```
 
 Law: a machine that may exist at a provider has an attempt here that is not over; one is over only when the provider
@@ -140,7 +141,8 @@ class Rental:
         created_us: when it was decided.
         caps: what ends it.
         python: the interpreter on the machine.
-        keeper: the process that gives it back when its run has ended; another one may when that is gone.
+        keeper: the process that gives it back when its run has ended; another one may when that is gone, and has
+            claimed the journal.
         keeper_host, keeper_boot: where that runs, and since which start of that machine.
         cluster: of a provider that is one; None for others.
         account: by which it is rented, as of `Provider.account` with the run's id; what another one does not find says
@@ -198,6 +200,13 @@ class Rental:
         """Return what all its machines cost by their prices until now."""
         return sum((attempt.cost_usd(now_us) for attempt in self.attempts), Decimal(0))
 
+    @property
+    def billed_usd(self) -> Decimal | None:
+        """What the provider billed for all machines that were made; None unless it says so of each."""
+        bills = [one.bill_usd for one in self.attempts if one.step is not Step.NEVER]
+        known = [bill for bill in bills if bill is not None]
+        return sum(known, Decimal(0)) if bills and len(known) == len(bills) else None
+
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = _plain(asdict(self))
         return value | {"keeper": None if self.keeper is None else self.keeper.to_json()}
@@ -243,7 +252,7 @@ class Journal:
         journal = cls(private_folder(home.rentals / rental.run_id))
         journal.save(_here(rental))
         with contextlib.suppress(OSError), journal.claimed():
-            pass  # its lock is there: a disk without room keeps no sweep from it later
+            pass  # its lock is there: a disk without room keeps no other process from it later
         return journal
 
     @property
@@ -272,12 +281,15 @@ class Journal:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[bool]:
-        """Yield whether no other sweep is at work on it; none is while the block lasts, and the kernel sees to it.
+        """Yield whether the rental is this process's to look after; it is no other's while the block lasts.
+
+        The kernel gives the claim up with the process. Who comes to look after a rental, or ends one, claims it first,
+        and then reads who is named as its keeper: a keeper that another has named may have no claim yet.
 
         Raises:
             OSError: it cannot be claimed.
         """
-        lock = os.open(self.path / "sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

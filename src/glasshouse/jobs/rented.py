@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from glasshouse.jobs.bundle import make_bundle
 from glasshouse.jobs.files import is_there, read_state, write_private, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import read_public
-from glasshouse.jobs.places import examine, place_of
+from glasshouse.jobs.places import examine, files_of, place_of
 from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Journal, Rental, Step
+from glasshouse.jobs.rentals import Journal, Rental
 from glasshouse.jobs.renting import Clock, Renter, SystemClock, Watch
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.wanted import MACHINE, Wanted, wanted
@@ -93,8 +92,10 @@ def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: 
     """Begin the journal of a rental, with the key that will log in; nothing is asked for yet.
 
     Raises:
-        UsageError: a bundle that cannot be made, or is none; no key of the provider's account.
+        UsageError: a bundle that cannot be made, or is none; no key of the provider's account; a home whose path ssh
+            cannot be given.
     """
+    files_of(Journal.of(home, run.run_id))
     rental = Rental(
         run_id=run.run_id,
         provider=provider,
@@ -123,6 +124,7 @@ def take(
     machine: Wanted,
     *,
     profile: Profile,
+    interrupt: Callable[[], None],
     accept: bool = False,
     say: Callable[[str], None] = lambda _text: None,
     clock: Clock | None = None,
@@ -131,6 +133,7 @@ def take(
 
     Args:
         profile: how much hardening the job's policy demands.
+        interrupt: called when a cap is reached while the machine is logged in to and looked at; ends this call.
         accept: whether a machine will do that does not print its host key.
 
     Raises:
@@ -142,11 +145,13 @@ def take(
     renter = Renter(journal, provider, clock=clock, say=say)
     renter.take(offers, machine.options, owner=tag_prefix(home), ssh_public=line, accept=accept)
     say("logging in")
-    places = [place_of(home, name) for name in journal.load().places]
-    for place in places:
-        _reach(place, until_us=clock.now_us() + machine.caps.boot_s * 1_000_000, clock=clock)
-        place.close()
-        _look(home, place.name, profile)
+    rental = journal.load()
+    places = [place_of(home, name) for name in rental.places]
+    with watched(home, rental.run_id, interrupt, clock=clock):
+        for place in places:
+            _reach(place, until_us=clock.now_us() + machine.caps.boot_s * 1_000_000, clock=clock)
+            place.close()
+            _look(home, place.name, profile)
     return places
 
 
@@ -194,7 +199,7 @@ def return_machine(
         PeerError: `rental-left`: it is not shown to be gone.
         UsageError: there is no key of the provider's account.
     """
-    journal = Journal.of(home, run.run_id)
+    journal, clock = Journal.of(home, run.run_id), clock or SystemClock()
     if not journal.exists:
         return None
     if not journal.load().over:
@@ -203,7 +208,7 @@ def return_machine(
     journal.forget_key()
     rental = journal.load()
     if is_there(run.path):
-        write_state(run.rental, statement(rental, (clock or SystemClock()).now_us()))
+        write_state(run.rental, statement(rental, clock.now_us()))
     return rental
 
 
@@ -215,7 +220,7 @@ def statement(rental: Rental, now_us: int) -> dict[str, object]:
         "most_usd": None if rental.caps.usd is None else f"{rental.caps.usd:f}",
         "most_s": rental.caps.seconds,
         "cost_usd": f"{rental.cost_usd(now_us):.4f}",
-        "billed_usd": _billed(rental),
+        "billed_usd": None if rental.billed_usd is None else f"{rental.billed_usd:.4f}",
         "over": rental.over,
         "stopped_by": rental.stopped_by or None,
         "machines": [
@@ -253,27 +258,23 @@ def statement_of(home: Home, run: RunFolder, now_us: int) -> dict[str, Any] | No
     return read_state(run.rental, what="rental") if is_there(run.rental) else None
 
 
-def _billed(rental: Rental) -> str | None:
-    """Return what the provider billed for all machines that were made; None unless it says so of each."""
-    bills = [one.bill_usd for one in rental.attempts if one.step is not Step.NEVER]
-    known = [bill for bill in bills if bill is not None]
-    return f"{sum(known, Decimal(0)):.4f}" if bills and len(known) == len(bills) else None
-
-
 @contextlib.contextmanager
-def watched(home: Home, run: RunFolder, stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+def watched(
+    home: Home, run_id: str, stop: Callable[[], None], *, clock: Clock | None = None
+) -> Iterator[Callable[[], bool]]:
     """Look after a run's rented machine while the block lasts; yield what says whether it is gone.
 
     Args:
-        home, run: whose.
+        home, run_id: whose.
         stop: called once when a cap is reached.
+        clock: the time.
     """
-    journal = Journal.of(home, run.run_id)
+    journal = Journal.of(home, run_id)
     if not journal.exists or journal.load().up is None:
         yield lambda: False
         return
     journal.update(keeper=ProcessName.of())
-    watch = Watch(journal, provider_for(home, journal.load()), stop)
+    watch = Watch(journal, provider_for(home, journal.load()), stop, clock)
     try:
         with watch:
             yield watch.gone.is_set

@@ -22,7 +22,7 @@ from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
 from glasshouse.providers.rental import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.start import host_key
 
-__all__ = ["Clock", "Renter", "SystemClock", "Watch", "deadline_us", "give_back_all"]
+__all__ = ["Clock", "Renter", "SystemClock", "Watch", "cap_reached", "deadline_us", "give_back_all"]
 
 POLL_S = 15.0
 """Between two questions about a machine that is awaited, or shall be gone."""
@@ -52,13 +52,25 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own."""
+    """The machine's own, as it was when this process began, and what has passed since: sleep counts, setting does not.
+
+    A clock that is set meanwhile ends no run early and stretches no cap; from one process to the next the machine's
+    clock is taken as it is.
+    """
 
     def now_us(self) -> int:
-        return time.time_ns() // 1000
+        return _BEGAN_US + _passed_us()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def _passed_us() -> int:
+    # That of Linux counts while the machine sleeps; where there is none, as on macOS, the other one does.
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
+
+
+_BEGAN_US = time.time_ns() // 1000 - _passed_us()
 
 
 def deadline_us(rental: Rental) -> tuple[int, str]:
@@ -75,6 +87,15 @@ def deadline_us(rental: Rental) -> tuple[int, str]:
     spent = sum((one.cost_usd(attempt.asked_us) for one in rental.attempts if one.tag != attempt.tag), Decimal(0))
     by_money_us = attempt.asked_us + (int((rental.caps.usd - spent) / price * _HOUR_S) - _RESERVE_S) * 1_000_000
     return min((by_time_us, "time"), (by_money_us, "money"))
+
+
+def cap_reached(cap: str) -> UsageError:
+    """Return what a run ends with whose cap was reached before it was placed."""
+    return UsageError(
+        Code.CAP_REACHED,
+        f"the cap of {cap} was reached before a runtime was placed: no key was released",
+        hint="raise most_usd or most_time in [machine]",
+    )
 
 
 def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock, *, seen: bool = True) -> int:
@@ -156,7 +177,7 @@ class Renter:
 
         Raises:
             PlatformError: `no-offer`: none is to be had any more; `boot-failed`: none came up.
-            UsageError: `cap-reached`, `provider-key`, `provider-money`.
+            UsageError: `cap-reached`, also while it boots; `provider-key`, `provider-money`.
             PeerError: the provider is away, or whether a machine was made is not known.
         """
         reasons: list[str] = []
@@ -280,11 +301,16 @@ class Renter:
     def _boot(self, attempt: Attempt, *, accept: bool) -> str | None:
         """Wait until a machine can be logged in to; return why it cannot, None where it can."""
         assert attempt.machine is not None  # noqa: S101 - it was made
-        begun_us = self._clock.now_us()
-        boot_us = self._journal.load().caps.boot_s * 1_000_000
+        begun_us, rental = self._clock.now_us(), self._journal.load()
+        boot_us, (cap_us, cap) = rental.caps.boot_s * 1_000_000, deadline_us(rental)
         while True:
             found = self._provider.find(attempt.machine)
-            waited_us = self._clock.now_us() - begun_us
+            now_us = self._clock.now_us()
+            if now_us > cap_us:
+                with contextlib.suppress(GlasshouseError):
+                    self._journal.update(stopped_by=cap)
+                raise cap_reached(cap)
+            waited_us = now_us - begun_us
             if problem := self._unfit(found, attempt, waited_us):
                 return problem
             if found is not None and found.state is RentedState.RUNNING and not self._provider.has_sshd:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
@@ -27,7 +28,7 @@ from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
 from glasshouse.providers.base import Place
 from glasshouse.wire.states import Outcome
 
-__all__ = ["counted", "detach", "giving_back", "run_here", "settled", "stoppable"]
+__all__ = ["counted", "detach", "giving_back", "interrupt", "run_here", "settled", "stoppable"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -88,7 +89,7 @@ def run_here(
 
     # A run that goes on elsewhere is not ended by a failure to follow it.
     whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
-    with whole, counted(interrupts), watched(home, folder, interrupts) as gone:
+    with whole, counted(interrupts), watched(home, folder.run_id, interrupts) as gone:
         try:
             ended = supervise(
                 folder,
@@ -168,6 +169,11 @@ def stoppable() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end this block as Ctrl-C does: by an exception that is cleaned up after."""
     with _handlers(signal.default_int_handler):
         yield
+
+
+def interrupt() -> None:
+    """End the main thread's `stoppable` block from another thread, also where it waits for a host that is silent."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from glasshouse.jobs.gates import broker_of
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Journal
 from glasshouse.jobs.rented import return_machine
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.runner import counted, giving_back, run_here
@@ -70,10 +71,12 @@ def _main(arguments: list[str], interrupts: Interrupts) -> int:
     home = Home(path=Path(arguments[0]), project=folder.path.parent.parent)
     lines = sys.stdin.buffer.read(MAX_MACHINES * (MAX_LAUNCH_BYTES + 1)).split(b"\n")
     launches: list[bytes | None] = [*lines]
+    journal, held = Journal.of(home, folder.run_id), contextlib.ExitStack()
     try:
+        ours = held.enter_context(journal.claimed()) if journal.exists else True
         if lines == [b""] and folder.load().phase is Phase.RUNNING:
-            if not _is_alone(folder):
-                log.line("another supervisor has taken it over")
+            if not _is_alone(folder) or not ours:
+                log.line("another process looks after it: it is not taken over")
                 return ExitCode.DONE
             launches = [None for _ in folder.machines()]
         elif not all(0 < len(line) <= MAX_LAUNCH_BYTES for line in lines):
@@ -101,6 +104,8 @@ def _main(arguments: list[str], interrupts: Interrupts) -> int:
         # Its kind, never its text or its traceback: what they would hold is not known.
         log.line(f"a defect in Glasshouse: {type(error).__name__}")
         return ExitCode.INTERNAL
+    finally:
+        held.close()
     log.line(f"{ended.conclusion.outcome.value}, receipt {ended.conclusion.verdict}")
     return ended.conclusion.exit_code
 

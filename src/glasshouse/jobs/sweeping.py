@@ -71,11 +71,13 @@ class Swept:
     Attributes:
         rentals: how many were ended, machines from another home among them.
         machines: how many of their machines are shown to be gone; of a request that made none there is none.
+        forgotten: how many records were removed of rentals that were over before, and belong to no run here.
         left: what could not be shown to be gone or not be read, in words.
     """
 
     rentals: int = 0
     machines: int = 0
+    forgotten: int = 0
     left: list[str] = field(default_factory=list)
 
 
@@ -126,7 +128,7 @@ def sweep(
         clock: the time.
     """
     clock, there = clock or SystemClock(), found(home)
-    swept = Swept(left=list(there.damaged))
+    swept = Swept(left=list(there.damaged), forgotten=_forget(home))
 
     def tell(text: str) -> None:
         with contextlib.suppress(OSError):  # who reads it has gone
@@ -147,6 +149,18 @@ def sweep(
     return swept
 
 
+def _forget(home: Home) -> int:
+    """Remove the records of rentals that are over, looked after by no process, and of no run; return how many."""
+    runs, forgotten = {folder.run_id for folder in RunFolder.everywhere(home)}, 0
+    for journal in list(rentals(home)):
+        with contextlib.suppress(GlasshouseError, OSError), journal.claimed() as ours:
+            rental = journal.load()
+            if ours and rental.over and not rental.kept and rental.run_id not in runs:
+                journal.remove()
+                forgotten += 1
+    return forgotten
+
+
 def _sweep_one(
     home: Home, rental: Rental, swept: Swept, everything: bool, say: Callable[[str], None], clock: Clock
 ) -> None:
@@ -156,9 +170,10 @@ def _sweep_one(
         if rental.over:
             return
         if not ours or (rental.kept and not (everything and rental.kept_elsewhere)):
-            who = f"process {rental.keeper and rental.keeper.pid} on {rental.keeper_host}"
+            named = rental.keeper if rental.kept else None
+            who = "another process" if named is None else f"process {named.pid} on {rental.keeper_host}"
             ask = "; --all ends it all the same" if rental.kept_elsewhere and ours else ""
-            say(f"{rental.place} is looked after by {who if ours else 'another sweep'}{ask}")
+            say(f"{rental.place} is looked after by {who}{ask}")
             return
         with contextlib.suppress(GlasshouseError):  # a disk without room keeps no machine
             journal.update(keeper=ProcessName.of())

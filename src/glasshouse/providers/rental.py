@@ -15,7 +15,23 @@ from typing import Protocol
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Offer", "Options", "Provider", "Rented", "RentedState", "Start", "UncertainError", "Way"]
+__all__ = [
+    "RENTED",
+    "STORED",
+    "Offer",
+    "Options",
+    "Provider",
+    "Rented",
+    "RentedState",
+    "Start",
+    "UncertainError",
+    "Way",
+]
+
+
+# In the home of a rented machine's user: what its start command leaves, its nonce; and the same, once what its run left
+# is at the gate (`providers.storing`).
+RENTED, STORED = ".glasshouse-rented", ".glasshouse-stored"
 
 
 class UncertainError(PeerError):
@@ -103,7 +119,7 @@ class Start:
         nonce: what the machine repeats beside its host key, 32 hex characters.
         ssh_public: the key that may log in, one line in the form of ``authorized_keys``.
         ends_s: the machine ends itself after so long, with or without its owner.
-        ends_at_s: and at this time, however often it was started anew; seconds since 1970.
+        ends_at_s: and at this time by its own clock, however often it was started anew; seconds since 1970.
         options: what it was chosen by.
     """
 

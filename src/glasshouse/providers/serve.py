@@ -326,6 +326,7 @@ class Place:
         within_ms = fields.integer("within_ms", high=_MAX_LOOK_MS)
         outputs, log = fields.integer("outputs"), fields.integer("log")
         fields.end()
+        self._runs[run].asked()
         self._looks.append(_Look(number, run, since, time.monotonic() + within_ms / 1000, outputs, log))
 
     def _send_news(self) -> None:
@@ -364,6 +365,7 @@ class Place:
         fields.end()
         if not is_name(name):
             raise FormatError(Code.SCHEMA, "request.name is no file of a run")
+        self._runs[run].asked()
         self._reads.append(_Read(number, run, name, start, most))
 
     def _read_on(self) -> None:

@@ -28,7 +28,7 @@ from glasshouse.providers.runs import RUN
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 
-__all__ = ["SshHost", "SshPlace"]
+__all__ = ["SshHost", "SshPlace", "file_option"]
 
 T = TypeVar("T")
 
@@ -129,6 +129,22 @@ class SshHost:
             self.host,
             " ".join(map(_quoted, remote)),
         ]
+
+
+def file_option(name: str, path: Path) -> str:
+    """Return an option of ssh that names a file, for ``-o``: a line of its configuration, in which ``%`` is special.
+
+    Raises:
+        UsageError: `usage`: a path that not every version of ssh can be given.
+    """
+    text = str(path)
+    if any(mark in text for mark in ('"', "\\", "${")) or any(ord(char) < 32 for char in text):
+        raise UsageError(
+            Code.USAGE,
+            f"ssh cannot be given a file in {text!a}: a double quote, a backslash, ${{ or a line's end is in its path",
+            hint="name a home without these: --home or GLASSHOUSE_HOME",
+        )
+    return f'{name}="{text.replace("%", "%%")}"'
 
 
 def _quoted(word: str) -> str:

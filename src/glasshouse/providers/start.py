@@ -2,7 +2,7 @@
 
 Laws: nothing in it is secret, and no variable of the machine is needed but those that its provider sets; what ends
 the machine runs before anyone can log in, and begins anew with the machine without a later end; a host key is made
-there, and believed only beside the nonce of its own start.
+there, believed only beside the nonce of its own start, and found again by that nonce when the machine starts anew.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from glasshouse.providers.rental import Start
+from glasshouse.providers.rental import RENTED, STORED, Start
 
 __all__ = ["NO_SSHD", "READY", "host_key", "start_script"]
 
@@ -27,16 +27,26 @@ end() {{ {end}; }}
     '' | *[!0-9]*) ;;
     *) [ $(({ends_at_s} - now)) -ge "$left" ] || left=$(({ends_at_s} - now)) ;;
   esac
-  [ "$left" -le 0 ] || sleep "$left"
+  while [ "$left" -gt 0 ]; do
+    step=60
+    [ "$left" -ge "$step" ] || step=$left
+    sleep "$step"
+    left=$((left - step)) stored=
+    {{ read -r stored <"$HOME/{stored}"; }} 2>/dev/null
+    [ "$stored" != {nonce} ] || left=0
+  done
   while :; do end; sleep 60; done
 ) </dev/null >/dev/null 2>&1 &
 sshd=$(command -v sshd || echo /usr/sbin/sshd)
 if [ ! -x "$sshd" ]; then echo {no_sshd} {nonce}; sleep 120; while :; do end; sleep 60; done; fi
 mkdir -p /run/sshd "$HOME/.ssh" /etc/ssh
+echo {nonce} >"$HOME/{rented}"
 echo {public} >>"$HOME/.ssh/authorized_keys"
-key=/etc/ssh/glasshouse_host_key
-rm -f "$key" "$key.pub"
-ssh-keygen -q -t ed25519 -N '' -C '' -f "$key"
+key=/etc/ssh/glasshouse_host_key_{nonce}
+ssh-keygen -y -P '' -f "$key" >"$key.pub" 2>/dev/null || {{
+  rm -f "$key" "$key.pub"
+  ssh-keygen -q -t ed25519 -N '' -C '' -f "$key"
+}}
 echo {ready} {nonce} "$(cut -d ' ' -f 1,2 "$key.pub")"
 exec "$sshd" -D -e -h "$key" -p {port} -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no \\
   -o PermitRootLogin=prohibit-password -o PidFile=none
@@ -48,7 +58,8 @@ def start_script(start: Start, *, end: str, port: int = 22) -> str:
 
     Args:
         start: the machine's.
-        end: a command that ends the machine at its provider, from inside; tried again each minute.
+        end: a command that ends the machine at its provider, from inside; tried again each minute. It is tried early
+            where `providers.storing` has left `STORED`: what the run left is at its gate.
         port: where its sshd listens.
     """
     return _SCRIPT.format(
@@ -60,6 +71,8 @@ def start_script(start: Start, *, end: str, port: int = 22) -> str:
         no_sshd=NO_SSHD,
         nonce=start.nonce,
         port=port,
+        rented=RENTED,
+        stored=STORED,
     )
 
 

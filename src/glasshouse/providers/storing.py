@@ -5,7 +5,8 @@ signed log, the receipt. It has no key: with each file goes the line of the log 
 that the gate countersigned (spec/owner-api.md section 7).
 
 Laws: the run neither waits for it nor hears of it; it ends when all is there, when the gate keeps nothing, when the
-folder is gone, or when the run has long been over.
+folder is gone, or when the run has long been over. A rented machine it lets end early, only where the gate has
+confirmed all of it and no owner has asked for the run for a while (`providers.start`).
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ from typing import Any
 from glasshouse.errors import Code, FormatError
 from glasshouse.providers.keeper import ENDED, ORDER, relay_of
 from glasshouse.providers.line import GateLine
-from glasshouse.providers.runs import OUT
+from glasshouse.providers.rental import RENTED, STORED
+from glasshouse.providers.runs import OUT, RUN
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import b64encode
 from glasshouse.wire.merkle import Tree, leaf_hash
 
-__all__ = ["Storing", "main"]
+__all__ = ["Storing", "let_machine_end", "main"]
 
 PART_BYTES = 176 * 1024
 LOOK_S, LONGEST_S = 2.0, 60.0
 AFTER_S = 24 * 3600.0
+GRACE_S = 900.0
 _TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 64 * 1024
 _MAX_HEAD_BYTES = 8192
@@ -68,6 +71,7 @@ class Storing:
 
     Attributes:
         done: whether all is there that ever will be, once the run has ended.
+        whole: whether the gate has confirmed all of it: log, heads, receipt, and each sealed file that the log names.
     """
 
     def __init__(self, out: Path, send: Send) -> None:
@@ -78,7 +82,12 @@ class Storing:
         self._last = b""
         self._open: dict[str, _File] = {}
         self._over: set[str] = set()  # is there, or will never be taken
+        self._refusals = 0
         self.done = False
+
+    @property
+    def whole(self) -> bool:
+        return self.done and not self._open and not self._refusals and self._over.issuperset(_CLOSING)
 
     def look(self, *, ended: bool) -> bool:
         """Send what is new and named by a head that was countersigned.
@@ -168,7 +177,10 @@ class Storing:
         code = json.loads(answer)["code"]
         if (status, code) == (http.client.NOT_FOUND, Code.USAGE):
             raise _NotKeptError
-        return code == Code.HEAD_INCONSISTENT and self._is_over(file)
+        if code != Code.HEAD_INCONSISTENT:
+            return False
+        self._refusals += 1
+        return self._is_over(file)
 
     def _is_over(self, file: _File) -> bool:
         self._over.add(file.name)
@@ -220,6 +232,28 @@ def _waits(storing: Storing, folder: Path) -> Iterator[float]:
         yield wait_s
 
 
+def let_machine_end(folder: Path, home: Path, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Let a rented machine end itself once its owner has not asked for the run for a while; return whether it was let.
+
+    Args:
+        folder: the run's, of which all is at its gate.
+        home: the user's, where a rented machine's start command has left its nonce; on another machine nothing is done.
+        sleep: waits.
+    """
+    waited_s, asked = 0.0, -1
+    while waited_s < GRACE_S:
+        try:
+            nonce, now = (home / RENTED).read_text(), (folder / ENDED).stat().st_mtime_ns
+        except OSError:
+            return False  # not rented; or fetched, and removed by its owner
+        waited_s, asked = waited_s + LOOK_S if now == asked else 0.0, now
+        sleep(LOOK_S)
+    if any(one != folder and RUN.fullmatch(one.name) for one in folder.parent.iterdir()):
+        return False  # another run's machine too
+    (home / STORED).write_text(nonce)
+    return True
+
+
 def main(arguments: list[str]) -> int:
     """Send what a run leaves until all of it is at its gate."""
     folder = Path(arguments[0])
@@ -236,6 +270,8 @@ def main(arguments: list[str]) -> int:
             again_s = time.monotonic() + wait_s
             while folder.exists() and time.monotonic() < again_s:  # it ends soon after what it reads is removed
                 time.sleep(LOOK_S)
+    if storing.whole:
+        let_machine_end(folder, Path.home())
     return 0
 
 

@@ -139,8 +139,10 @@ def test_what_a_run_leaves_is_at_its_gate_while_it_goes_on_and_after_its_machine
     assert set(alice.stored(run.run_id)) == {"outputs/0000.sealed", "log/0000.sealed"}
     run.output(second)
     run.end()
+    assert not sends.whole
     assert sends.look(ended=True)
     assert sends.done
+    assert sends.whole
     there = {name: (run.out / name).read_bytes() for name in alice.stored(run.run_id)}
     assert len(there) == 6
     assert {name: content_of(alice, run, name) for name in there} == there
@@ -151,7 +153,18 @@ def test_what_a_run_leaves_is_at_its_gate_while_it_goes_on_and_after_its_machine
     again = storing(gate, run)
     again.look(ended=True)
     assert alice.stored(run.run_id) == {}, "its owner has it"
+    assert not again.whole
     assert files_in(gate.store) == []
+
+
+def test_what_a_run_without_a_receipt_left_is_not_whole_at_its_gate(gate: LocalBroker, tmp_path: Path) -> None:
+    run = run_of(gate, ALICE, tmp_path)
+    run.output(noise(1000))
+    run.countersign()
+    sends = storing(gate, run)
+    assert sends.look(ended=True)
+    assert sends.done, "there is nothing more to send"
+    assert not sends.whole
 
 
 def test_a_gate_that_keeps_nothing_says_so_and_is_not_asked_again(tmp_path: Path) -> None:

@@ -20,14 +20,13 @@ import pytest
 from glasshouse.cli import renting
 from glasshouse.cli.app import run
 from glasshouse.cli.output import Output
-from glasshouse.cli.renting import Asked, Renting, hand_over, return_left
-from glasshouse.cli.run import _interrupt
+from glasshouse.cli.renting import Asked, Renting, cost_words, hand_over, return_left
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs import accounts, rented, runner
 from glasshouse.jobs import renting as rentals_clock
 from glasshouse.jobs.places import _to_rented
 from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Caps, Journal
+from glasshouse.jobs.rentals import Caps, Journal, Step
 from glasshouse.jobs.renting import Renter
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Interrupts
@@ -35,6 +34,8 @@ from glasshouse.providers.base import Place
 from glasshouse.wire.policy import Profile
 from simulators.owner_side import OwnersWorld
 from tests.simulators.rental_world import OPTIONS, World, WorldProvider
+
+GONE = ProcessName(pid=2**22 - 1, started=1)
 
 
 class Closed(Output):
@@ -228,10 +229,35 @@ def test_a_machine_whose_keeper_was_ended_by_a_command_is_given_back_by_it(
         hand_over(rents.home, rents.folder, supervisor)
     return_left(Output(as_json=True), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "its keeper lives"
-    hand_over(rents.home, rents.folder, ProcessName(pid=2**22 - 1, started=1))
+    hand_over(rents.home, rents.folder, GONE)
     return_left(Output(as_json=True), rents.home, rents.folder)
     assert rents.world.running == []
     return_left(Output(as_json=True), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
+
+
+def test_a_command_that_rents_holds_the_claim_and_one_that_ends_a_supervisor_goes_past_a_claim(rents: Rents) -> None:
+    with rents.rented(Output(as_json=True)):
+        with rents.journal.claimed() as ours:
+            assert not ours
+        hand_over(rents.home, rents.folder, GONE)
+    with rents.journal.claimed() as ours:
+        assert ours
+        return_left(Output(as_json=True), rents.home, rents.folder)
+    assert rents.world.running == ["m1"], "the process that has claimed it gives it back"
+    return_left(Output(as_json=True), rents.home, rents.folder)
+    assert rents.world.running == []
+
+
+def test_a_bill_of_some_machines_is_not_said_to_be_that_of_all(rents: Rents) -> None:
+    with rents.rented(Output(as_json=True)):
+        pass
+    rental = rents.journal.load()
+    assert ", billed " in cost_words(rental)
+    (one,) = rental.attempts
+    other = replace(one, tag="gh-abcdefghij-2", machine="m2", bill_usd=None)
+    assert "billed" not in cost_words(replace(rental, attempts=(one, other)))
+    made_nothing = replace(other, step=Step.NEVER)
+    assert ", billed " in cost_words(replace(rental, attempts=(one, made_nothing)))
 
 
 def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
@@ -244,7 +270,7 @@ def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
         with (
             pytest.raises(KeyboardInterrupt),
             runner.stoppable(),
-            rented.watched(rents.home, rents.folder, _interrupt),
+            rented.watched(rents.home, rents.folder.run_id, runner.interrupt),
         ):
             time.sleep(50)
     assert rents.journal.load().stopped_by == "money"
@@ -264,12 +290,26 @@ def test_no_process_that_is_started_inherits_the_key_of_an_account(
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh here")
-def test_a_home_with_a_space_in_its_name_has_its_key_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rents = Rents(tmp_path, monkeypatch)
+@pytest.mark.parametrize("home", ["a user", "100%", "%h at 5%d", "it's $HOME", "~"])
+def test_a_home_with_marks_of_sshs_in_its_name_has_its_key_found(rents: Rents, home: str) -> None:
     with rents.rented(Output(as_json=True)):
         up = rents.journal.load().up
         assert up is not None
-        way = _to_rented(Journal(Path("/home/a user/rentals/1")), up)
-        told = subprocess.run(["ssh", "-G", *way.options, "host"], capture_output=True, text=True, check=True).stdout
-    assert "identityfile /home/a user/rentals/1/key\n" in told
-    assert "userknownhostsfile /home/a user/rentals/1/known_hosts\n" in told
+        way = _to_rented(Journal(Path(f"/home/{home}/rentals/1")), up)
+    asked = ["ssh", "-v", *way.options, "-o", "LogLevel=VERBOSE", "-o", "ProxyCommand=false", "host"]
+    reads = subprocess.run(asked, capture_output=True, text=True, check=False).stderr
+    resolved = subprocess.run(["ssh", "-G", *way.options, "host"], capture_output=True, text=True, check=True).stdout
+    assert f"userknownhostsfile /home/{home}/rentals/1/known_hosts\n" in resolved
+    assert f"identity file /home/{home}/rentals/1/key type" in reads
+
+
+@pytest.mark.parametrize("home", ['a "home"', "back\\slash", "${HOME}", "two\nlines"])
+def test_a_home_that_ssh_cannot_be_given_is_refused_before_money_is_spent(
+    rents: Rents, tmp_path: Path, home: str
+) -> None:
+    rents.home = replace(rents.home, path=tmp_path / home)
+    rents.home.path.mkdir(mode=0o700)
+    with pytest.raises(UsageError, match="ssh cannot be given a file in") as caught, rents.rented(Output(as_json=True)):
+        pass
+    assert "GLASSHOUSE_HOME" in caught.value.hint
+    assert rents.world.machines == []

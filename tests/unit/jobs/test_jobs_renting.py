@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,46 +13,24 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.jobs.files import write_private
 from glasshouse.jobs.home import Home
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
+from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
 from glasshouse.jobs.rented import NO_MACHINE, begin
-from glasshouse.jobs.renting import POLL_S, Renter, Watch, deadline_us
+from glasshouse.jobs.renting import POLL_S, Renter
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.providers.rental import Offer, Start
 from tests.simulators.rental_world import (
     HOST_KEY,
     OPTIONS,
+    OWNER,
     Faults,
     Killed,
     World,
     WorldProvider,
+    begun,
     offer,
+    renter,
+    take,
 )
-
-OWNER = "gh-abcdefghij-"
-CAPS = Caps(usd=Decimal("2.00"), seconds=4 * 3600, boot_s=600)
-
-
-def begun(tmp_path: Path, world: World, caps: Caps = CAPS) -> Journal:
-    tmp_path.chmod(0o700)
-    rental = Rental(
-        run_id="c0ffee00" * 4,
-        provider="world",
-        created_us=world.clock.now_us(),
-        caps=caps,
-        python="python3",
-        keeper=ProcessName.of(),
-    )
-    return Journal.create(Home(path=tmp_path), rental)
-
-
-def renter(journal: Journal, world: World) -> Renter:
-    return Renter(journal, WorldProvider(world), clock=world.clock)
-
-
-def take(journal: Journal, world: World, *, accept: bool = False) -> Attempt:
-    offers = WorldProvider(world).offers(OPTIONS)
-    return renter(journal, world).take(offers, OPTIONS, owner=OWNER, ssh_public="ssh-ed25519 AAAA", accept=accept)
 
 
 def test_a_machine_is_rented_pinned_and_given_back_with_proof_and_bill(tmp_path: Path) -> None:
@@ -77,20 +53,6 @@ def test_a_machine_is_rented_pinned_and_given_back_with_proof_and_bill(tmp_path:
     listings = [us for what, us in world.calls if what == "tagged" and us >= given]
     assert len(listings) >= 2
     assert listings[-1] - listings[0] >= 20_000_000
-
-
-def test_what_a_machine_is_made_with_ends_it_within_the_caps(tmp_path: Path) -> None:
-    world = World()
-    journal = begun(tmp_path, world)
-    take(journal, world)
-    start = world.machines[0].start
-    assert start.ends_s == int(Decimal("2.00") / Decimal("0.60") * 3600)
-    assert start.ends_at_s == world.machines[0].made_us // 1_000_000 + start.ends_s
-    deadline, by = deadline_us(journal.load())
-    assert by == "money"
-    assert deadline < start.ends_at_s * 1_000_000 - 290_000_000
-    cost = journal.load().cost_usd(start.ends_at_s * 1_000_000)
-    assert Decimal("1.99") < cost <= Decimal("2.00")
 
 
 CALLS = ("rent", "find", "output", "give_back", "tagged", "bill")
@@ -274,26 +236,6 @@ def test_a_machine_without_a_printed_host_key_is_taken_only_by_the_owners_word(t
     assert up.up_us is not None
 
 
-def test_caps_that_leave_no_time_are_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
-    world = World()
-    journal = begun(tmp_path, world, replace(CAPS, usd=Decimal("0.05")))
-    with pytest.raises(UsageError) as caught:
-        take(journal, world)
-    assert caught.value.code is Code.CAP_REACHED
-    assert "5 minutes" in caught.value.message
-    assert world.machines == []
-
-
-def test_failed_machines_count_against_the_money(tmp_path: Path) -> None:
-    world = World(faults=Faults(never_boots=9))
-    journal = begun(tmp_path, world, Caps(usd=Decimal("0.25"), seconds=4 * 3600, boot_s=900))
-    with pytest.raises(UsageError) as caught:
-        take(journal, world)
-    assert caught.value.code is Code.CAP_REACHED
-    assert journal.load().cost_usd(world.clock.now_us()) < Decimal("0.25")
-    assert world.running == []
-
-
 def test_one_that_is_listed_for_ever_after_it_was_given_back_is_said_to_be_left(tmp_path: Path) -> None:
     world = World(faults=Faults(lies_about_deletion=1000))
     journal = begun(tmp_path, world)
@@ -334,69 +276,6 @@ def test_an_account_that_is_refused_ends_at_once_and_nothing_was_made(
     assert [one.step for one in journal.load().attempts] == [Step.NEVER]
 
 
-def test_an_hours_rental_asks_at_most_150_times_and_never_faster_than_every_10_seconds(tmp_path: Path) -> None:
-    world = World(boot_s=300)
-    journal = begun(tmp_path, world)
-    take(journal, world)
-    watching = 3600 // 120
-    world.clock.sleep(3600)
-    renter(journal, world).give_back()
-    assert len(world.calls) + watching <= 150
-    for kind in ("find", "tagged", "output"):
-        asked = [us for what, us in world.calls if what == kind]
-        assert all(later - earlier >= 10_000_000 for earlier, later in pairwise(asked)), kind
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for the watch's thread, whose own waiting is real."""
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def test_a_run_is_asked_to_end_before_its_cap_and_once(tmp_path: Path) -> None:
-    world = World()
-    journal = begun(tmp_path, world)
-    take(journal, world)
-    asked: list[int] = []
-    deadline, _ = deadline_us(journal.load())
-    world.clock.us = deadline - 1_000_000
-    with Watch(journal, WorldProvider(world), lambda: asked.append(1), world.clock) as watch:
-        assert watch.stopped_by == ""
-        world.clock.us = deadline + 1_000_000
-        until(lambda: bool(asked))
-    assert asked == [1]
-    assert watch.stopped_by == "money"
-    assert not watch.gone.is_set()
-
-
-def test_a_machine_that_its_provider_took_back_is_seen_to_be_gone_at_the_second_look(tmp_path: Path) -> None:
-    world = World()
-    journal = begun(tmp_path, world)
-    take(journal, world)
-    world.machines[0].gone_us = world.clock.now_us()
-    with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
-        for _ in range(3):
-            before = len(world.calls)
-            world.clock.sleep(130)
-            until(lambda before=before: len(world.calls) > before or watch.gone.is_set())  # type: ignore[misc]
-        assert watch.gone.is_set()
-
-
-def test_a_provider_that_is_away_does_not_end_a_run(tmp_path: Path) -> None:
-    world = World()
-    journal = begun(tmp_path, world)
-    take(journal, world)
-    world.faults.away = 1000
-    with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
-        for _ in range(3):
-            before = len(world.calls)
-            world.clock.sleep(130)
-            until(lambda before=before: len(world.calls) > before)  # type: ignore[misc]
-        assert not watch.gone.is_set()
-
-
 @pytest.mark.parametrize("problem", [BrokenPipeError(), OSError(5, "the terminal has gone")])
 def test_a_reader_who_has_gone_keeps_no_machine(tmp_path: Path, problem: OSError) -> None:
     world = World(faults=Faults(lost_answers=1))
@@ -411,38 +290,6 @@ def test_a_reader_who_has_gone_keeps_no_machine(tmp_path: Path, problem: OSError
     spoken.give_back()
     assert world.running == []
     assert journal.load().over
-
-
-def test_a_machine_whose_run_goes_on_at_the_cap_is_given_back_though_its_provider_was_away(tmp_path: Path) -> None:
-    """Its host says for ever that the run has not ended, and does not hear that it shall."""
-    world = World()
-    journal = begun(tmp_path, world)
-    take(journal, world)
-    deadline, _ = deadline_us(journal.load())
-
-    def broken() -> None:
-        raise RuntimeError
-
-    world.clock.us = deadline + 1_000_000
-    with Watch(journal, WorldProvider(world), broken, world.clock) as watch:
-        until(lambda: bool(watch.stopped_by))
-        assert world.running == ["m1"]
-        world.faults.away = 2
-        world.clock.us = deadline + 301_000_000
-        while not watch.gone.is_set():
-            before = len(world.calls)
-            until(lambda before=before: len(world.calls) > before or watch.gone.is_set())  # type: ignore[misc]
-            assert watch.is_alive()
-            world.clock.sleep(POLL_S + 1)
-    assert world.running == []
-    assert [what for what, _ in world.calls].count("give_back") == 3
-    assert cost_at_most(journal, world, "2.05")
-    renter(journal, world).give_back()
-    assert journal.load().over
-
-
-def cost_at_most(journal: Journal, world: World, dollars: str) -> bool:
-    return journal.load().cost_usd(world.clock.now_us()) <= Decimal(dollars)
 
 
 def test_a_lost_answer_is_looked_for_from_the_moment_of_its_loss_whatever_the_clock_says(
@@ -557,36 +404,6 @@ def test_a_disk_without_room_keeps_no_machine(tmp_path: Path, monkeypatch: pytes
     assert len(world.machines) == 1
     assert world.running == []
     assert journal.load().over
-
-
-def test_a_defect_of_ours_is_said_to_leave_the_machine_and_no_run_is_ended_by_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World()
-    journal = begun(tmp_path, world)
-    take(journal, world)
-
-    def broken(self: WorldProvider, *_given: object) -> None:
-        world.calls.append(("find", world.clock.now_us()))
-        raise InvalidOperation("a number of 10^9 digits, which is not to be shown")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WorldProvider, "find", broken)
-        with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
-            for _ in range(3):
-                before = len(world.calls)
-                world.clock.sleep(130)
-                until(lambda before=before: len(world.calls) > before)  # type: ignore[misc]
-            assert watch.is_alive()
-            assert not watch.gone.is_set()
-        patch.setattr(WorldProvider, "give_back", broken)
-        with pytest.raises(PeerError) as caught:
-            renter(journal, world).give_back()
-    assert caught.value.code is Code.RENTAL_LEFT
-    assert "InvalidOperation" in caught.value.message
-    assert "digits" not in caught.value.message
-    swept(journal, world)
-    assert world.running == []
 
 
 def test_a_machine_that_runs_and_has_no_price_is_given_back(tmp_path: Path) -> None:

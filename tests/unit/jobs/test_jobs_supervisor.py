@@ -10,10 +10,17 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, PlatformError
 from glasshouse.jobs import supervisor
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.placing import LeftError
+from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
 from glasshouse.jobs.rundir import Phase
+from glasshouse.jobs.sweeping import Swept, sweep
 from simulators.owner_side import OwnersWorld
+from tests.simulators.rental_world import offer
 
 SECRET = "patient-4711-canary"
+GONE = ProcessName(pid=2**22 - 1, started=1)
 
 
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
@@ -71,3 +78,51 @@ def test_a_supervisor_that_cannot_follow_a_run_leaves_the_machine_that_the_run_i
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(line)))
     assert supervisor.main([str(tmp_path), str(folder.path)]) == ExitCode.RUN_FAILED
     assert bool(given) is returned
+
+
+def rented_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper: ProcessName | None) -> tuple[Path, Journal]:
+    """Return a run that goes on on a rented machine, and the journal of that, whose keeper is another process."""
+    owner = OwnersWorld()
+    folder = owner.settle(tmp_path)
+    folder.update(phase=Phase.RUNNING, place=f"world:{folder.run_id[:8]}")
+    caps = Caps(usd=None, seconds=4 * 3600, boot_s=600)
+    rental = Rental(
+        run_id=folder.run_id, provider="world", created_us=1, caps=caps, python="python3", keeper=ProcessName.of()
+    )
+    journal = Journal.create(owner.home, rental)
+    journal.add(Attempt(tag="gh-a-1", nonce="ab", offer=offer(), asked_us=1, step=Step.UP, machine="m1"))
+    journal.update(keeper=keeper)
+    monkeypatch.setattr(supervisor, "broker_of", lambda _home, _folder: None)
+    return folder.path, journal
+
+
+def test_a_run_whose_machine_a_sweep_gives_back_at_this_moment_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, journal = rented_run(tmp_path, monkeypatch, GONE)
+    monkeypatch.setattr(supervisor, "run_here", lambda *_of, **_how: pytest.fail("it followed the run"))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    with journal.claimed() as ours:
+        assert ours
+        assert supervisor.main([str(journal.path.parent.parent), str(path)]) == ExitCode.DONE
+    assert "another process looks after it" in capsys.readouterr().err
+    assert journal.load().keeper == GONE
+
+
+def test_no_sweep_ends_a_machine_whose_run_is_taken_over_and_not_yet_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, journal = rented_run(tmp_path, monkeypatch, GONE)
+    said: list[str] = []
+
+    def follow(*_of: object, **_how: object) -> None:
+        assert sweep(Home(path=journal.path.parent.parent), say=said.append) == Swept()
+        raise LeftError(journal.load().run_id, "world")
+
+    monkeypatch.setattr(supervisor, "run_here", follow)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    supervisor.main([str(journal.path.parent.parent), str(path)])
+    assert "is looked after by another process" in said[0]
+    assert not journal.load().over
+    with journal.claimed() as ours:
+        assert ours, "it ends with the process that has it"

@@ -98,7 +98,7 @@ def test_a_machine_of_an_attempt_that_is_over_is_a_stray(home: Home, world: Worl
     assert elsewhere(home).strays == ()
     journal.note(tag, step=Step.NEVER)
     assert [one.machine.tag for one in elsewhere(home).strays] == [tag]
-    assert sweep(home, clock=world.clock) == Swept()
+    assert sweep(home, clock=world.clock) == Swept(forgotten=1)
     assert sweep(home, everything=True, clock=world.clock) == Swept(rentals=1, machines=1)
     assert world.running == []
 
@@ -144,7 +144,7 @@ def test_two_sweeps_do_not_end_one_rental_at_once(home: Home, world: World) -> N
     with journal.claimed() as ours:
         assert ours
         assert sweep(home, say=said.append, clock=world.clock) == Swept()
-    assert "another sweep" in said[0]
+    assert "another process" in said[0]
     assert world.running == ["m1"]
 
     def say(_text: str) -> None:
@@ -163,7 +163,7 @@ def test_a_disk_that_is_full_when_the_sweep_begins_keeps_no_machine(
     def full(*_given: object) -> None:
         raise UsageError(Code.DISK_FULL, "no room to write rental.json")
 
-    assert (journal.path / "sweep.lock").is_file()
+    assert (journal.path / "lock").is_file()
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "save", full)
         swept = sweep(home, clock=world.clock)
@@ -203,3 +203,18 @@ def test_a_machine_that_stays_is_said_to_be_left_and_swept_later(home: Home, wor
     assert caught.value.code is Code.RENTAL_LEFT
     world.faults.lies_about_deletion = 0
     assert sweep(home, clock=world.clock).machines == 1
+
+
+def test_the_record_of_a_rental_that_came_to_nothing_goes_with_a_later_sweep(home: Home, world: World) -> None:
+    failed, of_a_run, begun, going = (left(home, world, number) for number in (1, 2, 3, 4))
+    (home.runs / of_a_run.load().run_id).mkdir(parents=True)
+    (home.runs / of_a_run.load().run_id / "run.json").write_text("{}")
+    # Decided and not asked for yet: nothing of it is rented, and its command goes on.
+    begun.save(replace(begun.load(), attempts=(), keeper=ProcessName.of()))
+    going.update(keeper=ProcessName.of())
+    assert sweep(home, clock=world.clock).forgotten == 0, "what a sweep has ended can be looked at until the next"
+    assert failed.load().over
+    with failed.claimed():
+        assert sweep(home, clock=world.clock).forgotten == 0
+    assert sweep(home, clock=world.clock).forgotten == 1
+    assert [one.exists for one in (failed, of_a_run, begun, going)] == [False, True, True, True]
