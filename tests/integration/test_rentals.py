@@ -113,7 +113,7 @@ def test_a_machine_that_dies_under_a_run_is_lost_and_given_back(account: Account
     running = shell.start("run", "long.toml", "--on", account.name, "--yes", "--json")
     shell.wait_until_running()
     (machine,) = fake.left()
-    WAYS[account.name].dies(fake, machine)
+    fake.dies(machine)
     ended = shell.end(running)
     assert ended.code not in (ExitCode.DONE, ExitCode.INTERNAL), ended.err
     assert ended.object["outcome"] == "lost", ended.object
@@ -121,9 +121,22 @@ def test_a_machine_that_dies_under_a_run_is_lost_and_given_back(account: Account
 
 
 @pytest.mark.long
+def test_a_machine_that_is_started_anew_under_a_run_has_lost_it_and_is_given_back(account: Account) -> None:
+    shell, fake = account.shell, account.fake
+    shell.job("long", "1200")
+    running = shell.start("run", "long.toml", "--on", account.name, "--yes", "--json")
+    shell.wait_until_running()
+    (machine,) = fake.left()
+    machine.host.restart()
+    ended = shell.end(running)
+    assert ended.object["outcome"] == "lost", ended.object
+    assert fake.left() == []
+
+
+@pytest.mark.long
 def test_an_answer_that_was_lost_is_found_and_used(account: Account) -> None:
     shell, fake = account.shell, account.fake
-    WAYS[account.name].lose(fake)
+    fake.troubles.lose_creates = 1
     shell.job("short", "24")
     ended = shell.ask("run", "short.toml", "--on", account.name, "--yes", "--json")
     assert ended.code == ExitCode.DONE, ended.err

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import abc
 import http.server
 import json
+import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from simulators.api_description import Description
 
-__all__ = ["Exchange", "FakeApi", "Reply", "problem"]
+__all__ = ["Exchange", "FakeApi", "Reply", "Troubles", "problem"]
 
 
 @dataclass(frozen=True)
@@ -39,31 +42,95 @@ class Exchange:
     at: float
 
 
-class FakeApi:
+@dataclass
+class Troubles:
+    """What goes wrong at any provider, from when it is set; what counts down is for so many requests.
+
+    Attributes:
+        no_capacity: nothing is to be had.
+        vanishes: what is offered is rented by someone else before it is taken.
+        lose_creates: so many machines are made, and the connection ends without an answer.
+        listed_after_s: what is made is shown only so long after.
+        stale_s: listings are as they were so long ago.
+        lies: so many deletions are answered as done, and are not.
+        never_boots, no_sshd, loops: of what is made from then on; loops as of `RentedHost`.
+        dearer: what every price of an offer is multiplied by.
+        dearer_once_made: what the price of a machine is, beside that of its offer, from then on.
+        ahead_s: by how much the provider's clock is ahead, by which it writes times.
+        other_version: the interface is another one.
+    """
+
+    no_capacity: bool = False
+    vanishes: bool = False
+    lose_creates: int = 0
+    listed_after_s: float = 0.0
+    stale_s: float = 0.0
+    lies: int = 0
+    never_boots: bool = False
+    no_sshd: bool = False
+    loops: float | None = None
+    dearer: float = 1.0
+    dearer_once_made: float = 1.0
+    ahead_s: float = 0.0
+    other_version: bool = False
+
+
+class FakeApi(abc.ABC):
     """What answers, and what it was asked.
 
     Args:
-        clock: seconds, as `time.monotonic`.
+        folder: where its machines have their disks.
+        description: what requests are held to; others are refused.
+        clock: seconds; what delays, prices and limits are counted by.
         stream_s: how long a stream stays open; the real ones do not end.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, stream_s: float = 30.0) -> None:
-        self.url = ""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        description: Description | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        stream_s: float = 30.0,
+    ) -> None:
+        self.url, self.key = "", f"key_{secrets.token_hex(28)}"
+        self._folder, self._description = folder, description
         self.exchanges: list[Exchange] = []
         self.clock, self.stream_s = clock, stream_s
         self.closing = threading.Event()
         self.lock = threading.RLock()
 
+    @property
+    @abc.abstractmethod
+    def made(self) -> Sequence[Any]:
+        """All machines that there ever were; of each its `host`, and when it was destroyed in `gone_at`."""
+
+    @abc.abstractmethod
     def answer(self, method: str, target: str, body: Any, authorization: str) -> Reply:
         """Return what a request is answered with."""
-        raise NotImplementedError
 
     def unreadable(self, method: str, target: str) -> Reply:
         """Return what a request is answered with whose body is no JSON."""
         return problem(422, "the body is no JSON", call=f"{method} {target}")
 
-    def close(self) -> None:
-        """End what runs."""
+    def left(self) -> list[Any]:
+        """Return what costs money now."""
+        with self.lock:
+            return [one for one in self.made if one.gone_at is None]
+
+    def dies(self, one: Any) -> None:
+        """End a machine, as when its host fails; it stays in the account."""
+        assert one.host is not None
+        one.host.die()
+
+    def destroy(self, one: Any) -> None:
+        """Take a machine out of the account, and end it."""
+        with self.lock:
+            if one.gone_at is not None:
+                return
+            one.gone_at = self.clock()
+        if one.host is not None:
+            one.host.destroy()
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -78,7 +145,8 @@ class FakeApi:
             yield
         finally:
             self.closing.set()
-            self.close()
+            for one in self.made:
+                self.destroy(one)
             server.shutdown()
             server.server_close()
             thread.join()

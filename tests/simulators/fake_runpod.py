@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from simulators.api_description import Description
 from simulators.fake_api import FakeApi, Reply, problem
+from simulators.fake_api import Troubles as AnyTroubles
 from simulators.rented_host import RentedHost
 
 __all__ = ["FakeRunPod", "Pod", "Troubles", "fake_runpod"]
@@ -46,46 +46,26 @@ ask.urlopen(ask.Request("{url}/v2/pods/" + sys.argv[1], method="DELETE", headers
 
 
 @dataclass
-class Troubles:
-    """What goes wrong, from when it is set.
+class Troubles(AnyTroubles):
+    """What goes wrong at RunPod, beside the usual.
 
     Attributes:
         answers: what the next requests of a call (``POST /v2/pods``) are answered with: HTTP status, and the seconds
             in Retry-After.
         refused: what every request is answered with: 401, 402 or 403.
-        no_capacity: no pod can be made.
-        vanish: offers go while they are taken.
-        lose_creates: so many pods are made, and the connection ends without an answer.
-        listed_after_s: a pod that is made is in listings only after so long.
-        stale_s: listings are as they were so long ago.
-        lies: so many deletions are answered as done, and are not.
-        never_boots, no_sshd, loops: of pods that are made from then on.
-        no_runpodctl: neither have they the program that ends them.
-        dearer: what every price is multiplied by.
-        dearer_once_made: what the price of a pod is, beside that of its offer.
-        other_version: fields have other names.
+        no_runpodctl: pods that are made from then on do not have the program that ends them.
+        zone: what stands behind the times that are written.
     """
 
     answers: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
     refused: int | None = None
-    no_capacity: bool = False
-    vanish: bool = False
-    lose_creates: int = 0
-    listed_after_s: float = 0.0
-    stale_s: float = 0.0
-    lies: int = 0
-    never_boots: bool = False
-    no_sshd: bool = False
-    loops: float | None = None
     no_runpodctl: bool = False
-    dearer: float = 1.0
-    dearer_once_made: float = 1.0
-    other_version: bool = False
+    zone: str = "Z"
 
 
 @dataclass
 class Pod:
-    """One pod; `gone` is when it was destroyed."""
+    """One pod; `gone_at` is when it was destroyed."""
 
     id: str
     request: dict[str, Any]
@@ -96,7 +76,7 @@ class Pod:
     listed_after_s: float
     boots: bool
     host: RentedHost | None = None
-    gone: float | None = None
+    gone_at: float | None = None
     in_cluster: bool = False
 
 
@@ -104,48 +84,21 @@ class FakeRunPod(FakeApi):
     """The account and its pods.
 
     Args:
-        folder: where its machines have their disks.
+        folder: as of `FakeApi`.
         machines: whether pods are real machines, which needs root; others run at once, and print nothing.
-        description: what requests are held to; others are answered with 422.
-        ways: as of `FakeApi`.
+        ways: as of `FakeApi`; what is not as described is answered with 422.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        machines: bool = True,
-        description: Description | None = None,
-        **ways: Any,
-    ) -> None:
-        super().__init__(**ways)
-        self.key = f"rpa_{secrets.token_hex(16)}"
+    def __init__(self, folder: Path, *, machines: bool = True, **ways: Any) -> None:
+        super().__init__(folder, **ways)
         self.troubles = Troubles()
         self.pods: dict[str, Pod] = {}
-        self._folder, self._machines, self._description = folder, machines, description
+        self._machines = machines
 
-    def left(self) -> list[Pod]:
-        """Return the pods that cost money."""
-        with self.lock:
-            return [pod for pod in self.pods.values() if pod.gone is None]
-
-    def close(self) -> None:
-        for pod in list(self.pods.values()):
-            self.destroy(pod)
-
-    def dies(self, pod: str) -> None:
-        """End a pod's machine, as when its host fails; it stays in the account."""
-        host = self.pods[pod].host
-        assert host is not None
-        host.die()
-
-    def destroy(self, pod: Pod) -> None:
-        with self.lock:
-            if pod.gone is not None:
-                return
-            pod.gone = self.clock()
-        if pod.host is not None:
-            pod.host.destroy()
+    @property
+    def made(self) -> list[Pod]:
+        """All pods that there ever were."""
+        return list(self.pods.values())
 
     def answer(self, method: str, target: str, body: Any, authorization: str) -> Reply:
         """Return what a request is answered with."""
@@ -187,7 +140,7 @@ class FakeRunPod(FakeApi):
         listed = [
             self._pod(pod)
             for pod in self.pods.values()
-            if pod.made + pod.listed_after_s <= then and (pod.gone is None or pod.gone > then)
+            if pod.made + pod.listed_after_s <= then and (pod.gone_at is None or pod.gone_at > then)
             if query.get("includeClusterPods") == "true" or not pod.in_cluster
         ]
         return Reply(200, {"pods": listed})
@@ -199,7 +152,7 @@ class FakeRunPod(FakeApi):
         shelf = {entry["id"]: entry for entry in (self._gpus() if kind == "gpu" else self._cpus())}
         if compute["id"] not in shelf:
             return problem(400, f"there is no {kind} {compute['id']}")
-        if self.troubles.no_capacity or self.troubles.vanish:
+        if self.troubles.no_capacity or self.troubles.vanishes:
             return problem(400, "This machine does not have the resources to deploy your pod.")
         entry = shelf[compute["id"]]
         if kind == "gpu":
@@ -241,13 +194,13 @@ class FakeRunPod(FakeApi):
 
     def get_pod(self, number: str, *, query: dict[str, str], body: Any) -> Reply:
         pod = self.pods.get(number)
-        if pod is None or pod.gone is not None:
+        if pod is None or pod.gone_at is not None:
             return problem(404, "there is no such pod")
         return Reply(200, self._pod(pod))
 
     def delete_pod(self, number: str, *, query: dict[str, str], body: Any) -> Reply:
         pod = self.pods.get(number)
-        if pod is None or pod.gone is not None:
+        if pod is None or pod.gone_at is not None:
             return problem(404, "there is no such pod")
         if pod.in_cluster:
             return problem(409, "a cluster's pod goes with its cluster")
@@ -259,11 +212,11 @@ class FakeRunPod(FakeApi):
 
     def logs(self, number: str, *, query: dict[str, str], body: Any) -> Reply:
         pod = self.pods.get(number)
-        if pod is None or pod.gone is not None:
+        if pod is None or pod.gone_at is not None:
             return problem(404, "there is no such pod")
         written = "" if pod.host is None else pod.host.output()
         lines = written.splitlines()[-int(query.get("tail", "100")) :] if query.get("source") != "system" else []
-        now = _written(datetime.now(UTC))
+        now = self._written(datetime.now(UTC))
         events = [
             f"id: {now}/{count:012d}\ndata: {json.dumps({'ts': now, 'source': 'container', 'line': line})}\n\n"
             for count, line in enumerate(lines)
@@ -301,11 +254,11 @@ class FakeRunPod(FakeApi):
 
     def billing(self, *, query: dict[str, str], body: Any) -> Reply:
         day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        period = {"startTime": _written(day), "endTime": _written(day + timedelta(days=1))}
+        period = {"startTime": self._written(day), "endTime": self._written(day + timedelta(days=1))}
         records = []
         for pod in self.pods.values():
-            if query.get("podId") in (None, pod.id) and pod.gone is not None:
-                total = round(pod.cost * (pod.gone - pod.made) / 3600, 6)
+            if query.get("podId") in (None, pod.id) and pod.gone_at is not None:
+                total = round(pod.cost * (pod.gone_at - pod.made) / 3600, 6)
                 gpu = total if "gpu" in pod.request else 0.0
                 amounts = {"totalAmount": total, "gpuAmount": gpu, "cpuAmount": total - gpu, "diskAmount": 0.0}
                 records.append({**period, "podId": pod.id, **amounts})
@@ -356,10 +309,15 @@ class FakeRunPod(FakeApi):
         listed = [{"id": center, "name": center, "availability": "LOW"} for center in centers]
         return {"availability": "LOW", "dataCenters": listed}
 
+    def _written(self, when: datetime) -> str:
+        told = when + timedelta(seconds=self.troubles.ahead_s)
+        return told.strftime("%Y-%m-%dT%H:%M:%S") + self.troubles.zone
+
     def _pod(self, pod: Pod) -> dict[str, Any]:
         asked, host = pod.request, pod.host
-        runs = pod.boots and (host is None or host.runs() or host.loops is not None)
-        status = "RUNNING" if runs else "EXITED" if pod.boots else "PROVISIONING"
+        runs = pod.boots and (host is None or host.runs())
+        ended = "STARTING" if host is not None and host.loops is not None else "EXITED"
+        status = "RUNNING" if runs else ended if pod.boots else "PROVISIONING"
         direct = None
         if runs and "22/tcp" in asked.get("ports", []):
             address, port = ("203.0.113.7", 10022) if host is None else ("127.0.0.1", host.port)
@@ -386,8 +344,8 @@ class FakeRunPod(FakeApi):
             "locked": False,
             "globalNetworking": {"enabled": False},
             "runtime": {} if runs else None,
-            "createdAt": _written(pod.made_at),
-            "startedAt": _written(pod.made_at) if runs else None,
+            "createdAt": self._written(pod.made_at),
+            "startedAt": self._written(pod.made_at) if runs else None,
         }
         if pod.in_cluster:
             told["cluster"] = {"id": "blue", "rank": 0}
@@ -428,10 +386,6 @@ def _needs_product(query: dict[str, str]) -> Reply | None:
 def _one(entries: list[dict[str, Any]], number: str) -> Reply:
     found = next((entry for entry in entries if entry["id"] == number), None)
     return problem(404, "there is none of that id") if found is None else Reply(200, found)
-
-
-def _written(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from simulators.api_description import Description
 from simulators.fake_api import FakeApi, Reply
+from simulators.fake_api import Troubles as AnyTroubles
 from simulators.rented_host import RentedHost
 from simulators.vast_market import Host, Instance, disk_price, fits, market
 
@@ -56,51 +57,32 @@ _ROUTES = (
 
 
 @dataclass
-class Troubles:
-    """What goes wrong from when it is set; what counts down is for so many requests.
+class Troubles(AnyTroubles):
+    """What goes wrong at Vast, beside the usual.
 
     Attributes:
-        no_capacity: nothing is offered.
-        vanishes: what is offered is rented by someone else before it is taken.
         busy: by call, how many requests are answered 429, and the seconds of Retry-After, None for none as at Vast.
         fails: by call, how many requests are answered 503.
         refuses: every request is answered so: a status, `error` and `msg`.
-        unanswered: so many creates are taken, and the connection ends without an answer.
-        listed_after_s: what is made is found, listed and destroyed only so long after.
         fails_with_contract: creates are refused, by this status, and name what they made all the same.
         contract_refused: with which `error` and `msg`.
-        never_boots, loops: of what is made from now on; loops by a pause in seconds.
-        no_sshd: of the image, from now on.
         no_key: machines are given no key of their own, from now on.
         programs: what images have in PATH beside the usual, from now on; as of `RentedHost`.
-        lies: so many deletions are answered as done, and nothing is done.
-        stale_s: listings are as they were so long ago.
         page: rows in a page of a listing.
         null_rows: a find answers with no row while the machine is there for so many requests.
         log_late: so many looks at a log find nothing there yet.
-        other_version: everything is answered as an interface does that is no more.
     """
 
-    no_capacity: bool = False
-    vanishes: bool = False
     busy: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     fails: dict[str, int] = field(default_factory=dict)
     refuses: tuple[int, str, str] | None = None
-    unanswered: int = 0
-    listed_after_s: float = 0.0
     fails_with_contract: int | None = None
     contract_refused: tuple[str, str] = ("invalid_args", "error 400/3700: the host did not answer")
-    never_boots: bool = False
-    loops: float | None = None
-    no_sshd: bool = False
     no_key: bool = False
     programs: dict[str, str] = field(default_factory=dict)
-    lies: int = 0
-    stale_s: float = 0.0
     page: int = 25
     null_rows: int = 0
     log_late: int = 1
-    other_version: bool = False
 
 
 class Undescribed(Reply):
@@ -111,37 +93,29 @@ class FakeVast(FakeApi):
     """Vast, with one account.
 
     Args:
-        folder: where its machines have their disks.
-        clock: seconds; what thresholds, delays and prices are counted by.
+        folder: as of `FakeApi`.
         host: makes a machine; `Paper` for those that nothing has to run on.
-        description: what requests are held to; others are answered with 400.
+        ways: as of `FakeApi`; what is not as described is answered with 400.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        clock: Callable[[], float] = time.time,
-        host: Callable[..., Host] = RentedHost,
-        description: Description | None = None,
-    ) -> None:
-        super().__init__(clock=clock)
-        self.key = secrets.token_hex(32)
+    def __init__(self, folder: Path, *, host: Callable[..., Host] = RentedHost, **ways: Any) -> None:
+        super().__init__(folder, **{"clock": time.time, **ways})
         self.troubles = Troubles()
         self.offers = {offer["id"]: offer for offer in market()}
         self.instances: dict[int, Instance] = {}
         # Whose key each deletion came with: of the account, or of an instance.
         self.ended_by: list[str] = []
-        self._folder, self._host, self._description = folder, host, description
+        self._host = host
         self._asked_at: dict[str, float] = {}
         self._texts: dict[str, tuple[str, int]] = {}
         self._next = 30_000_001
 
     # What a test looks at.
 
-    def left(self) -> list[Instance]:
-        """Return what costs money now."""
-        return [one for one in self.instances.values() if one.gone_at is None]
+    @property
+    def made(self) -> list[Instance]:
+        """All machines that there ever were."""
+        return list(self.instances.values())
 
     def closest_s(self, call: str) -> float | None:
         """Return the shortest time between two requests of a call; None for fewer than two."""
@@ -159,12 +133,6 @@ class FakeVast(FakeApi):
             return super().faults(description) + wrong
         finally:
             self.exchanges = kept
-
-    def close(self) -> None:
-        """End all its machines."""
-        for one in self.instances.values():
-            if one.host is not None:
-                one.host.destroy()
 
     # What it answers.
 
@@ -239,7 +207,7 @@ class FakeVast(FakeApi):
 
     def _priced(self, offer: dict[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
         disk = disk_price(offer, query.get("allocated_storage", 8))
-        base = offer["min_bid"] if query.get("type") == "bid" else offer["dph_base"]
+        base = (offer["min_bid"] if query.get("type") == "bid" else offer["dph_base"]) * self.troubles.dearer
         return offer | {"dph_base": base, "storage_total_cost": disk, "dph_total": base + disk}
 
     def _gpus(self, *, asked: dict[str, str], body: Any) -> Reply:
@@ -266,8 +234,8 @@ class FakeVast(FakeApi):
         if self.troubles.fails_with_contract is not None:
             status, words = self.troubles.fails_with_contract, self.troubles.contract_refused
             return _undescribed(status, *words, new_contract=made.id, ask_id=number)
-        if self.troubles.unanswered:
-            self.troubles.unanswered -= 1
+        if self.troubles.lose_creates:
+            self.troubles.lose_creates -= 1
             return Reply(0, None)
         return Reply(200, {"success": True, "new_contract": made.id, "instance_api_key": made.key})
 
@@ -293,7 +261,8 @@ class FakeVast(FakeApi):
                 loops=troubles.loops,
             )
         loops = troubles.loops is not None
-        made = Instance(number, body, dict(offer), key, host, now, now + troubles.listed_after_s, loops)
+        taken = offer | {"dph_base": offer["dph_base"] * troubles.dearer_once_made}
+        made = Instance(number, body, taken, key, host, now, now + troubles.listed_after_s, loops)
         self.instances[number] = made
         return made
 
@@ -303,7 +272,11 @@ class FakeVast(FakeApi):
             self.troubles.null_rows -= 1
             return Reply(200, {"instances": None})
         there = one is not None and one.gone_at is None and one.shown_at <= self.clock()
-        return Reply(200, {"instances": one.row() if there and one is not None else None})
+        return Reply(200, {"instances": self._row(one) if there and one is not None else None})
+
+    def _row(self, one: Instance, *, listed: bool = False) -> dict[str, Any]:
+        row = one.row(listed=listed)
+        return row | {"start_date": row["start_date"] + self.troubles.ahead_s}
 
     def _list(self, *, asked: dict[str, str], body: Any) -> Reply:
         then = self.clock() - self.troubles.stale_s
@@ -321,7 +294,7 @@ class FakeVast(FakeApi):
             return _refusal(400, "invalid_request", "Error in query parameters")
         first = int(token[1])
         rest = [number for number in there if number > first]
-        rows = [self.instances[number].row(listed=True) for number in rest[:size]]
+        rows = [self._row(self.instances[number], listed=True) for number in rest[:size]]
         further = f"after-{rest[size - 1]}" if len(rest) > size else None
         value = {"success": True, "instances_found": len(rows), "total_instances": len(there), "next_token": further}
         return Reply(200, value | {"instances": rows})
@@ -333,9 +306,7 @@ class FakeVast(FakeApi):
         if self.troubles.lies:
             self.troubles.lies -= 1
         else:
-            one.gone_at = self.clock()
-            if one.host is not None:
-                one.host.destroy()
+            self.destroy(one)
         return Reply(200, {"success": True})
 
     def _logs(self, number: int, *, asked: dict[str, str], body: Any) -> Reply:
@@ -359,14 +330,15 @@ class FakeVast(FakeApi):
             bounds = int(chosen["gte"]), int(chosen["lte"])
         except (ValueError, TypeError, KeyError, OverflowError):
             return _refusal(400, "invalid_request", "Must provide both 'day' gte and lte filters for instance charges")
-        rows = []
+        rows, ahead_s = [], self.troubles.ahead_s
         for one in self.instances.values():
             # Charges are written when a machine is gone.
-            if one.gone_at is not None and bounds[0] <= one.gone_at <= bounds[1]:
+            if one.gone_at is not None and bounds[0] <= one.gone_at + ahead_s <= bounds[1]:
                 hours = (one.gone_at - one.made_at) / 3600
                 amount = round(hours * one.row()["dph_total"], 3)
-                row = {"start": int(one.made_at), "end": int(one.gone_at), "type": "instance", "items": []}
-                rows.append(row | {"source": f"instance-{one.id}", "amount": amount, "description": "charges"})
+                row = {"start": int(one.made_at + ahead_s), "end": int(one.gone_at + ahead_s), "items": []}
+                row |= {"source": f"instance-{one.id}", "amount": amount, "description": "charges"}
+                rows.append(row | {"type": "instance"})
         return Reply(
             200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows}
         )
@@ -386,14 +358,8 @@ def _undescribed(status: int, error: str, message: str, **more: Any) -> Reply:
 
 
 @contextmanager
-def fake_vast(
-    folder: Path,
-    *,
-    clock: Callable[[], float] = time.time,
-    host: Callable[..., Host] = RentedHost,
-    description: Description | None = None,
-) -> Iterator[FakeVast]:
-    """Serve one as long as the block lasts; its machines end with it."""
-    vast = FakeVast(folder, clock=clock, host=host, description=description)
+def fake_vast(folder: Path, **ways: Any) -> Iterator[FakeVast]:
+    """Serve an account as of `FakeVast` as long as the block lasts; its machines end with it."""
+    vast = FakeVast(folder, **ways)
     with vast.serving():
         yield vast

@@ -15,9 +15,8 @@ from glasshouse.attestation.measurement import measured_files
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.references import add_reference
 from simulators.command_line import Shell
-from simulators.fake_runpod import FakeRunPod, fake_runpod
-from simulators.fake_vast import FakeVast, fake_vast
-from simulators.vast_market import Instance
+from simulators.fake_runpod import fake_runpod
+from simulators.fake_vast import fake_vast
 
 __all__ = ["WAYS", "Account", "Renting", "Way", "bare_image", "serving_account"]
 
@@ -42,42 +41,18 @@ class Way:
     Attributes:
         fake: serves an account, in a folder.
         url: the environment's name for where it is.
-        lose: has the next answer to a create be lost.
-        dies: ends a machine, as when its host fails.
     """
 
     fake: Callable[[Path], AbstractContextManager[Any]]
     url: str
-    lose: Callable[[Any], None]
-    dies: Callable[[Any, Any], None]
-
-
-def lose_runpod(fake: FakeRunPod) -> None:
-    fake.troubles.lose_creates = 1
-
-
-def lose_vast(fake: FakeVast) -> None:
-    fake.troubles.unanswered = 1
-
-
-def vast_dies(_fake: FakeVast, one: Instance) -> None:
-    assert one.host is not None
-    one.host.die()
 
 
 WAYS = {
-    "runpod": Way(
-        fake=fake_runpod,
-        url="RUNPOD_API_URL",
-        lose=lose_runpod,
-        dies=lambda fake, pod: fake.dies(pod.id),
-    ),
+    "runpod": Way(fake=fake_runpod, url="RUNPOD_API_URL"),
     "vast": Way(
         # Its thresholds are of tens of seconds, which these commands do not wait.
         fake=lambda folder: fake_vast(folder, clock=lambda: time.time() * 100),
         url="VAST_URL",
-        lose=lose_vast,
-        dies=vast_dies,
     ),
 }
 

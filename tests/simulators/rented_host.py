@@ -68,7 +68,8 @@ class RentedHost:
         programs: what its image has in PATH beside this Python and the usual: names, and scripts (``#!``).
         has_sshd: whether the image has one.
         shm_bytes: how large its /dev/shm is.
-        loops: its first process ends by itself after so many seconds, and is started anew, over and over.
+        loops: its first process ends by itself after so many seconds, and is started anew a quarter of that later, over
+            and over.
     """
 
     def __init__(
@@ -135,9 +136,10 @@ class RentedHost:
         self.boots += 1
 
     def _boot_again(self) -> None:
+        assert self.loops is not None
         while not self._given_up.wait(self.loops):
             self._end()
-            if not self._given_up.is_set():
+            if not self._given_up.wait(self.loops / 4):
                 self._boot()
 
     def output(self) -> str:

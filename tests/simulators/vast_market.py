@@ -104,8 +104,8 @@ class Instance:
 
     def row(self, *, listed: bool = False) -> dict[str, Any]:
         """Return it as it is found, or as listings have it: their ports are never null."""
-        runs = self.host is not None and (self.loops or self.host.runs())
-        status = None if self.host is None else "running" if runs else "exited"
+        runs = self.host is not None and self.host.runs()
+        status = None if self.host is None else "running" if runs else "loading" if self.loops else "exited"
         ports, env = None, self.request.get("env", {})
         if runs and self.host is not None:
             wanted = [name.removeprefix("-p ").split(":")[1] for name in env if name.startswith("-p ") and ":" in name]

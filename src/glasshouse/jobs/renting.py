@@ -20,7 +20,7 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, U
 from glasshouse.jobs.files import write_private
 from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
 from glasshouse.providers.rental import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.start import host_key
+from glasshouse.providers.start import host_key, started_anew
 
 __all__ = ["Clock", "Renter", "SystemClock", "Watch", "cap_reached", "deadline_us", "give_back_all"]
 
@@ -401,7 +401,7 @@ class Watch(threading.Thread):
         clock: the time.
 
     Attributes:
-        gone: set when its provider does not run it any more, or took it back at the cap.
+        gone: set when its provider does not run it any more, or started it anew, or took it back at the cap.
         stopped_by: the cap that was reached; empty before.
     """
 
@@ -410,6 +410,7 @@ class Watch(threading.Thread):
         self._provider, self._ask_to_end, self._clock = provider, stop, clock or SystemClock()
         rental = journal.load()
         self._deadline_us, self._cap = deadline_us(rental)
+        self._up = rental.up
         self._machine = rental.up.machine if rental.up is not None else None
         self._over = threading.Event()
         self.gone = threading.Event()
@@ -451,6 +452,10 @@ class Watch(threading.Thread):
     def _lost(self, machine: str) -> bool:
         try:
             found = self._provider.find(machine)
+            if found is None or found.state is RentedState.STOPPED:
+                return True
+            # One that boots in a loop runs by its provider's word, and has another host key after each start.
+            key, nonce = (None, "") if self._up is None else (self._up.host_key, self._up.nonce)
+            return key is not None and started_anew(self._provider.output(machine), nonce, key)
         except Exception:
             return False  # a provider that is away does not end a run
-        return found is None or found.state is RentedState.STOPPED

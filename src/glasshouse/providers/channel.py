@@ -75,6 +75,11 @@ _SILENT = (
     "log in by hand with ssh and the same name; if that hangs too, end a shared connection that is dead: ssh -O exit"
 )
 
+_ELSE = (
+    "see that the machine is up and stays up: log in by hand with ssh and the same name; one that is rented has its "
+    "log on the provider's page"
+)
+
 Answer = dict[str, Json]
 Refusal = PlatformError | UsageError | RunError
 _REFUSALS: dict[Code, type[Refusal]] = {Code.PLATFORM: PlatformError, Code.DISK_FULL: RunError}
@@ -385,7 +390,7 @@ class Channel:
         words = self._words.decode("utf-8", "replace")
         lines = [line for line in words.splitlines() if line.strip()]
         said = f"; it printed: {lines[-1][:300]}" if lines else ""
-        hint = next((hint for word, hint in _HINTS if word in words), _SILENT if self.silent else "")
+        hint = next((hint for word, hint in _HINTS if word in words), _SILENT if self.silent else _ELSE)
         self.lost = True
         return PeerError(Code.PLACE_UNREACHABLE, f"the place cannot be reached: {why}{said}", hint=hint)
 

@@ -12,7 +12,7 @@ import shlex
 
 from glasshouse.providers.rental import RENTED, STORED, Start
 
-__all__ = ["NO_SSHD", "READY", "host_key", "start_script"]
+__all__ = ["NO_SSHD", "READY", "host_key", "start_script", "started_anew"]
 
 READY, NO_SSHD = "glasshouse-host-key", "glasshouse-no-sshd"
 _KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]{68}")
@@ -89,3 +89,14 @@ def host_key(output: str, nonce: str) -> str | None:
         if word == READY and _KEY.fullmatch(rest.strip()):
             return rest.strip()
     return None
+
+
+def started_anew(output: str, nonce: str, key: str) -> bool:
+    """Return whether a machine printed another host key since this one: it was started anew, and what ran there ended.
+
+    Args:
+        output: what its start command printed until now.
+        nonce, key: of its start, and as `host_key` returned it.
+    """
+    lines = [line for line in output.splitlines() if f"{READY} {nonce} " in line]
+    return any(line.rstrip().endswith(key) for line in lines) and not lines[-1].rstrip().endswith(key)

@@ -20,6 +20,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.rentals import Caps, Journal
 from glasshouse.jobs.rented import NO_MACHINE
 from glasshouse.jobs.renting import POLL_S, SystemClock, Watch, deadline_us
+from glasshouse.providers.start import READY
 from glasshouse.wire.policy import Profile
 from tests.simulators.rental_world import (
     CAPS,
@@ -72,7 +73,7 @@ def test_an_hours_rental_asks_at_most_150_times_and_never_faster_than_every_10_s
     world = World(boot_s=300)
     journal = begun(tmp_path, world)
     take(journal, world)
-    watching = 3600 // 120
+    watching = 2 * 3600 // 120  # whether it is there, and what it printed
     world.clock.sleep(3600)
     renter(journal, world).give_back()
     assert len(world.calls) + watching <= 150
@@ -271,3 +272,20 @@ def test_a_machine_that_slept_has_used_up_its_caps(monkeypatch: pytest.MonkeyPat
         time, "clock_gettime_ns", lambda which: real(which) + (7_200_000_000_000 if which == slept else 0)
     )
     assert SystemClock().now_us() - before_us >= 7_200_000_000 or slept is None
+
+
+def test_a_machine_that_was_started_anew_has_lost_the_run_though_its_provider_says_that_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    journal = begun(tmp_path, world)
+    nonce, provider = take(journal, world).nonce, WorldProvider(world)
+    printed = f"{provider.output('m1')}{READY} {nonce} ssh-ed25519 {'B' * 68}\n"
+    monkeypatch.setattr(provider, "output", lambda _machine: printed)
+    with Watch(journal, provider, lambda: None, world.clock) as watch:
+        for _ in range(3):
+            before = len(world.calls)
+            world.clock.sleep(130)
+            until(lambda before=before: len(world.calls) > before or watch.gone.is_set())  # type: ignore[misc]
+        until(watch.gone.is_set)
+    assert world.running == ["m1"]

@@ -286,7 +286,7 @@ def test_a_provider_that_is_down_is_said_to_be(runpod: RunPod, fake: FakeRunPod)
 
 def test_no_capacity_is_no_offer(runpod: RunPod, fake: FakeRunPod) -> None:
     offer = cheapest(runpod)
-    fake.troubles.vanish = True
+    fake.troubles.vanishes = True
     error = failing(lambda: runpod.rent(offer, START))
     assert isinstance(error, PlatformError)
     assert error.code == Code.NO_OFFER

@@ -175,6 +175,12 @@ def test_after_a_failure_both_ways_are_tried_quickly_and_then_with_patience(ways
     assert logins.connect_s == [10, 3, 3, 10, 10, 3]
 
 
+def test_a_machine_that_ends_without_a_word_is_said_with_what_to_do(ways: Ways) -> None:
+    with pytest.raises(PeerError, match="the command ended") as refused:
+        ways([sys.executable, "-c", ""]).check()
+    assert "stays up" in refused.value.hint
+
+
 def test_only_a_connection_of_its_own_goes_past_the_users_shared_one() -> None:
     host = SshHost.parse("ssh://trainer@lab:2222")
     assert "ControlPath=none" in host.command(["true"], connect_s=3, alone=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.providers.rental import STORED, Start
-from glasshouse.providers.start import host_key, start_script
+from glasshouse.providers.start import READY, host_key, start_script, started_anew
 from simulators.rental_world import OPTIONS
 
 
@@ -81,3 +81,14 @@ def test_a_machine_that_starts_anew_has_its_host_key_and_another_machine_its_own
     assert started("ab" * 16) == first
     (tmp_path / f"glasshouse_host_key_{'ab' * 16}").write_text("half of a ke")  # its first start was cut off
     assert started("ab" * 16) not in (None, first)
+
+
+def test_a_machine_with_another_host_key_after_its_own_was_started_anew() -> None:
+    nonce, first, second = "ab" * 16, "ssh-ed25519 " + "A" * 68, "ssh-ed25519 " + "B" * 68
+    told = {key: f"12:00 {READY} {nonce} {key}\nlistening on 22\n" for key in (first, second)}
+    assert not started_anew(told[first], nonce, first)
+    assert started_anew(told[first] + told[second], nonce, first)
+    assert not started_anew(told[second] + told[first], nonce, first)
+    # Nothing of another start, or none at all, shows that anything ended.
+    for other in ("", told[second], told[first] + told[second].replace(nonce, "cd" * 16)):
+        assert not started_anew(other, nonce, first)

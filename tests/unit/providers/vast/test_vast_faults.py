@@ -92,7 +92,7 @@ def test_a_machine_whose_creation_was_not_answered_is_found_by_its_tag_once_it_i
     there: FakeVast, vast: Vast, time: Time
 ) -> None:
     offer = vast.offers(OPTIONS)[0]
-    there.troubles.unanswered, there.troubles.listed_after_s = 1, 60.0
+    there.troubles.lose_creates, there.troubles.listed_after_s = 1, 60.0
     with pytest.raises(UncertainError):
         vast.rent(offer, START)
     assert there.requests()["create"] == 1
