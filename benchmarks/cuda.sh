@@ -7,10 +7,10 @@
 # report.html, and summary.json. `glasshouse verify OUT/lora-7b` computes every number again anywhere.
 #
 # Needs Python 3.11 or newer with torch, transformers, peft, numpy, scipy, matplotlib and jinja2. What else Glasshouse needs
-# (blake3, cryptography, fastapi, h11, pathspec, platformdirs, psutil, rich, sqlalchemy, typer, uvicorn) is taken from the machine or,
+# (blake3, cryptography, h11, pathspec, platformdirs, psutil, rich, sqlalchemy, starlette, typer, uvicorn) is taken from the machine or,
 # without a network, from wheels in the folder that WHEELS names; fill it where there is a network:
-#   pip download --only-binary :all: --python-version 3.12 -d wheels 'cryptography>=50,<51' blake3 fastapi h11 pathspec platformdirs psutil \
-#     rich sqlalchemy typer uvicorn
+#   pip download --only-binary :all: --python-version 3.12 -d wheels 'cryptography>=50,<51' blake3 h11 pathspec platformdirs psutil \
+#     rich sqlalchemy starlette typer uvicorn
 #
 #   PYTHON=python3   the interpreter that has torch
 #   WHEELS=wheels    a folder of wheels, if the machine lacks any
@@ -52,13 +52,13 @@ groups = project["entry-points"].items()
     "".join(f"[{group}]\n" + "".join(f"{name} = {point}\n" for name, point in points.items()) for group, points in groups)
 )
 PY
-if ! "$venv/bin/python" -c 'import blake3, cryptography, fastapi, h11, pathspec, platformdirs, psutil, rich, sqlalchemy, typer, uvicorn' 2>/dev/null; then
+if ! "$venv/bin/python" -c 'import blake3, cryptography, h11, pathspec, platformdirs, psutil, rich, sqlalchemy, starlette, typer, uvicorn' 2>/dev/null; then
   if [ -z "$wheels" ]; then
     echo "this machine lacks what Glasshouse needs: fill a folder of wheels as this script's head says, and name it: WHEELS=DIR" >&2
     exit 2
   fi
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$wheels" --target "$site" \
-    'cryptography>=50,<51' blake3 fastapi h11 pathspec platformdirs psutil rich sqlalchemy typer uvicorn
+    'cryptography>=50,<51' blake3 h11 pathspec platformdirs psutil rich sqlalchemy starlette typer uvicorn
 fi
 gh() { "$venv/bin/glasshouse-bench" "$@"; }
 cat > "$venv/bin/glasshouse-bench" <<SH

@@ -9,22 +9,18 @@ of what concerns them; the broker signs its head, and an owner who kept an earli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from sqlalchemy import Connection, Executable, Insert, bindparam, insert, select
 
+from glasshouse.broker.chain import GENESIS, record_sha256
 from glasshouse.broker.schema import audit, deployments, groups, own_audit, owners, packages
-from glasshouse.errors import Code, VerificationError
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
-from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["GENESIS", "MAX_PAGE", "append", "read", "read_own", "verify_chain"]
+__all__ = ["MAX_PAGE", "append", "read", "read_own"]
 
-GENESIS = bytes(32)
 MAX_PAGE = 500
 _MAX_RECORD_BYTES = 8 * 1024
-_LABEL = b"glasshouse audit v1"
 _LAST = select(audit.c.sequence, audit.c.sha256).order_by(audit.c.sequence.desc()).limit(1)
 _APPEND = insert(audit)
 _OWN = own_audit.c.owner == bindparam("of")
@@ -94,7 +90,7 @@ def _chain(
         "time_us": now_us,
     }
     record = encode(value)
-    connection.execute(statement, {"sequence": sequence, "record": record, "sha256": _hash(record), **more})
+    connection.execute(statement, {"sequence": sequence, "record": record, "sha256": record_sha256(record), **more})
 
 
 def read(connection: Connection, after: int) -> list[Json]:
@@ -115,26 +111,3 @@ def read_own(connection: Connection, owner: bytes, after: int) -> tuple[list[Jso
     )
     records = [decode(row.record, max_bytes=_MAX_RECORD_BYTES) for row in rows]
     return records, *_last(connection, _OWN_LAST, {"of": owner})
-
-
-def verify_chain(records: Iterable[Json], *, previous: bytes = GENESIS, sequence: int = 0) -> bytes:
-    """Check that `records` follow each other, and return the hash of the last one.
-
-    Args:
-        records: as `read` gave them, in order.
-        previous, sequence: hash and number of the record before the first of them.
-
-    Raises:
-        VerificationError: `log-invalid`.
-    """
-    for value in records:
-        fields = Fields(value, "audit record")
-        sequence += 1
-        if fields.integer("sequence") != sequence or fields.digest("previous") != previous:
-            raise VerificationError(Code.LOG_INVALID, f"the audit log is broken at record {sequence}")
-        previous = _hash(encode(value))
-    return previous
-
-
-def _hash(record: bytes) -> bytes:
-    return sha256(lengths_prefixed(_LABEL, record))

@@ -12,21 +12,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from glasshouse.broker.intake import PACE_US, Effect, Intake, Pace, address_of
 from glasshouse.broker.problems import PROBLEM_TYPE, Problem
 from glasshouse.broker.scope import EVERYTHING, Admission, Scope
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
-
-if TYPE_CHECKING:
-    from fastapi.telemetry import TelemetryConfig  # older releases have none, and ignore the setting
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -44,14 +42,6 @@ MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
 _JSON = "application/json"
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
-# An environment variable could otherwise make the framework export stack traces to a collector.
-_NO_TELEMETRY: TelemetryConfig = {
-    "auto_configure": False,
-    "logs": False,
-    "metrics": False,
-    "operation_spans": False,
-    "tracing": False,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,16 +104,14 @@ Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[Answer
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def bare_app() -> FastAPI:
+def bare_app() -> Starlette:
     """Return an application without a single route of its own: no documentation, schema or health page."""
-    app = FastAPI(
-        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_NO_TELEMETRY.copy()
-    )
-    app.add_exception_handler(HTTPException, _no_such_route)
+    app = Starlette(exception_handlers={HTTPException: _no_such_route})
+    app.router.redirect_slashes = False
     return app
 
 
-def add_route(app: FastAPI, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor) -> None:
+def add_route(app: Starlette, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor) -> None:
     """Answer `method` on `path` by running `handler` in `executor`, for the broker's own user.
 
     Args:
@@ -135,11 +123,20 @@ def add_route(app: FastAPI, method: str, path: str, handler: Handler, *, limits:
         call = partial(handler, body, parameters, EVERYTHING)
         return await asyncio.get_running_loop().run_in_executor(executor, call)
 
-    app.add_api_route(path, _endpoint(work, limits), methods=[method], response_model=None)
+    route = Route(path, _endpoint(work, limits), methods=[method])
+    route.methods = {method}  # without the HEAD that comes with GET
+    app.router.routes.append(route)
 
 
 def add_signed_route(
-    app: FastAPI, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor, admission: Admission
+    app: Starlette,
+    method: str,
+    path: str,
+    handler: Handler,
+    *,
+    limits: Limits,
+    executor: Executor,
+    admission: Admission,
 ) -> None:
     """Answer `method` on `path` for enrolled owners, each within their own scope.
 
@@ -162,7 +159,7 @@ def add_signed_route(
     app.add_route(path, _endpoint(work, limits, admit), methods=[method])
 
 
-def add_open_route(app: FastAPI, path: str, look: Callable[[], Answer]) -> None:
+def add_open_route(app: Starlette, path: str, look: Callable[[], Answer]) -> None:
     """Answer GET on `path` without authentication; for content that costs nothing to make."""
 
     async def work(_request: Request, _body: bytes, _parameters: Mapping[str, str]) -> Answer:
@@ -172,7 +169,7 @@ def add_open_route(app: FastAPI, path: str, look: Callable[[], Answer]) -> None:
 
 
 def add_message_route(
-    app: FastAPI, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake, pace: Pace
+    app: Starlette, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake, pace: Pace
 ) -> None:
     """Answer POST on `path` without authentication: `reader` reads the message in the intake, `executor` decides.
 
@@ -193,7 +190,6 @@ def add_message_route(
             )
             return await asyncio.get_running_loop().run_in_executor(executor, decision.decide)
 
-    # A bare route: the framework's own parses query and cookies before anything is authenticated, in milliseconds.
     app.add_route(path, _endpoint(work, limits), methods=["POST"])
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import h11
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from glasshouse.broker.intake import address_of
@@ -201,7 +201,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: Starlette,
         protocol: type[Any] = BoundedProtocol,
         *,
         listeners: int = MOST_LISTENERS,

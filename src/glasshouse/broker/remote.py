@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.audit import GENESIS, verify_chain
+from glasshouse.broker.chain import GENESIS, verify_chain
 from glasshouse.broker.client import OwnerClient, Reply, exchange
 from glasshouse.errors import Code, PeerError, UsageError, VerificationError
 from glasshouse.handshake.audit_head import AuditHead

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fastapi import FastAPI
 from sqlalchemy.engine import URL
+from starlette.applications import Starlette
 
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.broker import store
@@ -71,9 +71,9 @@ class Apps:
         gate: the calls of runtimes and of enrolled owners, over the network.
     """
 
-    runtime: FastAPI
-    owner: FastAPI
-    gate: FastAPI
+    runtime: Starlette
+    owner: Starlette
+    gate: Starlette
 
 
 class Call(NamedTuple):

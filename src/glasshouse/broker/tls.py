@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from glasshouse.broker.intake import address_of
 from glasshouse.broker.keys import read_private_file, write_private_file
@@ -164,7 +164,7 @@ class TlsProtocol(sslproto.SSLProtocol):
             self._plain.abort()
 
 
-def gate_server(app: FastAPI, certificate: Certificate | None) -> Server:
+def gate_server(app: Starlette, certificate: Certificate | None) -> Server:
     """Return the listener for owners and places; without a certificate, for what has one and stands in front of it."""
     if certificate is None:
         return Server(app)

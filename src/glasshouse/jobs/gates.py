@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from glasshouse.broker.audit import GENESIS, verify_chain
+from glasshouse.broker.chain import GENESIS, verify_chain
 from glasshouse.broker.client import OwnerClient
 from glasshouse.broker.remote import GateClient
 from glasshouse.errors import Code, UsageError

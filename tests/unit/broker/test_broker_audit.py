@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker import audit
+from glasshouse.broker import audit, chain
 from glasshouse.broker.database import Database
 from glasshouse.errors import VerificationError
 from glasshouse.wire.canonical import Json
@@ -30,8 +30,8 @@ def written(database: Database, count: int) -> list[Json]:
 def test_records_follow_each_other(database: Database) -> None:
     records = written(database, 5)
     assert len(records) == 5
-    last = audit.verify_chain(records)
-    assert audit.verify_chain(records[3:], previous=audit.verify_chain(records[:3]), sequence=3) == last
+    last = chain.verify_chain(records)
+    assert chain.verify_chain(records[3:], previous=chain.verify_chain(records[:3]), sequence=3) == last
 
 
 def test_a_page_begins_after_the_record_that_was_asked_for(database: Database) -> None:
@@ -56,4 +56,4 @@ def test_whatever_is_done_to_the_log_breaks_it(database: Database, attack: str) 
     else:
         records[1] = {**second, "sequence": 7}
     with pytest.raises(VerificationError, match="broken at record"):
-        audit.verify_chain(records)
+        chain.verify_chain(records)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.broker import audit, service
+from glasshouse.broker import chain, service
 from glasshouse.broker.database import Database
 from glasshouse.broker.gate import GateLimits
 from glasshouse.errors import Code, RefusedError, UsageError
@@ -360,7 +360,7 @@ def test_every_decision_is_in_the_audit_log_once_and_no_secret_is(owner: Owner, 
     for _ in range(3):
         assert refused(actor, evidence) is Code.NONCE_REPLAYED
     records = _audit(owner)
-    audit.verify_chain(records)
+    chain.verify_chain(records)
     events = [(r["event"], r["facts"].get("code")) for r in records if isinstance(r, dict)]
     assert events == [
         ("delegation", None),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from glasshouse.broker import audit
+from glasshouse.broker import chain
 from glasshouse.broker.client import Reply
 from glasshouse.broker.gate import GateLimits
 from glasshouse.broker.releases import Release, Releases
@@ -36,7 +36,7 @@ def refused(reply: Reply) -> tuple[Code, str]:
 
 def events(owner: Owner) -> list[object]:
     records = owner.client().audit()
-    audit.verify_chain(records)
+    chain.verify_chain(records)
     return [record["event"] for record in records if isinstance(record, dict)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from glasshouse.broker import room as room_module
 from glasshouse.broker.client import request
@@ -174,7 +174,7 @@ def test_a_broker_stays_below_the_limit_of_descriptors(monkeypatch: pytest.Monke
 
 def test_a_broker_that_is_no_gate_leaves_nothing_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (1024, 1024))
-    protocols = [Server(FastAPI(), listeners=listeners).config.http for listeners in (2, 3)]
+    protocols = [Server(Starlette(), listeners=listeners).config.http for listeners in (2, 3)]
     assert [protocol.room._most for protocol in protocols] == [448, 298]  # type: ignore[union-attr]
 
 

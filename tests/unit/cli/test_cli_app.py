@@ -78,6 +78,17 @@ def test_starting_is_quick_and_loads_neither_torch_nor_ciphers() -> None:
     assert min(times) < 2.0
 
 
+def test_commands_about_runs_load_neither_the_broker_s_database_nor_its_server(tmp_path: Path) -> None:
+    told = (
+        "import sys; from glasshouse.cli import app; codes = [app.run(words.split()) for words in sys.argv[1:]]; "
+        "print(*codes, *sorted({'torch', 'fastapi', 'sqlalchemy', 'uvicorn'} & set(sys.modules)))"
+    )
+    home = f"--home {tmp_path}"
+    commands = (f"init {home}", f"status {home}", f"broker audit {home}", f"logs {home}", f"gate list {home}")
+    done = subprocess.run([sys.executable, "-c", told, *commands], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 0 0 2 0", done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["run"], ["fetch", "x"], ["status", "--colour"], ["bench", "speed"]]
 )

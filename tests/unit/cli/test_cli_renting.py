@@ -70,7 +70,8 @@ class Rents:
         self.machine = replace(rented.NO_MACHINE, options=OPTIONS, caps=caps)
         (tmp_path / "package").write_bytes(b"sealed")
         self.package = tmp_path / "package"
-        monkeypatch.setattr(rented, "SystemClock", lambda: self.world.clock)
+        for module in (rented, rentals_clock):
+            monkeypatch.setattr(module, "SystemClock", lambda: self.world.clock)
         monkeypatch.setattr(rented, "provider_for", lambda *_of: self.provider)
         monkeypatch.setattr(rented, "make_bundle", lambda path: path.write_bytes(b"bundle"))
         monkeypatch.setattr(rented, "take", self.take)
