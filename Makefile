@@ -13,7 +13,7 @@ FORKING := tests/unit/runtime
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-fast test-long lint vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-coverage
+.PHONY: help setup demo test test-fast test-long lint docs vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-coverage
 
 help: ## this list
 	@grep -E '^[a-z][a-z -]*:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -56,6 +56,15 @@ lint: $(VENV)/.ready-dev ## style, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd bench && ../$(BIN)/lint-imports
+
+# What links lead to keeps its place, so that the site's links are the repository's.
+SITE := build/site-source
+
+docs: $(VENV)/.ready-dev ## the documentation as a site, in build/site
+	rm -rf $(SITE) build/site && mkdir -p $(SITE)/benchmarks
+	ln -s $(CURDIR)/*.md $(CURDIR)/docs $(CURDIR)/spec $(CURDIR)/examples $(SITE)
+	ln -s $(CURDIR)/benchmarks/results $(SITE)/benchmarks
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 vectors: $(VENV)/.ready-dev ## write spec/vectors again from their generators
 	for generator in spec/vectors/generate_*.py; do $(BIN)/python $$generator || exit 1; done
