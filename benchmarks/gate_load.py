@@ -23,8 +23,8 @@ from glasshouse.attestation.hardening import MAX_DETAILS
 from glasshouse.broker.http import Answer, Limits, add_route, bare_app
 from glasshouse.broker.listen import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
-from glasshouse.evidence.receipt import MAX_OUTPUTS, MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE, STATEMENT_TYPE
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE
+from glasshouse.evidence.results import MAX_OUTPUTS, STATEMENT_TYPE, Output
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.signing import SigningKey, key_id

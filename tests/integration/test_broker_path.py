@@ -117,7 +117,7 @@ def test_a_recorded_release_opens_with_no_other_key(tap: WireTap, owner: Owner) 
 
 
 def _policy_digest(message: bytes) -> bytes:
-    asking, _ = ChallengeRequest.parse(message)
+    asking, _ = ChallengeRequest.parse_signed(message)
     text = asking.token.split(".")[1]
     claims = decode(b64decode(text), max_bytes=16384)
     assert isinstance(claims, dict)

@@ -120,7 +120,7 @@ class Reports:
                 raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
             now_us = self._now_us(found)
             envelope = self._delegated(connection, found, now_us)
-            previous = found.row["receipt"] and CountersignedReceipt.parse(
+            previous = found.row["receipt"] and CountersignedReceipt.parse_signed(
                 found.row["receipt"], broker_public=self._key.public
             )
             signed = self._countersigned(submission.receipt, found, found.head, previous or None, now_us)

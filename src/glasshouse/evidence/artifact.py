@@ -9,33 +9,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.receipt import (
-    CLOCK_LEEWAY_US,
-    LIFECYCLE,
-    MAX_OUTPUTS,
-    MAX_PROBES,
-    RECEIPT_TYPE,
-    STATEMENT_TYPE,
-)
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, LIFECYCLE, MAX_PROBES, RECEIPT_TYPE, Lifecycle
 from glasshouse.evidence.results import (
+    MAX_OUTPUTS,
     PROBES,
     REQUIRED_PROBES,
+    STATEMENT_TYPE,
     STOP_REASONS,
     WEIGHTS,
+    Class,
+    Kind,
+    Statement,
+    Unit,
     manifest_subject,
     sealed_name,
 )
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, hex_or_null
 from glasshouse.wire.kdf import salted
 from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, fixed, integer, items, text
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
@@ -159,108 +159,93 @@ def known(word: str, vocabulary: tuple[str, ...]) -> str:
     return word if word in vocabulary else OTHER
 
 
+_DECIMAL = text(24, PUBLIC_DECIMAL)
+_NUMBERS = items(len(NUMBERS), fixed(name=choice(NUMBERS), value=_DECIMAL))
+_PROBE = fixed(probe=choice(PROBES), result=choice(list(ProbeResult)))
+
+
+def _numbers(value: Json, where: str) -> dict[str, str]:
+    pairs = _NUMBERS.read(value, where)
+    names = [name for name, _ in pairs]
+    if names != sorted(set(names)):
+        raise FormatError(Code.SCHEMA, "numbers that are repeated or out of order")
+    return dict(pairs)
+
+
+Numbers: TypeAlias = Annotated[Mapping[str, str], Codec(_numbers, lambda value: _NUMBERS.write(sorted(value.items())))]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PublicOutput:
-    """One output, without its name.
+class PublicOutput(Record, name="output"):
+    """One output of the receipt, without its name; of weights, the owner may reveal the plaintext's digest."""
 
-    Attributes:
-        kind, of, plain_bytes, sealed_sha256, plain_hmac: as in the receipt.
-        revealed: the salt and the plaintext's SHA-256, by the owner's choice and for weights alone.
-    """
-
-    kind: str
-    of: str
-    plain_bytes: int
-    sealed_sha256: bytes
-    plain_hmac: bytes | None
-    revealed: tuple[bytes, bytes] | None = None
+    kind: Kind
+    of: Annotated[Class, Member("class")]
+    plain_bytes: Annotated[int, Member("bytes")]
+    sealed_sha256: Sha256
+    plain_hmac: Annotated[Sha256 | None, Member("plaintext_hmac_sha256")]
+    plain_salt: Annotated[Sha256 | None, Member("plaintext_salt")] = None
+    plain_sha256: Annotated[Sha256 | None, Member("plaintext_sha256")] = None
 
     def __post_init__(self) -> None:
         if (self.plain_hmac is not None) != (self.of == WEIGHTS):
             raise FormatError(Code.SCHEMA, "a commitment to a plaintext stands beside weights, and nowhere else")
-        if self.revealed is not None and (self.plain_hmac is None or salted(*self.revealed) != self.plain_hmac):
+        if (self.plain_salt is None) != (self.plain_sha256 is None):
+            raise FormatError(Code.SCHEMA, "a plaintext digest without its salt, or the reverse")
+        if (shown := self.revealed) and (self.plain_hmac is None or salted(*shown) != self.plain_hmac):
             raise FormatError(Code.SCHEMA, "a plaintext digest that is not the one which the receipt commits to")
 
-    def to_json(self) -> dict[str, Json]:
-        salt, sha256 = self.revealed or (None, None)
-        return {
-            "bytes": self.plain_bytes,
-            "class": self.of,
-            "kind": self.kind,
-            "plaintext_hmac_sha256": hex_or_null(self.plain_hmac),
-            "plaintext_salt": hex_or_null(salt),
-            "plaintext_sha256": hex_or_null(sha256),
-            "sealed_sha256": self.sealed_sha256.hex(),
-        }
+    @property
+    def revealed(self) -> tuple[bytes, bytes] | None:
+        """The salt and the plaintext's SHA-256; None unless the owner reveals them."""
+        salt, sha256 = self.plain_salt, self.plain_sha256
+        return None if salt is None or sha256 is None else (salt, sha256)
 
-    @classmethod
-    def from_json(cls, value: Json) -> PublicOutput:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "output")
-        salt, sha256 = fields.digest_or_null("plaintext_salt"), fields.digest_or_null("plaintext_sha256")
-        if (salt is None) != (sha256 is None):
-            raise FormatError(Code.SCHEMA, "a plaintext digest without its salt, or the reverse")
-        found = cls(
-            kind=fields.choice("kind", ["checkpoint", "output"]),
-            of=fields.choice("class", ["file", WEIGHTS]),
-            plain_bytes=fields.integer("bytes"),
-            sealed_sha256=fields.digest("sealed_sha256"),
-            plain_hmac=fields.digest_or_null("plaintext_hmac_sha256"),
-            revealed=None if salt is None or sha256 is None else (salt, sha256),
-        )
-        fields.end()
-        return found
+    def reveal(self, shown: tuple[bytes, bytes] | None) -> PublicOutput:
+        """Return the output with this salt and SHA-256 of its plaintext, or with none; raises `FormatError`."""
+        salt, sha256 = shown or (None, None)
+        return replace(self, plain_salt=salt, plain_sha256=sha256)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Artifact:
-    """What the owner says of a run whose bundle verified as good.
-
-    Attributes:
-        bundle_sha256: commits the owner to the bundle behind all this.
-        egress_peers: how many peers the worker was allowed to reach.
-        gpus: how many accelerators the runtime said that it had.
-        loss: first and final, rounded to six decimals, or None.
-        started_us, finished_us: by the runtime's clock.
-        countersigned_us: when the broker put its name under the receipt, by its own clock.
-        numbers: of `NUMBERS`, for instance what a benchmark or an evaluation printed.
-        others: as in receipt and manifest.
+class Artifact(Record, name="predicate", max_bytes=MAX_ARTIFACT_BYTES, constants={"outcome": Outcome.COMPLETED.value}):
+    """What the owner says of a run whose bundle verified as good; what has no comment is as in receipt and manifest.
 
     Raises:
         FormatError: `schema-invalid` on construction from what contradicts itself.
     """
 
-    bundle_sha256: bytes
+    bundle_sha256: Sha256  # commits the owner to the bundle behind all this
     assurance: Assurance
     profile: Profile
     suite: Suite
-    workload: str
-    egress_peers: int
-    gpus: int
-    manifest_sha256: bytes
-    floor_sha256: bytes
-    policy_sha256: bytes
-    measurement: bytes
-    environment_sha256: bytes
-    log_root: bytes
-    log_size: int
+    workload: Annotated[str, choice(WORKLOADS)]
+    egress_peers: Annotated[int, integer(0, 16)]  # how many peers the worker was allowed to reach
+    gpus: Annotated[int, integer(0, MAX_GPUS)]  # by the runtime's claims
+    manifest_sha256: Sha256
+    floor_sha256: Sha256
+    policy_sha256: Sha256
+    measurement: Sha256
+    environment_sha256: Sha256
+    log_root: Annotated[Sha256, Member("log", "root")]
+    log_size: Annotated[int, integer(1), Member("log", "size")]
     segments: int
-    unit: str
-    done: int
-    elapsed_us: int
-    stop_reason: str
-    loss: tuple[str, str] | None
+    unit: Annotated[Unit, Member("work", "unit")]
+    done: Annotated[int, Member("work", "done")]
+    elapsed_us: Annotated[int, Member("work", "elapsed_us")]
+    stop_reason: Annotated[str, choice(PUBLIC_STOP_REASONS), Member("work", "stop_reason")]
+    loss: Annotated[tuple[str, str] | None, fixed(first=_DECIMAL, final=_DECIMAL)]  # of at most six decimals
     trainable: int | None
-    workspace: str
-    secret_memory: str
-    outputs: tuple[PublicOutput, ...]
-    zeroization: tuple[tuple[str, ProbeResult], ...]
-    lifecycle_us: Mapping[str, int | None]
+    workspace: Annotated[str, choice(WORKSPACES)]
+    secret_memory: Annotated[str, choice(SECRET_MEMORIES)]
+    outputs: Annotated[tuple[PublicOutput, ...], items(MAX_OUTPUTS)]
+    zeroization: Annotated[tuple[tuple[str, ProbeResult], ...], items(MAX_PROBES, _PROBE)]
+    lifecycle_us: Lifecycle
     training_imports_us: int | None
-    started_us: int
+    started_us: int  # by the runtime's clock
     finished_us: int
-    countersigned_us: int
-    numbers: Mapping[str, str]
+    countersigned_us: int  # when the broker signed the receipt, by its own clock
+    numbers: Numbers  # of `NUMBERS`, for instance what a benchmark or an evaluation printed
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.zeroization]
@@ -273,111 +258,30 @@ class Artifact:
 
     def to_json(self) -> dict[str, Json]:
         """Return the in-toto Statement."""
-        return {
-            "_type": STATEMENT_TYPE,
-            "predicate": self._predicate(),
-            "predicateType": ARTIFACT_PREDICATE,
-            "subject": self._subject(),
-        }
+        predicate = Record.to_json(self)
+        return Statement(predicate_type=ARTIFACT_PREDICATE, predicate=predicate, subject=self._subject()).to_json()
 
-    def _subject(self) -> list[Json]:
+    @classmethod
+    def from_json(cls, value: Json, where: str | None = None, **apart: Any) -> Artifact:
+        """Inverse of `to_json`; raises `FormatError`."""
+        statement = Statement.from_json(value)
+        found = super(Artifact, cls).from_json(statement.predicate_of(ARTIFACT_PREDICATE), where, **apart)
+        if statement.subject != found._subject():
+            raise FormatError(Code.SCHEMA, "an artifact whose subject is not what it tells of")
+        return found
+
+    def _subject(self) -> tuple[Json, ...]:
         """Return the weights that are revealed; without any, the sealed outputs; without these, the package."""
         numbered = list(enumerate(self.outputs))
         weights = [(weights_name(at), one.revealed[1]) for at, one in numbered if one.revealed is not None]
         found = weights or [(sealed_name(at), one.sealed_sha256) for at, one in numbered]
         subject: list[Json] = [{"digest": {"sha256": digest.hex()}, "name": name} for name, digest in found]
-        return subject or [manifest_subject(self.manifest_sha256)]
-
-    def _predicate(self) -> dict[str, Json]:
-        return {
-            "assurance": self.assurance.value,
-            "bundle_sha256": self.bundle_sha256.hex(),
-            "countersigned_us": self.countersigned_us,
-            "egress_peers": self.egress_peers,
-            "environment_sha256": self.environment_sha256.hex(),
-            "finished_us": self.finished_us,
-            "floor_sha256": self.floor_sha256.hex(),
-            "gpus": self.gpus,
-            "lifecycle_us": dict(self.lifecycle_us),
-            "log": {"root": self.log_root.hex(), "size": self.log_size},
-            "loss": None if self.loss is None else {"final": self.loss[1], "first": self.loss[0]},
-            "manifest_sha256": self.manifest_sha256.hex(),
-            "measurement": self.measurement.hex(),
-            "numbers": [{"name": name, "value": self.numbers[name]} for name in sorted(self.numbers)],
-            "outcome": Outcome.COMPLETED.value,
-            "outputs": [output.to_json() for output in self.outputs],
-            "policy_sha256": self.policy_sha256.hex(),
-            "profile": self.profile.value,
-            "secret_memory": self.secret_memory,
-            "segments": self.segments,
-            "started_us": self.started_us,
-            "suite": self.suite.value,
-            "trainable": self.trainable,
-            "training_imports_us": self.training_imports_us,
-            "work": {
-                "done": self.done,
-                "elapsed_us": self.elapsed_us,
-                "stop_reason": self.stop_reason,
-                "unit": self.unit,
-            },
-            "workload": self.workload,
-            "workspace": self.workspace,
-            "zeroization": [{"probe": probe, "result": result.value} for probe, result in self.zeroization],
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Artifact:
-        """Inverse of `to_json`; raises `FormatError`."""
-        statement = Fields(value, "statement")
-        statement.choice("_type", [STATEMENT_TYPE])
-        statement.choice("predicateType", [ARTIFACT_PREDICATE])
-        subject = statement.any("subject")
-        fields = statement.child("predicate")
-        fields.choice("outcome", [Outcome.COMPLETED.value])
-        log, work, lifecycle = fields.child("log"), fields.child("work"), fields.child("lifecycle_us")
-        found = cls(
-            bundle_sha256=fields.digest("bundle_sha256"),
-            assurance=Assurance(fields.choice("assurance", list(Assurance))),
-            profile=Profile(fields.choice("profile", list(Profile))),
-            suite=Suite(fields.choice("suite", list(Suite))),
-            workload=fields.choice("workload", WORKLOADS),
-            egress_peers=fields.integer("egress_peers", high=16),
-            gpus=fields.integer("gpus", high=MAX_GPUS),
-            manifest_sha256=fields.digest("manifest_sha256"),
-            floor_sha256=fields.digest("floor_sha256"),
-            policy_sha256=fields.digest("policy_sha256"),
-            measurement=fields.digest("measurement"),
-            environment_sha256=fields.digest("environment_sha256"),
-            log_root=log.digest("root"),
-            log_size=log.integer("size", low=1),
-            segments=fields.integer("segments"),
-            unit=work.choice("unit", ["epoch", "step"]),
-            done=work.integer("done"),
-            elapsed_us=work.integer("elapsed_us"),
-            stop_reason=work.choice("stop_reason", PUBLIC_STOP_REASONS),
-            loss=None if fields.null("loss") else _loss(fields.child("loss")),
-            trainable=fields.integer_or_null("trainable"),
-            workspace=fields.choice("workspace", WORKSPACES),
-            secret_memory=fields.choice("secret_memory", SECRET_MEMORIES),
-            outputs=tuple(PublicOutput.from_json(item) for item in fields.items("outputs", max_items=MAX_OUTPUTS)),
-            zeroization=tuple(_probe(item) for item in fields.items("zeroization", max_items=MAX_PROBES)),
-            lifecycle_us={step: lifecycle.integer_or_null(step) for step in LIFECYCLE},
-            training_imports_us=fields.integer_or_null("training_imports_us"),
-            started_us=fields.integer("started_us"),
-            finished_us=fields.integer("finished_us"),
-            countersigned_us=fields.integer("countersigned_us"),
-            numbers=_numbers(fields),
-        )
-        for part in (log, work, lifecycle, fields, statement):
-            part.end()
-        if subject != found._subject():
-            raise FormatError(Code.SCHEMA, "an artifact whose subject is not what it tells of")
-        return found
+        return tuple(subject) or (manifest_subject(self.manifest_sha256),)
 
     def sign(self, owner: SigningKey) -> bytes:
         """Return the artifact in its envelope; its own parser must accept it first."""
-        payload = encode(self.to_json())
-        if Artifact.from_json(decode(payload, max_bytes=MAX_ARTIFACT_BYTES)) != self:
+        payload = self.encode()
+        if Artifact.parse(payload) != self:
             raise FormatError(Code.SCHEMA, "an artifact that does not survive its own encoding")
         return dsse.sign(ARTIFACT_TYPE, payload, [owner]).encode()
 
@@ -388,30 +292,4 @@ class Artifact:
         Raises:
             FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
         """
-        payload = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES).verify(ARTIFACT_TYPE, owner)
-        return cls.from_json(decode(payload, max_bytes=MAX_ARTIFACT_BYTES))
-
-
-def _loss(fields: Fields) -> tuple[str, str]:
-    loss = tuple(fields.text(name, max_chars=24, pattern=PUBLIC_DECIMAL) for name in ("first", "final"))
-    fields.end()
-    return loss[0], loss[1]
-
-
-def _probe(value: Json) -> tuple[str, ProbeResult]:
-    fields = Fields(value, "probe")
-    probe = fields.choice("probe", PROBES), ProbeResult(fields.choice("result", list(ProbeResult)))
-    fields.end()
-    return probe
-
-
-def _numbers(fields: Fields) -> dict[str, str]:
-    numbers: dict[str, str] = {}
-    for item in fields.items("numbers", max_items=len(NUMBERS)):
-        one = Fields(item, "number")
-        name = one.choice("name", NUMBERS)
-        if name in numbers or any(name < other for other in numbers):
-            raise FormatError(Code.SCHEMA, "numbers that are repeated or out of order")
-        numbers[name] = one.text("value", max_chars=24, pattern=PUBLIC_DECIMAL)
-        one.end()
-    return numbers
+        return cls.parse(Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES).verify(ARTIFACT_TYPE, owner))

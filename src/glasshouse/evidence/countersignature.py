@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, claimed_head, run_id_field
+from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, claimed_head, signed
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, RECEIPT_TYPE, Receipt
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.record import APART, Id, Record, Sha256, integer
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
@@ -29,38 +29,37 @@ COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+j
 MAX_COUNTERSIGNATURE_BYTES = 4096
 MAX_DELEGATION_BYTES = 4096
 MAX_SUBMISSION_BYTES = 256 * 1024
-_VERSION = 1
 
 # The one way in which a submission in canonical form begins and goes on: an envelope has no member called `receipt`.
 _HEAD, _RECEIPT, _PAYLOAD = b'{"head":', b',"receipt":', b'{"payload":"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CountersignedReceipt:
-    """The broker's word that this receipt closed this run, and when.
+class _Closed(Record, name="countersigned receipt", max_bytes=MAX_COUNTERSIGNATURE_BYTES, constants={"version": 1}):
+    """What the broker signs."""
 
-    Law: ``CountersignedReceipt.parse(c.encode(), ...) == c``.
+    run_id: Id
+    receipt_sha256: Sha256  # of the signed receipt's bytes
+    log_root: Sha256  # of the final head, which the broker had countersigned
+    log_size: Annotated[int, integer(1)]
+    time_us: int  # by the broker's clock: the moment at which a verifier judges validity
 
-    Attributes:
-        run_id: which run.
-        receipt_sha256: of the signed receipt's bytes.
-        log_root, log_size: of the final head, which the broker had countersigned.
-        time_us: by the broker's clock: the moment at which a verifier judges validity.
-        envelope: the broker's signature over all that.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountersignedReceipt(_Closed):
+    """The broker's signature on which receipt closed which run, and when.
+
+    Law: ``CountersignedReceipt.parse_signed(c.encode(), ...) == c``.
     """
 
-    run_id: str
-    receipt_sha256: bytes
-    log_root: bytes
-    log_size: int
-    time_us: int
-    envelope: Envelope
+    envelope: Annotated[Envelope, APART]  # the signature over all the others
 
     def encode(self) -> bytes:
+        """Return the envelope's bytes."""
         return self.envelope.encode()
 
     @classmethod
-    def parse(cls, data: bytes, *, broker_public: bytes) -> CountersignedReceipt:
+    def parse_signed(cls, data: bytes, *, broker_public: bytes) -> CountersignedReceipt:
         """Check the signature.
 
         Raises:
@@ -72,19 +71,7 @@ class CountersignedReceipt:
     @classmethod
     def from_envelope(cls, envelope: Envelope, *, broker_public: bytes) -> CountersignedReceipt:
         """The same for an envelope that is part of another document."""
-        payload = envelope.verify(COUNTERSIGNED_RECEIPT_TYPE, broker_public)
-        fields = Fields(decode(payload, max_bytes=MAX_COUNTERSIGNATURE_BYTES), "countersigned receipt")
-        found = cls(
-            run_id=run_id_field(fields),
-            receipt_sha256=fields.digest("receipt_sha256"),
-            log_root=fields.digest("log_root"),
-            log_size=fields.integer("log_size", low=1),
-            time_us=fields.integer("time_us"),
-            envelope=envelope,
-        )
-        fields.integer("version", low=_VERSION, high=_VERSION)
-        fields.end()
-        return found
+        return cls.parse(envelope.verify(COUNTERSIGNED_RECEIPT_TYPE, broker_public), envelope=envelope)
 
 
 class SignedReceiptRefusedError(RefusedError):
@@ -138,15 +125,14 @@ def countersign_receipt(
         raise _refused(error, SignedReceiptRefusedError) from None
     if (checked.run_id, checked.log_root, checked.log_size) != (head.run_id, head.root, head.size):
         raise SignedReceiptRefusedError(Code.HEAD_INCONSISTENT, "a receipt of another run or log than the final head's")
-    closed: dict[str, Json] = {
-        "log_root": head.root.hex(),
-        "log_size": head.size,
-        "receipt_sha256": sha256(receipt).hex(),
-        "run_id": head.run_id,
-        "time_us": max(now_us, final.time_us),
-        "version": _VERSION,
-    }
-    envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, encode(closed), [broker_key])
+    closed = _Closed(
+        run_id=head.run_id,
+        receipt_sha256=sha256(receipt),
+        log_root=head.root,
+        log_size=head.size,
+        time_us=max(now_us, final.time_us),
+    )
+    envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, closed.encode(), [broker_key])
     return CountersignedReceipt.from_envelope(envelope, broker_public=broker_key.public)
 
 
@@ -195,28 +181,8 @@ class ReceiptSubmission:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReceiptAnswer:
-    """The broker's answer: its countersignature, and the delegation that stands behind its key at that moment.
+class ReceiptAnswer(Record, name="receipt answer", max_bytes=2 * MAX_COUNTERSIGNATURE_BYTES):
+    """The broker's answer: its countersignature, and the delegation that stands behind its key at that moment."""
 
-    Law: ``ReceiptAnswer.parse(a.encode()) == a``.
-    """
-
-    countersignature: bytes
-    delegation: bytes
-
-    def encode(self) -> bytes:
-        return encode(
-            {
-                "countersignature": decode(self.countersignature, max_bytes=MAX_COUNTERSIGNATURE_BYTES),
-                "delegation": decode(self.delegation, max_bytes=MAX_DELEGATION_BYTES),
-            }
-        )
-
-    @classmethod
-    def parse(cls, data: bytes) -> ReceiptAnswer:
-        """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
-        fields = Fields(decode(data, max_bytes=2 * MAX_COUNTERSIGNATURE_BYTES), "receipt answer")
-        countersignature = Envelope.from_json(fields.any("countersignature")).encode()
-        delegation = Envelope.from_json(fields.any("delegation")).encode()
-        fields.end()
-        return cls(countersignature=countersignature, delegation=delegation)
+    countersignature: Annotated[bytes, signed(MAX_COUNTERSIGNATURE_BYTES)]
+    delegation: Annotated[bytes, signed(MAX_DELEGATION_BYTES)]

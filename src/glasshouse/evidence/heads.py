@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.rules import MAX_EVENTS
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import decode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.merkle import verify_consistency
+from glasshouse.wire.record import Codec, Id, Record, Sha256, integer, items, octets
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
@@ -27,9 +28,12 @@ __all__ = [
     "CountersignedHead",
     "Head",
     "HeadSubmission",
+    "Proof",
     "check_signed",
+    "claimed_head",
+    "claimed_in",
     "countersign",
-    "run_id_field",
+    "signed",
 ]
 
 HEAD_TYPE = "application/vnd.glasshouse.head+json"
@@ -37,69 +41,34 @@ COUNTERSIGNED_HEAD_TYPE = "application/vnd.glasshouse.countersigned-head+json"
 MAX_HEAD_BYTES = 2048
 MAX_COUNTERSIGNED_HEAD_BYTES = 8192
 MAX_SUBMISSION_BYTES = 8192
-_MAX_SUBMISSION_ELEMENTS = 128
-_MAX_PROOF = 64
-_MAX_HEAD_ELEMENTS = 16
-_VERSION = 1
 _ORDER = tuple(State)
 
 
-def run_id_field(fields: Fields, name: str = "run_id") -> str:
-    """Take a run, package or deployment id: 16 bytes in lower-case hexadecimal."""
-    return fields.digest(name, length=16).hex()
+Proof: TypeAlias = Annotated[tuple[bytes, ...], items(64, octets(32))]
+"""Of inclusion or consistency in a Merkle tree."""
+
+
+def signed(max_bytes: int) -> Codec:
+    """A signed message of at most `max_bytes`, kept as its bytes."""
+    return Codec(
+        lambda value, _where: Envelope.from_json(value).encode(), lambda message: decode(message, max_bytes=max_bytes)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
-    """The log as it stood at one moment.
+class Head(Record, name="head", max_bytes=MAX_HEAD_BYTES, max_elements=16, constants={"version": 1}):
+    """The log as it stood at one moment."""
 
-    Law: ``Head.from_json(h.to_json()) == h``.
-
-    Attributes:
-        run_id: whose log it is.
-        sequence: number of this head among the run's heads, from 0.
-        size, root: of the Merkle tree over the events.
-        state: of the run at that moment.
-        time_us: by the runtime's clock.
-    """
-
-    run_id: str
-    sequence: int
-    size: int
-    root: bytes
-    state: State
-    time_us: int
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "root": self.root.hex(),
-            "run_id": self.run_id,
-            "sequence": self.sequence,
-            "size": self.size,
-            "state": self.state.value,
-            "time_us": self.time_us,
-            "version": _VERSION,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Head:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "head")
-        head = cls(
-            run_id=run_id_field(fields),
-            sequence=fields.integer("sequence"),
-            size=fields.integer("size", low=1, high=MAX_EVENTS),
-            root=fields.digest("root"),
-            state=State(fields.choice("state", list(State))),
-            time_us=fields.integer("time_us"),
-        )
-        fields.integer("version", low=_VERSION, high=_VERSION)
-        fields.end()
-        return head
+    run_id: Id
+    sequence: int  # among the run's heads, from 0
+    size: Annotated[int, integer(1, MAX_EVENTS)]  # of the Merkle tree over the events
+    root: Sha256
+    state: State  # of the run at that moment
+    time_us: int  # by the runtime's clock
 
     def sign(self, key: SigningKey) -> bytes:
         """Return the head in an envelope signed by the evidence key."""
-        return dsse.sign(HEAD_TYPE, encode(self.to_json()), [key]).encode()
+        return dsse.sign(HEAD_TYPE, self.encode(), [key]).encode()
 
     @classmethod
     def parse_signed(cls, data: bytes, *, evidence_public: bytes) -> Head:
@@ -113,8 +82,22 @@ class Head:
     @classmethod
     def from_envelope(cls, envelope: Envelope, *, evidence_public: bytes) -> Head:
         """The same for an envelope that is part of another document."""
-        payload = envelope.verify(HEAD_TYPE, evidence_public)
-        return cls.from_json(decode(payload, max_bytes=MAX_HEAD_BYTES))
+        return cls.parse(envelope.verify(HEAD_TYPE, evidence_public))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Countersigned(
+    Record, name="countersigned head", max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES, constants={"version": 1}
+):
+    """What the broker signs."""
+
+    head: Envelope
+    previous_size: int
+    time_us: int
+
+    def __post_init__(self) -> None:
+        if len(self.head.encode()) > MAX_HEAD_BYTES:
+            raise FormatError(Code.TOO_LARGE, "a head that is too long")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,67 +134,27 @@ class CountersignedHead:
     @classmethod
     def from_envelope(cls, envelope: Envelope, *, broker_public: bytes, evidence_public: bytes) -> CountersignedHead:
         """The same for an envelope that is part of another document."""
-        payload = envelope.verify(COUNTERSIGNED_HEAD_TYPE, broker_public)
-        fields = Fields(decode(payload, max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES), "countersigned head")
-        signed = Envelope.from_json(fields.any("head"))
-        if len(signed.encode()) > MAX_HEAD_BYTES:
-            raise FormatError(Code.TOO_LARGE, "a head that is too long")
-        found = cls(
-            head=Head.from_envelope(signed, evidence_public=evidence_public),
-            envelope=envelope,
-            previous_size=fields.integer("previous_size"),
-            time_us=fields.integer("time_us"),
-        )
-        fields.integer("version", low=_VERSION, high=_VERSION)
-        fields.end()
-        if found.previous_size >= found.head.size:
+        found = _Countersigned.parse(envelope.verify(COUNTERSIGNED_HEAD_TYPE, broker_public))
+        head = Head.from_envelope(found.head, evidence_public=evidence_public)
+        if found.previous_size >= head.size:
             raise FormatError(Code.SCHEMA, "a countersigned head that is not larger than the one before")
-        return found
+        return cls(head=head, envelope=envelope, previous_size=found.previous_size, time_us=found.time_us)
 
     @classmethod
     def sign(
         cls, head: Head, signed: Envelope, *, previous_size: int, time_us: int, broker_key: SigningKey
     ) -> CountersignedHead:
-        payload: dict[str, Json] = {
-            "head": signed.to_json(),
-            "previous_size": previous_size,
-            "time_us": time_us,
-            "version": _VERSION,
-        }
-        envelope = dsse.sign(COUNTERSIGNED_HEAD_TYPE, encode(payload), [broker_key])
+        payload = _Countersigned(head=signed, previous_size=previous_size, time_us=time_us).encode()
+        envelope = dsse.sign(COUNTERSIGNED_HEAD_TYPE, payload, [broker_key])
         return cls(head=head, envelope=envelope, previous_size=previous_size, time_us=time_us)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeadSubmission:
-    """What the runtime sends to have a head countersigned: the body of ``POST /v1/heads``.
+class HeadSubmission(Record, name="head submission", max_bytes=MAX_SUBMISSION_BYTES, max_elements=128):
+    """What the runtime sends to have a head countersigned: the body of ``POST /v1/heads``."""
 
-    Law: ``HeadSubmission.parse(s.encode()) == s``.
-
-    Attributes:
-        head: the signed head's bytes.
-        proof: consistency with the last countersigned head; empty for the first and for a repeat.
-    """
-
-    head: bytes
-    proof: tuple[bytes, ...] = ()
-
-    def encode(self) -> bytes:
-        return encode(
-            {"head": decode(self.head, max_bytes=MAX_HEAD_BYTES), "proof": [b64encode(step) for step in self.proof]}
-        )
-
-    @classmethod
-    def parse(cls, data: bytes) -> HeadSubmission:
-        """Inverse of `encode`; no signature is checked. Raises `FormatError`."""
-        value = decode(data, max_bytes=MAX_SUBMISSION_BYTES, max_elements=_MAX_SUBMISSION_ELEMENTS)
-        fields = Fields(value, "head submission")
-        head = Envelope.from_json(fields.any("head")).encode()
-        steps = [b64decode(step) for step in fields.texts("proof", max_items=_MAX_PROOF, max_chars=43)]
-        fields.end()
-        if any(len(step) != 32 for step in steps):
-            raise FormatError(Code.SCHEMA, "a proof step that is not 32 bytes")
-        return cls(head=head, proof=tuple(steps))
+    head: Annotated[bytes, signed(MAX_HEAD_BYTES)]
+    proof: Proof = ()  # consistency with the last countersigned head; empty for the first and for a repeat
 
     def claimed_run_id(self) -> str:
         """Return the run that the head speaks of, **unverified**: to find the record to check it against."""
@@ -219,9 +162,18 @@ class HeadSubmission:
 
 
 def claimed_head(data: bytes) -> Head:
-    """Return what a signed head says **without checking its signature**; raises `FormatError`."""
-    envelope = Envelope.parse(data, max_bytes=MAX_HEAD_BYTES)
-    return Head.from_json(decode(envelope.payload, max_bytes=MAX_HEAD_BYTES, max_elements=_MAX_HEAD_ELEMENTS))
+    """Return a signed head **without checking its signature**; raises `FormatError`."""
+    return Head.parse(Envelope.parse(data, max_bytes=MAX_HEAD_BYTES).payload)
+
+
+def claimed_in(envelope: Envelope, broker_public: bytes) -> tuple[Head, str]:
+    """Return the head that this broker countersigned, and its signer's key id, **without checking its signature**.
+
+    Raises:
+        FormatError: as `CountersignedHead.parse`.
+    """
+    signed = _Countersigned.parse(envelope.verify(COUNTERSIGNED_HEAD_TYPE, broker_public)).head
+    return Head.parse(signed.payload), signed.signatures[0][0]
 
 
 def countersign(

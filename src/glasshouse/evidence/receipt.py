@@ -1,42 +1,62 @@
 """Receipts: what a run did, as an in-toto Statement v1 signed by the run's evidence key (spec/evidence.md section 5).
 
-Laws: ``Receipt.from_statement(r.to_statement()) == r``. A receipt says what the runtime says; how far
+Law: ``Receipt.from_statement(r.to_statement()) == r``. A receipt says what the runtime says; how far
 that can be believed is the assurance that stands in it. Source: in-toto attestation framework, Statement v1.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.heads import run_id_field
-from glasshouse.evidence.results import REQUIRED_PROBES, WORD, Loss, Output, Probe, Work, manifest_subject
+from glasshouse.evidence.results import (
+    MAX_OUTPUTS,
+    REQUIRED_PROBES,
+    Loss,
+    Output,
+    Probe,
+    Statement,
+    Work,
+    manifest_subject,
+)
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, b64encode, hex_or_null
 from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.record import (
+    APART,
+    Id,
+    Member,
+    Record,
+    Sha256,
+    choice,
+    integer,
+    items,
+    nullable,
+    octets,
+    table,
+    text,
+)
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
 __all__ = [
     "CLOCK_LEEWAY_US",
     "LIFECYCLE",
-    "MAX_OUTPUTS",
     "MAX_RECEIPT_BYTES",
     "PREDICATE_TYPE",
     "RECEIPT_TYPE",
-    "STATEMENT_TYPE",
+    "Lifecycle",
     "Receipt",
 ]
 
 RECEIPT_TYPE = "application/vnd.in-toto+json"
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://glasshouse.dev/receipt/v1"
 MAX_RECEIPT_BYTES = 240 * 1024  # fits, with its head, into the gate's 256 KiB
-MAX_OUTPUTS = 400
 MAX_PROBES = 64
 # Eleven of each output, and six probes whose details, of 200 characters, may be nothing but commas.
 MAX_RECEIPT_ELEMENTS = 6000
@@ -45,65 +65,48 @@ CLOCK_LEEWAY_US = 600 * 1_000_000
 LIFECYCLE = ("attest", "harden", "open", "release", "seal_outputs", "total", "zeroize")
 # What happens after the receipt is signed cannot stand in it; it says so itself.
 NOT_COVERED = ("evidence-key-wipe",)
-_VERSION = 1
+
+Lifecycle: TypeAlias = Annotated[
+    Mapping[str, int | None],
+    table(len(LIFECYCLE), choice(LIFECYCLE), nullable(integer()), min_items=len(LIFECYCLE)),
+]
+"""Microseconds of each step of a run; None for a step that was not reached."""
+_Word: TypeAlias = Annotated[str, text(64, re.compile(r"[a-z][a-z0-9-]{0,63}"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Receipt:
-    """What happened in one run.
+class Receipt(Record, name="predicate", constants={"version": 1, "not_covered": list(NOT_COVERED)}):
+    """What happened in one run: the predicate of a statement whose subjects are its outputs."""
 
-    Attributes:
-        run_id, deployment, package_id: which run, of what.
-        workload: the manifest's workload kind.
-        manifest_sha256, floor_sha256, policy_sha256: which package under which policies.
-        evidence_sha256, ear_sha256: digest of the evidence message and of the EAR's compact text; both
-            None in the receipt of a run that was never attested.
-        evidence_public: the run's evidence key, which signs this receipt and the log's heads.
-        assurance: what stands behind all of this; None when nothing was attested.
-        profile: the hardening profile that was claimed and observed.
-        workspace, secret_memory: the means that the machine offered for plaintext and for keys.
-        measurement, environment_sha256: of the runtime; None when it ended before measuring.
-        log_root, log_size: the log, including its last event.
-        work, loss, trainable: what the workload reported, or None.
-        outputs: what left the machine sealed, by sequence: the statement's subjects; of a run without any, the subject
-            is the manifest.
-        segments: how many sealed log segments were written.
-        zeroization: what the probes answered.
-        lifecycle_us: microseconds per step of the run, or None for a step that was not reached.
-        training_imports_us: the worker's own import of its frameworks.
-        outcome, code: how it ended, and why if it did not complete.
-        started_us, finished_us: by the runtime's clock.
-    """
-
-    run_id: str
-    deployment: str
-    package_id: str
-    workload: str
-    manifest_sha256: bytes
-    floor_sha256: bytes
-    policy_sha256: bytes
-    evidence_sha256: bytes | None
-    ear_sha256: bytes | None
-    evidence_public: bytes
-    assurance: Assurance | None
-    profile: Profile
-    workspace: str
-    secret_memory: str
-    measurement: bytes | None
-    environment_sha256: bytes | None
-    log_root: bytes
-    log_size: int
+    run_id: Id
+    deployment: Id
+    package_id: Id
+    workload: _Word  # of the manifest
+    manifest_sha256: Sha256
+    floor_sha256: Sha256
+    policy_sha256: Sha256
+    evidence_sha256: Sha256 | None  # of the evidence message; None in the receipt of a run that was never attested
+    ear_sha256: Sha256 | None  # of the EAR's compact text; None as well
+    evidence_public: Annotated[bytes, octets(32)]  # signs this receipt and the log's heads
+    assurance: Assurance | None  # what stands behind all of this; None when nothing was attested
+    profile: Annotated[Profile, Member("hardening", "profile")]  # that was claimed and observed
+    workspace: Annotated[_Word, Member("hardening", "workspace")]  # the machine's means for plaintext
+    secret_memory: Annotated[_Word, Member("hardening", "secret_memory")]  # the machine's means for keys
+    measurement: Sha256 | None  # of the runtime; None when it ended before measuring
+    environment_sha256: Sha256 | None
+    log_root: Annotated[Sha256, Member("log", "root")]  # of the log with its last event
+    log_size: Annotated[int, integer(1), Member("log", "size")]
     work: Work | None
     loss: Loss | None
-    trainable: int | None
-    outputs: tuple[Output, ...]
-    segments: int
-    zeroization: tuple[Probe, ...]
-    lifecycle_us: Mapping[str, int | None]
-    training_imports_us: int | None
+    trainable: int | None  # parameters
+    outputs: Annotated[tuple[Output, ...], APART]  # what left the machine sealed, by sequence
+    segments: int  # sealed segments of the log that were written
+    zeroization: Annotated[tuple[Probe, ...], items(MAX_PROBES)]
+    lifecycle_us: Lifecycle
+    training_imports_us: int | None  # the worker's own import of its frameworks
     outcome: Outcome
-    code: Code | None
-    started_us: int
+    code: Code | None  # why, of a run that did not complete
+    started_us: int  # by the runtime's clock
     finished_us: int
 
     def __post_init__(self) -> None:
@@ -139,64 +142,21 @@ class Receipt:
 
     def to_statement(self) -> dict[str, Json]:
         """Return the in-toto Statement."""
-        predicate: dict[str, Json] = {
-            "assurance": None if self.assurance is None else self.assurance.value,
-            "code": None if self.code is None else self.code.value,
-            "deployment": self.deployment,
-            "ear_sha256": hex_or_null(self.ear_sha256),
-            "environment_sha256": hex_or_null(self.environment_sha256),
-            "evidence_public": b64encode(self.evidence_public),
-            "evidence_sha256": hex_or_null(self.evidence_sha256),
-            "finished_us": self.finished_us,
-            "floor_sha256": self.floor_sha256.hex(),
-            "hardening": {
-                "profile": self.profile.value,
-                "secret_memory": self.secret_memory,
-                "workspace": self.workspace,
-            },
-            "lifecycle_us": dict(self.lifecycle_us),
-            "log": {"root": self.log_root.hex(), "size": self.log_size},
-            "loss": None if self.loss is None else self.loss.to_json(),
-            "manifest_sha256": self.manifest_sha256.hex(),
-            "measurement": hex_or_null(self.measurement),
-            "not_covered": list(NOT_COVERED),
-            "outcome": self.outcome.value,
-            "package_id": self.package_id,
-            "policy_sha256": self.policy_sha256.hex(),
-            "run_id": self.run_id,
-            "segments": self.segments,
-            "started_us": self.started_us,
-            "trainable": self.trainable,
-            "training_imports_us": self.training_imports_us,
-            "version": _VERSION,
-            "work": None if self.work is None else self.work.to_json(),
-            "workload": self.workload,
-            "zeroization": [probe.to_json() for probe in self.zeroization],
-        }
-        return {
-            "_type": STATEMENT_TYPE,
-            "predicate": predicate,
-            "predicateType": PREDICATE_TYPE,
-            "subject": self._subject(),
-        }
+        return Statement(predicate_type=PREDICATE_TYPE, predicate=self.to_json(), subject=self._subject()).to_json()
 
-    def _subject(self) -> list[Json]:
+    def _subject(self) -> tuple[Json, ...]:
         # A statement of in-toto is about something: where nothing came back, about the package.
-        outputs: list[Json] = [output.to_json() for output in self.outputs]
-        return outputs or [manifest_subject(self.manifest_sha256)]
+        return tuple(output.to_json() for output in self.outputs) or (manifest_subject(self.manifest_sha256),)
 
     @classmethod
     def from_statement(cls, value: Json) -> Receipt:
         """Inverse of `to_statement`; raises `FormatError`."""
-        statement = Fields(value, "statement")
-        statement.choice("_type", [STATEMENT_TYPE])
-        statement.choice("predicateType", [PREDICATE_TYPE])
-        subject = statement.items("subject", max_items=MAX_OUTPUTS)
-        named = [item for item in subject if not isinstance(item, dict) or item.get("name") != "manifest"]
-        receipt = _predicate(statement.child("predicate"), tuple(Output.from_json(item) for item in named))
-        if subject != receipt._subject():
+        statement = Statement.from_json(value)
+        named = [item for item in statement.subject if not isinstance(item, dict) or item.get("name") != "manifest"]
+        outputs = tuple(Output.from_json(item) for item in named)
+        receipt = cls.from_json(statement.predicate_of(PREDICATE_TYPE), outputs=outputs)
+        if statement.subject != receipt._subject():
             raise FormatError(Code.SCHEMA, "a receipt whose subject is neither its outputs nor its manifest")
-        statement.end()
         return receipt
 
     def sign(self, evidence_key: SigningKey, launch_key: SigningKey | None = None) -> bytes:
@@ -243,45 +203,3 @@ class Receipt:
     def from_payload(cls, payload: bytes) -> Receipt:
         """Parse a statement's canonical bytes; raises `FormatError`."""
         return cls.from_statement(decode(payload, max_bytes=MAX_RECEIPT_BYTES, max_elements=MAX_RECEIPT_ELEMENTS))
-
-
-def _predicate(fields: Fields, outputs: tuple[Output, ...]) -> Receipt:
-    fields.integer("version", low=_VERSION, high=_VERSION)
-    if fields.texts("not_covered", max_items=len(NOT_COVERED)) != list(NOT_COVERED):
-        raise FormatError(Code.SCHEMA, "a receipt that does not say what it leaves out")
-    log, hardening, lifecycle = fields.child("log"), fields.child("hardening"), fields.child("lifecycle_us")
-    receipt = Receipt(
-        run_id=run_id_field(fields),
-        deployment=run_id_field(fields, "deployment"),
-        package_id=run_id_field(fields, "package_id"),
-        workload=fields.text("workload", max_chars=64, pattern=WORD),
-        manifest_sha256=fields.digest("manifest_sha256"),
-        floor_sha256=fields.digest("floor_sha256"),
-        policy_sha256=fields.digest("policy_sha256"),
-        evidence_sha256=fields.digest_or_null("evidence_sha256"),
-        ear_sha256=fields.digest_or_null("ear_sha256"),
-        evidence_public=fields.octets("evidence_public", length=32),
-        assurance=None if fields.null("assurance") else Assurance(fields.choice("assurance", list(Assurance))),
-        profile=Profile(hardening.choice("profile", list(Profile))),
-        workspace=hardening.text("workspace", max_chars=64, pattern=WORD),
-        secret_memory=hardening.text("secret_memory", max_chars=64, pattern=WORD),
-        measurement=fields.digest_or_null("measurement"),
-        environment_sha256=fields.digest_or_null("environment_sha256"),
-        log_root=log.digest("root"),
-        log_size=log.integer("size", low=1),
-        work=None if fields.null("work") else Work.from_json(fields.any("work")),
-        loss=None if fields.null("loss") else Loss.from_json(fields.any("loss")),
-        trainable=fields.integer_or_null("trainable"),
-        outputs=outputs,
-        segments=fields.integer("segments"),
-        zeroization=tuple(Probe.from_json(item) for item in fields.items("zeroization", max_items=MAX_PROBES)),
-        lifecycle_us={step: lifecycle.integer_or_null(step) for step in LIFECYCLE},
-        training_imports_us=fields.integer_or_null("training_imports_us"),
-        outcome=Outcome(fields.choice("outcome", list(Outcome))),
-        code=None if fields.null("code") else Code(fields.choice("code", list(Code))),
-        started_us=fields.integer("started_us"),
-        finished_us=fields.integer("finished_us"),
-    )
-    for part in (log, hardening, lifecycle, fields):
-        part.end()
-    return receipt

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
-from glasshouse.evidence.heads import (
-    COUNTERSIGNED_HEAD_TYPE,
-    MAX_COUNTERSIGNED_HEAD_BYTES,
-    CountersignedHead,
-    Head,
-    claimed_head,
-)
+from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead, Head, Proof, claimed_in
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.merkle import leaf_hash, verify_inclusion
+from glasshouse.wire.record import Codec, Member, Record, Sha256, integer, octets, text
 from glasshouse.wire.states import State
 
 __all__ = ["ANY_NAME", "LOG_NAME", "MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
@@ -32,8 +27,6 @@ MAX_PART_BYTES = 176 * 1024
 LOG_NAME = "events.log"
 HEADS_NAME = "heads.log"
 RECEIPT_NAME = "receipt.json"
-_MAX_ELEMENTS = 256
-_MAX_PROOF = 64
 _CLOSING = (LOG_NAME, HEADS_NAME, RECEIPT_NAME)
 _LINE_BYTES = {LOG_NAME: MAX_EVENT_BYTES + 1, HEADS_NAME: MAX_COUNTERSIGNED_HEAD_BYTES + 1}  # of one event, at most
 _SEALED = re.compile(r"(outputs|log)/([0-9]{4,6})\.sealed")
@@ -41,77 +34,40 @@ _NAMED_BY = {"outputs": EventType.OUTPUT, "log": EventType.SEGMENT}
 ANY_NAME = re.compile(rf"{_SEALED.pattern}|{'|'.join(map(re.escape, _CLOSING))}")
 
 
+_EVENT = Codec(
+    lambda value, _where: Event.parse(encode(value)), lambda event: decode(event.encode(), max_bytes=MAX_EVENT_BYTES)
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredPart:
-    """The body of ``POST /v1/store``.
+class StoredPart(Record, name="part of a file", max_bytes=MAX_STORE_BYTES, max_elements=256):
+    """The body of ``POST /v1/store``."""
 
-    Law: ``StoredPart.parse(p.encode()) == p``.
-
-    Attributes:
-        name, size, sha256: of the whole file; its size in bytes.
-        start: the place of the part's first byte in it.
-        data: the part; may be empty.
-        event: the line of the log that names the file.
-        head: a countersigned head that covers it.
-        proof: its inclusion in the head's tree.
-    """
-
-    name: str
-    size: int
-    sha256: bytes
-    start: int
-    data: bytes
-    event: Event
-    head: Envelope
-    proof: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        return encode(
-            {
-                "bytes": self.size,
-                "data": b64encode(self.data),
-                "event": decode(self.event.encode(), max_bytes=MAX_EVENT_BYTES),
-                "from": self.start,
-                "head": self.head.to_json(),
-                "name": self.name,
-                "proof": [b64encode(step) for step in self.proof],
-                "sha256": self.sha256.hex(),
-            }
-        )
+    name: Annotated[str, text(pattern=ANY_NAME)]  # of the whole file, as size and digest
+    size: Annotated[int, integer(1), Member("bytes")]
+    sha256: Sha256
+    start: Annotated[int, Member("from")]  # the place of the part's first byte in the file
+    data: Annotated[bytes, octets(max_length=MAX_PART_BYTES)]  # may be empty
+    event: Annotated[Event, _EVENT]  # the line of the log that names the file
+    head: Envelope  # a countersigned head that covers it
+    proof: Proof  # its inclusion in the head's tree
 
     @classmethod
-    def parse(cls, data: bytes) -> StoredPart:
+    def parse(cls, data: bytes | bytearray | memoryview, **apart: Any) -> StoredPart:
         """Make check 1; no signature is looked at.
 
         Raises:
             RefusedError: `message-too-large` or `message-invalid`.
         """
         try:
-            return cls._parse(data)
+            part = super(StoredPart, cls).parse(data, **apart)
+            if part.start + len(part.data) > part.size:
+                raise FormatError(Code.SCHEMA, "a part behind the end of its file")
+            if part.name == RECEIPT_NAME and part.size > MAX_BUNDLE_BYTES:
+                raise FormatError(Code.TOO_LARGE, f"a bundle of more than {MAX_BUNDLE_BYTES} bytes")
         except FormatError as error:
             code = Code.MESSAGE_TOO_LARGE if error.code is Code.TOO_LARGE else Code.MESSAGE_INVALID
             raise RefusedError(code, error.message) from None
-
-    @classmethod
-    def _parse(cls, data: bytes) -> StoredPart:
-        fields = Fields(decode(data, max_bytes=MAX_STORE_BYTES, max_elements=_MAX_ELEMENTS), "part of a file")
-        part = cls(
-            name=fields.text("name", pattern=ANY_NAME),
-            size=fields.integer("bytes", low=1),
-            sha256=fields.digest("sha256"),
-            start=fields.integer("from"),
-            data=fields.octets("data", max_length=MAX_PART_BYTES),
-            event=Event.parse(encode(fields.any("event"))),
-            head=Envelope.from_json(fields.any("head")),
-            proof=tuple(b64decode(step) for step in fields.texts("proof", max_items=_MAX_PROOF, max_chars=43)),
-        )
-        fields.end()
-        if any(len(step) != 32 for step in part.proof):
-            raise FormatError(Code.SCHEMA, "a proof step that is not 32 bytes")
-        if part.start + len(part.data) > part.size:
-            raise FormatError(Code.SCHEMA, "a part behind the end of its file")
-        if part.name == RECEIPT_NAME and part.size > MAX_BUNDLE_BYTES:
-            raise FormatError(Code.TOO_LARGE, f"a bundle of more than {MAX_BUNDLE_BYTES} bytes")
         return part
 
     def claimed(self, broker_public: bytes) -> tuple[str, str]:
@@ -121,9 +77,8 @@ class StoredPart:
             RefusedError: `run-unknown`: it is no head that this broker countersigned.
         """
         try:
-            fields = Fields(decode(self.head.verify(COUNTERSIGNED_HEAD_TYPE, broker_public), max_bytes=8192), "head")
-            signed = Envelope.from_json(fields.any("head"))
-            return claimed_head(signed.encode()).run_id, signed.signatures[0][0]
+            head, signer = claimed_in(self.head, broker_public)
+            return head.run_id, signer
         except FormatError:
             raise _unknown() from None
 

@@ -97,7 +97,7 @@ def check_release_request(message: bytes) -> tuple[ReleaseRequest, Envelope]:
             actual=f"{len(message)} bytes",
         )
     try:
-        return ReleaseRequest.parse(message)
+        return ReleaseRequest.parse_signed(message)
     except FormatError as error:
         raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
 

@@ -41,7 +41,7 @@ def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int
             actual=f"{len(message)} bytes",
         )
     try:
-        request, envelope = ChallengeRequest.parse(message)
+        request, envelope = ChallengeRequest.parse_signed(message)
     except FormatError as error:
         raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
     token = _token(request.token, broker_public=broker_public, now_us=now_us)

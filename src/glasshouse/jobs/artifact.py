@@ -66,7 +66,7 @@ def make_artifact(
     artifact = replace(
         plain,
         numbers=_checked(numbers or {}),
-        outputs=tuple(replace(one, revealed=shown.get(sequence)) for sequence, one in enumerate(plain.outputs)),
+        outputs=tuple(one.reveal(shown.get(sequence)) for sequence, one in enumerate(plain.outputs)),
     )
     claims = verdict.chain.claims
     check_canaries(
@@ -150,7 +150,7 @@ def compare(artifact: Artifact, bundle: bytes, *, owner: bytes, now_us: int | No
     """
     verdict = verify_bundle(bundle, owner=owner, now_us=now_us)
     shown = account(verdict, bundle)
-    told = replace(artifact, numbers={}, outputs=tuple(replace(output, revealed=None) for output in artifact.outputs))
+    told = replace(artifact, numbers={}, outputs=tuple(output.reveal(None) for output in artifact.outputs))
     names = [field.name for field in fields(Artifact)]
     if other := [name for name in names if getattr(told, name) != getattr(shown, name)]:
         raise VerificationError(

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.evidence.receipt import RECEIPT_TYPE, STATEMENT_TYPE
+from glasshouse.evidence.receipt import RECEIPT_TYPE
+from glasshouse.evidence.results import STATEMENT_TYPE
 from glasshouse.jobs.collect import Opened
 from glasshouse.jobs.files import is_there, read_bounded, write_private
 from glasshouse.jobs.home import Home

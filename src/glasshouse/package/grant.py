@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.content import DIGEST_NAMES
-from glasshouse.package.index import MAX_ASSETS, Entry, Index, check_job, find, path_field
+from glasshouse.package.index import MAX_ASSETS, Entry, Index, check_job, check_text, find
 from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, asset_key, check_chunk_bytes
 from glasshouse.package.paths import check_paths
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
 from glasshouse.wire.aead import KEY_BYTES, Suite
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import SECRET_BYTES
+from glasshouse.wire.record import APART, LEFT_OUT, Record, Sha256, digest, fixed, integer, items, octets, raw
 
 __all__ = ["LENGTH_BYTES", "MAX_GRANT_BYTES", "Grant", "grant"]
 
@@ -26,31 +26,40 @@ LENGTH_BYTES = 8
 MAX_GRANT_BYTES = LENGTH_BYTES + MAX_INDEX_BYTES + MAX_ASSETS * 128
 
 
+_VERSION = integer(min(VERSIONS), max(VERSIONS))
+# Entry and key of each asset.
+_ASSETS = {
+    version: items(
+        MAX_ASSETS,
+        fixed(
+            id=integer(1),
+            path=raw(check_text),
+            bytes=integer(),
+            offset=integer(),
+            **{DIGEST_NAMES[version]: digest()},
+            key=octets(KEY_BYTES),
+        ),
+    )
+    for version in VERSIONS
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grant:
+class Grant(Record, name="grant", max_bytes=MAX_GRANT_BYTES):
     """Everything that opens a package's assets. Holds keys: its repr shows none.
 
     Law: ``Grant.parse(g.encode()) == g``, also with anything behind the encoded bytes.
-
-    Attributes:
-        version: of the package format.
-        job: the workload's parameters.
-        suite: bulk cipher.
-        chunk_bytes: plaintext bytes of a full chunk.
-        header_sha256: what every chunk is bound to.
-        assets: what may be read.
-        keys: one key for each asset, in the same order.
-        group_secret: what the ranks of this run share; None for a run in one process.
     """
 
-    version: int
-    job: dict[str, Json] = field(repr=False)
+    version: Annotated[int, _VERSION]  # of the package format
+    job: Annotated[dict[str, Json], raw(check_job)] = field(repr=False)  # the workload's parameters
     suite: Suite
-    chunk_bytes: int
-    header_sha256: bytes
-    assets: tuple[Entry, ...] = field(repr=False)
-    keys: tuple[bytes, ...] = field(repr=False)
-    group_secret: bytes | None = field(default=None, repr=False)
+    chunk_bytes: int  # plaintext bytes of a full chunk
+    header_sha256: Sha256  # what every chunk is bound to
+    assets: Annotated[tuple[Entry, ...], APART] = field(repr=False)  # what may be read
+    keys: Annotated[tuple[bytes, ...], APART] = field(repr=False)  # one for each asset, in the same order
+    # What the ranks of this run share; None for a run in one process.
+    group_secret: Annotated[bytes | None, octets(SECRET_BYTES), LEFT_OUT] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)
@@ -60,74 +69,44 @@ class Grant:
             raise FormatError(Code.SCHEMA, "a group secret of another length")
         check_paths(entry.path for entry in self.assets)
 
-    def encode(self) -> bytes:
-        """Return the length (8 bytes, big endian) and the canonical JSON."""
-        assets: list[Json] = [
-            {
-                "bytes": entry.bytes,
-                "id": entry.id,
-                "key": b64encode(key),
-                "offset": entry.offset,
-                "path": entry.path,
-                DIGEST_NAMES[self.version]: entry.digest.hex(),
-            }
+    def to_json(self) -> dict[str, Json]:
+        rows = [
+            (entry.id, entry.path, entry.bytes, entry.offset, entry.digest, key)
             for entry, key in zip(self.assets, self.keys, strict=True)
         ]
-        group: dict[str, Json] = {} if self.group_secret is None else {"group_secret": b64encode(self.group_secret)}
-        body = encode(
-            {
-                "assets": assets,
-                "chunk_bytes": self.chunk_bytes,
-                "header_sha256": self.header_sha256.hex(),
-                "job": self.job,
-                "suite": self.suite.value,
-                "version": self.version,
-                **group,
-            }
+        return {**Record.to_json(self), "assets": _ASSETS[self.version].write(rows)}
+
+    @classmethod
+    def from_json(cls, value: Json, where: str | None = None, **apart: Any) -> Grant:
+        """Inverse of `to_json`; raises as `parse` does."""
+        rest = dict(value) if isinstance(value, dict) else {}
+        version = _VERSION.read(rest.get("version"), "grant.version")
+        rows = _ASSETS[version].read(rest.pop("assets", None), "grant.assets")
+        entries = tuple(
+            Entry(id=number, path=path, bytes=size, offset=offset, digest=sha)
+            for number, path, size, offset, sha, _ in rows
         )
+        keys = tuple(row[-1] for row in rows)
+        return super(Grant, cls).from_json(rest, where, assets=entries, keys=keys, **apart)
+
+    def encode(self) -> bytes:
+        """Return the length (8 bytes, big endian) and the canonical JSON."""
+        body = Record.encode(self)
         return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
     @classmethod
-    def parse(cls, buffer: bytes | bytearray | memoryview) -> Grant:
+    def parse(cls, data: bytes | bytearray | memoryview, **apart: Any) -> Grant:
         """Inverse of `encode`; the buffer may be larger than the grant.
 
         Raises:
             FormatError: `too-large`, `not-canonical` or `schema-invalid`.
             PackageError: `package-path` or `package-limit`.
         """
-        view = memoryview(buffer)
+        view = memoryview(data)
         length = int.from_bytes(view[:LENGTH_BYTES], "big")
         if length > MAX_GRANT_BYTES or LENGTH_BYTES + length > len(view):
             raise FormatError(Code.TOO_LARGE, "a grant that is longer than its memory or its limit")
-        fields = Fields(decode(view[LENGTH_BYTES : LENGTH_BYTES + length], max_bytes=MAX_GRANT_BYTES), "grant")
-        version = fields.integer("version", low=min(VERSIONS), high=max(VERSIONS))
-        entries: list[Entry] = []
-        keys: list[bytes] = []
-        for item in fields.items("assets", max_items=MAX_ASSETS):
-            one = Fields(item, "grant.assets")
-            keys.append(one.octets("key", length=KEY_BYTES))
-            entries.append(
-                Entry(
-                    id=one.integer("id", low=1),
-                    path=path_field(one),
-                    bytes=one.integer("bytes"),
-                    digest=one.digest(DIGEST_NAMES[version]),
-                    offset=one.integer("offset"),
-                )
-            )
-            one.end()
-        found = cls(
-            version=version,
-            job=check_job(fields.any("job")),
-            suite=Suite(fields.choice("suite", list(Suite))),
-            chunk_bytes=fields.integer("chunk_bytes"),
-            header_sha256=fields.digest("header_sha256"),
-            assets=tuple(entries),
-            keys=tuple(keys),
-            group_secret=fields.octets("group_secret", length=SECRET_BYTES) if fields.has("group_secret") else None,
-        )
-        fields.end()
-        return found
+        return super(Grant, cls).parse(view[LENGTH_BYTES : LENGTH_BYTES + length], **apart)
 
     def open(self, stream: BinaryIO | Positioned, path: str) -> AssetReader:
         """Return a reader of the asset called `path`.

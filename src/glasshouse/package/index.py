@@ -15,7 +15,7 @@ from glasshouse.package.content import DIGEST_NAMES
 from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, sealed_size
 from glasshouse.package.paths import check_paths
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.record import choice, digest, fixed, integer, items, raw
 
 __all__ = ["INDEX_ID", "MAX_ASSETS", "Entry", "Index", "find"]
 
@@ -24,6 +24,30 @@ MAX_ASSETS = 1 << 14
 FORMATS = {version: f"glasshouse-index/{version}" for version in VERSIONS}
 
 Digest: TypeAlias = bytes  # within Entry, `bytes` is a length
+
+
+def check_text(value: Json) -> str:
+    """Return a path as it is: `check_paths` judges it, with the code that paths have."""
+    if not isinstance(value, str):
+        raise FormatError(Code.SCHEMA, "a path that is not text")
+    return value
+
+
+def check_job(job: Json) -> dict[str, Json]:
+    """Return the job if it is an object; raises `FormatError`."""
+    if not isinstance(job, dict):
+        raise FormatError(Code.SCHEMA, "index.job is not an object")
+    return dict(job)
+
+
+_LAYOUTS = {
+    version: fixed(
+        format=choice((FORMATS[version],)),
+        job=raw(check_job),
+        assets=items(MAX_ASSETS, fixed(path=raw(check_text), bytes=integer(), **{DIGEST_NAMES[version]: digest()})),
+    )
+    for version in VERSIONS
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +109,18 @@ class Index:
         """
         entries: list[Entry] = []
         offset = assets_offset
-        for number, (path, size, digest) in enumerate(files, start=1):
+        for number, (path, size, sha) in enumerate(files, start=1):
             if number > MAX_ASSETS:
                 raise PackageError(Code.PACKAGE_LIMIT, f"more than {MAX_ASSETS} assets; pack small files together")
-            entries.append(Entry(id=number, path=path, bytes=size, digest=digest, offset=offset))
+            entries.append(Entry(id=number, path=path, bytes=size, digest=sha, offset=offset))
             offset += sealed_size(size, chunk_bytes)
         check_paths(entry.path for entry in entries)
         return cls(job=job, assets=tuple(entries), version=version)
 
     def encode(self) -> bytes:
         """Return the canonical bytes that are sealed."""
-        files: list[Json] = [
-            {"bytes": entry.bytes, "path": entry.path, DIGEST_NAMES[self.version]: entry.digest.hex()}
-            for entry in self.assets
-        ]
-        return encode({"assets": files, "format": FORMATS[self.version], "job": self.job})
+        files = [(entry.path, entry.bytes, entry.digest) for entry in self.assets]
+        return encode(_LAYOUTS[self.version].write((FORMATS[self.version], self.job, files)))
 
     @classmethod
     def parse(
@@ -111,36 +132,13 @@ class Index:
             FormatError: `too-large`, `not-canonical` or `schema-invalid`.
             PackageError: `package-path` or `package-limit`.
         """
-        fields = Fields(decode(data, max_bytes=MAX_INDEX_BYTES), "index")
-        fields.choice("format", [FORMATS[version]])
-        job = fields.any("job")
-        files: list[tuple[str, int, bytes]] = []
-        for item in fields.items("assets", max_items=MAX_ASSETS):
-            one = Fields(item, "index.assets")
-            files.append((path_field(one), one.integer("bytes"), one.digest(DIGEST_NAMES[version])))
-            one.end()
-        fields.end()
-        return cls.of(
-            job=check_job(job), files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=version
-        )
+        value = decode(data, max_bytes=MAX_INDEX_BYTES)
+        _, job, files = _LAYOUTS[version].read(value, "index")
+        return cls.of(job=job, files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=version)
 
     def find(self, path: str) -> Entry:
         """Return the asset called `path`; raises `PackageError` (`asset-unknown`)."""
         return find(self.assets, path)
-
-
-def path_field(fields: Fields) -> str:
-    """Take a path as it is: `check_paths` judges it, with the code that paths have."""
-    path = fields.any("path")
-    if not isinstance(path, str):
-        raise FormatError(Code.SCHEMA, "a path that is not text")
-    return path
-
-
-def check_job(job: Json) -> dict[str, Json]:
-    """Return the job if it is an object; raises `FormatError`."""
-    Fields(job, "index.job")
-    return dict(job)  # type: ignore[arg-type]  # Fields has refused everything that is not an object
 
 
 def find(assets: Iterable[Entry], path: str) -> Entry:

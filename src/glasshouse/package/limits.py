@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.record import LEFT_OUT, Member, Record, integer
 
 __all__ = ["DEFAULT_BYTES", "MAX_BYTES", "MAX_COUNT", "OutputLimits"]
 
@@ -15,26 +16,18 @@ MAX_BYTES = 1 << 44
 DEFAULT_BYTES = 64 << 30
 
 
+_NAMES = ("max_outputs", "max_output_bytes")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputLimits:
-    """The most that the outputs of a run may be.
+class OutputLimits(Record, name="index.job"):
+    """The most that the outputs of a run may be."""
 
-    Attributes:
-        count: how many.
-        bytes: of the plaintext of all together.
-    """
-
-    count: int = MAX_COUNT
-    bytes: int = DEFAULT_BYTES
+    count: Annotated[int, integer(1, MAX_COUNT), Member("max_outputs"), LEFT_OUT] = MAX_COUNT
+    # Of the plaintext of all together.
+    bytes: Annotated[int, integer(1, MAX_BYTES), Member("max_output_bytes"), LEFT_OUT] = DEFAULT_BYTES
 
     @classmethod
     def of(cls, job: Mapping[str, Json]) -> OutputLimits:
         """Return the limits that a job's parameters name, or the defaults; raises `FormatError`."""
-        named = {name: job[name] for name in ("max_outputs", "max_output_bytes") if name in job}
-        fields = Fields(named, "index.job")
-        return cls(
-            count=fields.integer("max_outputs", low=1, high=MAX_COUNT) if "max_outputs" in named else MAX_COUNT,
-            bytes=fields.integer("max_output_bytes", low=1, high=MAX_BYTES)
-            if "max_output_bytes" in named
-            else DEFAULT_BYTES,
-        )
+        return cls.from_json({name: job[name] for name in _NAMES if name in job})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, PackageError
 from glasshouse.package.layout import (
@@ -17,10 +18,9 @@ from glasshouse.package.layout import (
 )
 from glasshouse.wire import dsse, hpke
 from glasshouse.wire.aead import Suite
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Floor
+from glasshouse.wire.record import Codec, Id, Member, Record, Sha256, choice, items, octets
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["MANIFEST_TYPE", "MAX_RECIPIENTS", "WORKLOADS", "Manifest", "parse_signed"]
@@ -30,42 +30,34 @@ FORMATS = {version: f"glasshouse-package/{version}" for version in VERSIONS}
 WORKLOADS = ("lora", "mlp", "script")
 MAX_RECIPIENTS = 8
 
+_VERSIONS = {name: version for version, name in FORMATS.items()}
+_NAME = choice(_VERSIONS)
+_FORMAT = Codec(lambda value, where: _VERSIONS[_NAME.read(value, where)], FORMATS.get)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
     """What the owner signs and everybody may read.
 
-    Law: ``Manifest.parse(m.encode()) == m`` and the reverse, byte for byte.
-
-    Attributes:
-        package_id: 16 random bytes as 32 hex characters.
-        suite: bulk cipher of index and assets.
-        chunk_bytes: plaintext bytes of a full chunk.
-        workload: `mlp`, `lora` or `script`.
-        floor: what the owner demands of every runtime that may open it.
-        recipients: HPKE public keys, 1216 bytes each; outputs and logs are sealed to these and no others.
-        owner_signing: Ed25519 public key that signs this manifest.
-        owner_sealing: the owner's HPKE public key.
-        key_commitment: 32 bytes, checked before the package key is used.
-        index_sha256: SHA-256 of the sealed index.
-        index_bytes: length of the sealed index.
-        assets_bytes: length of all sealed assets.
-        version: of the package format, as in the header.
+    Raises:
+        FormatError: `schema-invalid` on construction, as `from_json`.
+        PackageError: `package-limit` as well.
     """
 
-    package_id: str
-    suite: Suite
-    chunk_bytes: int
-    workload: str
-    floor: Floor
-    recipients: tuple[bytes, ...]
-    owner_signing: bytes
-    owner_sealing: bytes
-    key_commitment: bytes
-    index_sha256: bytes
-    index_bytes: int
-    assets_bytes: int
-    version: int = VERSION
+    package_id: Id  # random
+    suite: Suite  # of index and assets
+    chunk_bytes: int  # plaintext bytes of a full chunk
+    workload: Annotated[str, choice(WORKLOADS)]
+    floor: Floor  # what the owner demands of every runtime that may open it
+    # HPKE public keys; outputs and logs are sealed to these and no others.
+    recipients: Annotated[tuple[bytes, ...], items(MAX_RECIPIENTS, octets(hpke.PUBLIC_BYTES))]
+    owner_signing: Annotated[bytes, octets(32)]  # Ed25519 public key that signs this manifest
+    owner_sealing: Annotated[bytes, octets(hpke.PUBLIC_BYTES)]  # the owner's HPKE public key
+    key_commitment: Sha256  # checked before the package key is used
+    index_sha256: Sha256  # of the sealed index
+    index_bytes: int  # of the sealed index
+    assets_bytes: int  # of all sealed assets
+    version: Annotated[int, Member("format"), _FORMAT] = VERSION  # of the package format, as in the header
 
     def __post_init__(self) -> None:
         check_package_id(self.package_id)
@@ -83,61 +75,6 @@ class Manifest:
             hpke.check_public(key)
         if any(len(value) != 32 for value in (self.owner_signing, self.key_commitment, self.index_sha256)):
             raise FormatError(Code.SCHEMA, "a key, commitment or digest that is not 32 bytes")
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "assets_bytes": self.assets_bytes,
-            "chunk_bytes": self.chunk_bytes,
-            "floor": self.floor.to_json(),
-            "format": FORMATS[self.version],
-            "index_bytes": self.index_bytes,
-            "index_sha256": self.index_sha256.hex(),
-            "key_commitment": self.key_commitment.hex(),
-            "owner_sealing": b64encode(self.owner_sealing),
-            "owner_signing": b64encode(self.owner_signing),
-            "package_id": self.package_id,
-            "recipients": [b64encode(key) for key in self.recipients],
-            "suite": self.suite.value,
-            "workload": self.workload,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Manifest:
-        """Inverse of `to_json`.
-
-        Raises:
-            FormatError: `schema-invalid`.
-            PackageError: `package-limit`.
-        """
-        fields = Fields(value, "manifest")
-        written = fields.choice("format", list(FORMATS.values()))
-        texts = fields.texts("recipients", max_items=MAX_RECIPIENTS, max_chars=2 * hpke.PUBLIC_BYTES)
-        manifest = cls(
-            package_id=fields.text("package_id", max_chars=32),
-            suite=Suite(fields.choice("suite", list(Suite))),
-            chunk_bytes=fields.integer("chunk_bytes"),
-            workload=fields.choice("workload", WORKLOADS),
-            floor=Floor.from_json(fields.any("floor")),
-            recipients=tuple(b64decode(text) for text in texts),
-            owner_signing=fields.octets("owner_signing", length=32),
-            owner_sealing=fields.octets("owner_sealing", length=hpke.PUBLIC_BYTES),
-            key_commitment=fields.digest("key_commitment"),
-            index_sha256=fields.digest("index_sha256"),
-            index_bytes=fields.integer("index_bytes"),
-            assets_bytes=fields.integer("assets_bytes"),
-            version=next(version for version, name in FORMATS.items() if name == written),
-        )
-        fields.end()
-        return manifest
-
-    def encode(self) -> bytes:
-        """Return the canonical bytes: the DSSE payload."""
-        return encode(self.to_json())
-
-    @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """Inverse of `encode`; raises as `from_json` does, and `too-large` or `not-canonical`."""
-        return cls.from_json(decode(data, max_bytes=MAX_ENVELOPE_BYTES))
 
     def sign(self, owner: SigningKey) -> bytes:
         """Return the DSSE envelope's bytes.
@@ -180,9 +117,7 @@ def parse_signed(envelope: bytes | bytearray | memoryview, owner_signing: bytes 
         PackageError: `package-owner-mismatch` or `package-limit`.
     """
     signed = dsse.Envelope.parse(envelope, max_bytes=MAX_ENVELOPE_BYTES)
-    if signed.payload_type != MANIFEST_TYPE:
-        raise FormatError(Code.WRONG_TYPE, f"an envelope of another type where {MANIFEST_TYPE} was expected")
-    manifest = Manifest.parse(signed.payload)
+    manifest = Manifest.parse(signed.payload_of(MANIFEST_TYPE))
     signed.verify(MANIFEST_TYPE, manifest.owner_signing)
     if owner_signing is not None and owner_signing != manifest.owner_signing:
         raise PackageError(Code.PACKAGE_OWNER, "the package is signed by another owner than expected")

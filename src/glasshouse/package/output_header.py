@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError, PackageError
 from glasshouse.package.layout import check_chunk_bytes
@@ -14,9 +15,8 @@ from glasshouse.package.paths import check_path
 from glasshouse.package.streams import Positioned
 from glasshouse.wire import hpke
 from glasshouse.wire.aead import KEY_BYTES, PREFIX_BYTES, ChunkCipher, Suite, zero
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
+from glasshouse.wire.record import Id, Record, Sha256, digest_text, fixed, items, octets
 
 __all__ = [
     "MAX_NAME_BYTES",
@@ -53,30 +53,24 @@ class OutputKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputHeader:
+class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants={"format": FORMAT}):
     """What stands in the clear before an output's chunks; its digest is bound to every chunk.
 
     Law: ``OutputHeader.parse(h.encode()) == h`` and the reverse, byte for byte.
-
-    Attributes:
-        run_id: 32 hex characters.
-        manifest_sha256: the package's manifest hash.
-        kind: what it is.
-        sequence: its number.
-        suite: bulk cipher.
-        chunk_bytes: plaintext bytes of a full chunk.
-        key_commitment: `commitment` of the key.
-        recipients: (key id, HPKE message) for each recipient, in order of key id.
     """
 
-    run_id: str
-    manifest_sha256: bytes
+    run_id: Id
+    manifest_sha256: Sha256  # the package's manifest hash
     kind: OutputKind
     sequence: int
     suite: Suite
-    chunk_bytes: int
-    key_commitment: bytes
-    recipients: tuple[tuple[str, bytes], ...]
+    chunk_bytes: int  # plaintext bytes of a full chunk
+    key_commitment: Sha256  # `commitment` of the key
+    # Key id and HPKE message of each recipient, in order of key id.
+    recipients: Annotated[
+        tuple[tuple[str, bytes], ...],
+        items(MAX_RECIPIENTS, fixed(id=digest_text(16), sealed=octets(PRIVATE_BYTES + hpke.OVERHEAD_BYTES))),
+    ]
 
     def __post_init__(self) -> None:
         if not _IDENTITY.fullmatch(self.run_id):
@@ -87,24 +81,12 @@ class OutputHeader:
             raise FormatError(Code.SCHEMA, "recipients that are missing, too many, repeated or out of order")
 
     def encode(self) -> bytes:
-        recipients: list[Json] = [{"id": name, "sealed": b64encode(sealed)} for name, sealed in self.recipients]
-        body = encode(
-            {
-                "chunk_bytes": self.chunk_bytes,
-                "format": FORMAT,
-                "key_commitment": self.key_commitment.hex(),
-                "kind": self.kind.value,
-                "manifest_sha256": self.manifest_sha256.hex(),
-                "recipients": recipients,
-                "run_id": self.run_id,
-                "sequence": self.sequence,
-                "suite": self.suite.value,
-            }
-        )
+        """Return magic, length of the canonical JSON (4 bytes, big endian) and the canonical JSON."""
+        body = Record.encode(self)
         return MAGIC + len(body).to_bytes(LENGTH_BYTES, "big") + body
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview) -> OutputHeader:
+    def parse(cls, data: bytes | bytearray | memoryview, **apart: Any) -> OutputHeader:
         """Inverse of `encode`.
 
         Raises:
@@ -115,26 +97,7 @@ class OutputHeader:
         body = memoryview(data)[begin:]
         if int.from_bytes(data[len(MAGIC) : begin], "big") != len(body):
             raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output whose header has another length than it says")
-        fields = Fields(decode(body, max_bytes=MAX_HEADER_BYTES), "output")
-        fields.choice("format", [FORMAT])
-        recipients: list[tuple[str, bytes]] = []
-        for item in fields.items("recipients", max_items=MAX_RECIPIENTS):
-            one = Fields(item, "output.recipients")
-            name = one.text("id", max_chars=32, pattern=_IDENTITY)
-            recipients.append((name, one.octets("sealed", length=PRIVATE_BYTES + hpke.OVERHEAD_BYTES)))
-            one.end()
-        found = cls(
-            run_id=fields.text("run_id", max_chars=32),
-            manifest_sha256=fields.digest("manifest_sha256"),
-            kind=OutputKind(fields.choice("kind", list(OutputKind))),
-            sequence=fields.integer("sequence"),
-            suite=Suite(fields.choice("suite", list(Suite))),
-            chunk_bytes=fields.integer("chunk_bytes"),
-            key_commitment=fields.digest("key_commitment"),
-            recipients=tuple(recipients),
-        )
-        fields.end()
-        return found
+        return super(OutputHeader, cls).parse(body, **apart)
 
     @classmethod
     def read(cls, source: Positioned, total: int) -> OutputHeader:

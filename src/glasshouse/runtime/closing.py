@@ -78,7 +78,9 @@ def _countersigned(run: Run, identity: Identity, *, receipt: bytes) -> tuple[Cou
     while True:
         try:
             answer = ReceiptAnswer.parse(run.gate.post("/v1/receipt", body))
-            found = CountersignedReceipt.parse(answer.countersignature, broker_public=identity.launch.broker_public)
+            found = CountersignedReceipt.parse_signed(
+                answer.countersignature, broker_public=identity.launch.broker_public
+            )
             if found.receipt_sha256 != sha256(receipt):
                 return None
             return found, Envelope.parse(answer.delegation, max_bytes=MAX_RECEIPT_BYTES)

@@ -97,6 +97,12 @@ class Envelope:
             raise FormatError(Code.SCHEMA, "signatures that are missing, repeated or out of order")
         return cls(payload_type=payload_type, payload=payload, signatures=tuple(signatures))
 
+    def payload_of(self, payload_type: str) -> bytes:
+        """Return the payload if it is of this type; no signature is checked. Raises `FormatError` (`wrong-type`)."""
+        if self.payload_type != payload_type:
+            raise FormatError(Code.WRONG_TYPE, f"an envelope of another type where {payload_type} was expected")
+        return self.payload
+
     def verify(self, payload_type: str, *publics: bytes) -> bytes:
         """Return the payload if it is of this type and signed by exactly these keys.
 
@@ -107,8 +113,7 @@ class Envelope:
         Raises:
             FormatError: `wrong-type` or `signature-invalid`.
         """
-        if self.payload_type != payload_type:
-            raise FormatError(Code.WRONG_TYPE, f"an envelope of another type where {payload_type} was expected")
+        self.payload_of(payload_type)
         expected = {signing.key_id(public): public for public in publics}
         if not expected or expected.keys() != dict(self.signatures).keys():
             raise FormatError(Code.SIGNATURE, "an envelope signed by other keys than expected")

@@ -133,7 +133,9 @@ def test_a_finished_run_gets_one_countersigned_receipt(reporter: Reporter, owner
     submission = reporter.receipt()
     content = reporter.actor.post("/v1/receipt", submission).content()
     answer = ReceiptAnswer.parse(content)
-    signed = CountersignedReceipt.parse(answer.countersignature, broker_public=reporter.actor.launch.broker_public)
+    signed = CountersignedReceipt.parse_signed(
+        answer.countersignature, broker_public=reporter.actor.launch.broker_public
+    )
     assert answer.delegation == owner.delegation.encode()
     assert reporter.actor.post("/v1/receipt", submission).content() == content, "a lost answer is given again"
     other = reporter.receipt(finished_us=clock_us() + 5)

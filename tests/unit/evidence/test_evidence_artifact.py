@@ -77,8 +77,7 @@ ARTIFACT = Artifact(
             plain_bytes=10,
             sealed_sha256=b"\x08" * 32,
             plain_hmac=salted(*SHOWN),
-            revealed=SHOWN,
-        ),
+        ).reveal(SHOWN),
         PublicOutput(kind="checkpoint", of="file", plain_bytes=10, sealed_sha256=b"\x09" * 32, plain_hmac=None),
     ),
     zeroization=tuple(
@@ -242,7 +241,7 @@ def test_a_revealed_digest_is_the_one_that_the_runtime_committed_to(output: int,
 
 
 def test_its_subjects_are_what_it_tells_of_and_nothing_else() -> None:
-    hidden = tuple(replace(one, revealed=None) for one in ARTIFACT.outputs)
+    hidden = tuple(one.reveal(None) for one in ARTIFACT.outputs)
     for artifact, names in (
         (ARTIFACT, ["weights/0000"]),
         (replace(ARTIFACT, outputs=hidden), ["outputs/0000.sealed", "outputs/0001.sealed"]),
