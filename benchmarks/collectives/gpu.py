@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from benchmarks.collectives.gpu_package import measure_package
 from benchmarks.kept import Bar, finish, kept, options
-from glasshouse.collectives.kernels.aead import Cipher, Message
+from glasshouse.collectives.kernels.cipher import Cipher, Message
 from glasshouse.collectives.kernels.jit import interpreted
-from glasshouse.collectives.kernels.shape import Shape
+from glasshouse.collectives.kernels.launch_shape import Shape
 from glasshouse.wire.aead import TAG_BYTES
 
 __all__ = ["main"]
@@ -199,7 +199,7 @@ def _copy(device: torch.device) -> dict[str, Any]:
 def _compiled(device: torch.device) -> dict[str, Any]:
     """Return what the compiler made of the kernels for this device, and the rate that its arithmetic allows."""
     # Its interpreter compiles nothing, and has not all of what this imports.
-    from glasshouse.collectives.kernels.inspection import compile_bulk, compile_finish
+    from benchmarks.collectives.inspection import compile_bulk, compile_finish
 
     properties, clock_hz = torch.cuda.get_device_properties(device), _clock_hz()
     capability, processors = properties.major * 10 + properties.minor, properties.multi_processor_count

@@ -15,17 +15,17 @@ from typing import Any
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from benchmarks.collectives import ring
 from benchmarks.collectives.cells import Way
-from glasshouse.collectives import operations
-from glasshouse.collectives.arguments import Asides, reducing, reduction, tensors_of
-from glasshouse.collectives.dial import Direct
-from glasshouse.collectives.engine import Engine
-from glasshouse.collectives.frames import TAG_BYTES, Algorithm, Bytes, counted, set_counter
-from glasshouse.collectives.group import SealedGroup
-from glasshouse.collectives.keys import Lane, Membership
-from glasshouse.collectives.mesh import Mesh
-from glasshouse.collectives.operations.party import Streams
-from glasshouse.collectives.work import SealedWork
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations.communicator import Streams
+from glasshouse.collectives.protocol.group_keys import Lane, Membership
+from glasshouse.collectives.protocol.headers import TAG_BYTES, Algorithm, Bytes, counted, set_counter
+from glasshouse.collectives.torch_backend.arguments import StagedTensors, reducing, reduction, tensors_of
+from glasshouse.collectives.torch_backend.process_group import SealedGroup
+from glasshouse.collectives.torch_backend.sealed_work import SealedWork
+from glasshouse.collectives.transport.dial import Direct
+from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.wire.aead import Suite
 
 __all__ = ["Counted", "Groups", "Plain"]
@@ -118,9 +118,9 @@ class _Group(SealedGroup):
             return super().allreduce(tensors, opts, *more, **given)
         options = reducing(c10d.AllreduceOptions, opts, None, given)
         how = reduction(options.reduceOp)
-        asides = Asides(of=how)
-        parts = [asides.target(tensor, read=True) for tensor in tensors_of(tensors)]
-        return self._run(operations.all_reduce(parts, how, self._algorithm), tensors_of(tensors), asides, options)
+        staged = StagedTensors(of=how)
+        parts = [staged.target(tensor, read=True) for tensor in tensors_of(tensors)]
+        return self._run(ring.all_reduce(parts, how, self._algorithm), tensors_of(tensors), staged, options)
 
 
 class Groups:
@@ -180,7 +180,7 @@ class Groups:
         membership = Membership(group=name, ranks=tuple(range(self._size)), rank=self._rank, incarnation=0)
         store = dist.PrefixStore(f"bench/{name}/", self._store)
         # gloo uses TCP on one machine too, and so do all ways but the one that a user gets here.
-        dialler = Direct(near=way is Way.SEALED)
+        dialler = Direct(local=way is Way.SEALED)
         mesh = Mesh.connect(store, membership, self._secret, timeout_s=TIMEOUT_S, dialler=dialler)
         streams: Any = Plain() if way is Way.PLAIN else mesh.traffic
         engine = Engine(mesh, timeout_s=TIMEOUT_S, streams=streams if tally is None else Counted(streams, tally))

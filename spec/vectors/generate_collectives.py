@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glasshouse.collectives.alerts import REASONS, Alert
-from glasshouse.collectives.frames import (
+from glasshouse.collectives.protocol.alerts import REASONS, Alert
+from glasshouse.collectives.protocol.group_keys import Lane, Membership, Schedule, hello_key, next_key
+from glasshouse.collectives.protocol.headers import (
     ALL,
     MAX_PAYLOAD_BYTES,
     TAG_BYTES,
@@ -23,13 +24,13 @@ from glasshouse.collectives.frames import (
     Kind,
     ReductionCode,
     digest,
+    frame_bytes,
     set_counter,
 )
-from glasshouse.collectives.hello import Hello, Meeting
-from glasshouse.collectives.keys import Lane, Membership, Schedule, hello_key, next_key
-from glasshouse.collectives.memory import frame_bytes
-from glasshouse.collectives.near import INLINE, PAGE_BYTES, unit_of
-from glasshouse.collectives.sealing import REKEY_AFTER, Traffic
+from glasshouse.collectives.protocol.rendezvous import Hello, Rendezvous
+from glasshouse.collectives.protocol.traffic import REKEY_AFTER, Traffic
+from glasshouse.collectives.transport.local_link import INLINE, unit_of
+from glasshouse.collectives.transport.send_pool import PAGE_BYTES
 from glasshouse.errors import Code
 from glasshouse.wire import ranks
 from glasshouse.wire.aead import Suite
@@ -104,8 +105,8 @@ def schedules() -> Iterator[Vector]:
         )
 
 
-def hello_of(rank: int, membership: Membership = GROUP, secret: bytes = SECRET) -> Meeting:
-    return Meeting(replace(membership, rank=rank), secret, contribution=PARTS[rank])
+def hello_of(rank: int, membership: Membership = GROUP, secret: bytes = SECRET) -> Rendezvous:
+    return Rendezvous(replace(membership, rank=rank), secret, contribution=PARTS[rank])
 
 
 def hello_case(
@@ -172,7 +173,7 @@ def hellos() -> Iterator[Vector]:
     low = hello_of(0).hello(Lane.P2P, 1)
     yield hello_case("hello-from-below", "a lower rank connects", low, TAMPERED, rank=1)
     yield hello_case("hello-twice", "again on the same lane", good, TAMPERED, before=(good,))
-    old = Meeting(replace(GROUP, rank=1), SECRET, contribution=OLD_PARTS[1]).hello(Lane.P2P, 0)
+    old = Rendezvous(replace(GROUP, rank=1), SECRET, contribution=OLD_PARTS[1]).hello(Lane.P2P, 0)
     yield hello_case("hello-old-on-the-second-lane", "an older contribution", old, TAMPERED, before=(good,))
 
 

@@ -15,14 +15,14 @@ if not torch.cuda.is_available():
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from safetensors.torch import save
 
-from glasshouse.collectives import operations
-from glasshouse.collectives.device import DeviceRegion, Queue
-from glasshouse.collectives.engine import Engine
-from glasshouse.collectives.frames import Algorithm, Header, Kind
-from glasshouse.collectives.kernels.aead import Cipher, Message
-from glasshouse.collectives.keys import ALL, Lane
-from glasshouse.collectives.memory import HostRegion, frame_bytes
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from benchmarks.collectives import ring
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.kernels.cipher import Cipher, Message
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.device_region import DeviceRegion, Queue
+from glasshouse.collectives.operations.regions import HostRegion
+from glasshouse.collectives.protocol.group_keys import ALL, Lane
+from glasshouse.collectives.protocol.headers import Algorithm, Header, Kind, frame_bytes
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
@@ -117,7 +117,7 @@ def test_two_ranks_reduce(algorithm: Algorithm) -> None:
         tensor = parts[engine.rank].to(CUDA, non_blocking=True)
         for _ in range(3):
             copy = tensor.clone()
-            operate(engine, operations.all_reduce([copy], Reduction(kind=ReductionKind.SUM), algorithm))
+            operate(engine, ring.all_reduce([copy], Reduction(kind=ReductionKind.SUM), algorithm))
         return copy.cpu()
 
     for found in in_ranks(2, story):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from glasshouse.collectives.kernels.aead import Cipher
-from glasshouse.collectives.kernels.shape import Shape
+from glasshouse.collectives.kernels.cipher import Cipher
+from glasshouse.collectives.kernels.launch_shape import Shape
 from simulators.messages import SUNSCREEN_SEALED, back, content, drafts, expected, message, sunscreen, untouched_around
 
 random.seed(8439)

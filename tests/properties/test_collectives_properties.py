@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from glasshouse.collectives.alerts import REASONS, Alert
-from glasshouse.collectives.frames import (
+from glasshouse.collectives.protocol.alerts import REASONS, Alert
+from glasshouse.collectives.protocol.group_keys import CONFIRM_BYTES, Lane
+from glasshouse.collectives.protocol.headers import (
     ALL,
     HEADER_BYTES,
     TAG_BYTES,
@@ -24,9 +25,8 @@ from glasshouse.collectives.frames import (
     payload_bytes,
     set_counter,
 )
-from glasshouse.collectives.hello import HELLO_BYTES, Greeting, Hello, Meeting
-from glasshouse.collectives.keys import CONFIRM_BYTES, Lane
-from glasshouse.collectives.sealing import Traffic
+from glasshouse.collectives.protocol.rendezvous import HELLO_BYTES, ConnectionHandshake, Hello, Rendezvous
+from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.errors import Code, CollectiveError, FormatError, GlasshouseError
 from glasshouse.wire.aead import Suite
 from simulators.sealed_group import SECRET, group, header, meetings, members, seal, shake_hands
@@ -269,7 +269,7 @@ class Message:
     data: bytes
 
 
-def listen(parties: Sequence[Meeting]) -> list[Message]:
+def listen(parties: Sequence[Rendezvous]) -> list[Message]:
     """Everything that is said in an honest handshake, in order."""
     heard: list[Message] = []
 
@@ -349,7 +349,7 @@ def test_every_hello_reads_back_and_only_the_one_that_fits_is_met(digest: bytes,
     key = bytes(range(32))
     assert Hello.parse(hello.encode(key)) == hello
     with pytest.raises(CollectiveError) as caught:
-        Meeting(members(2)[0], SECRET).meet(hello.encode(key), lane=None, peer=None)
+        Rendezvous(members(2)[0], SECRET).meet(hello.encode(key), lane=None, peer=None)
     assert caught.value.code is Code.GROUP_MISMATCH
 
 
@@ -357,7 +357,7 @@ def test_every_hello_reads_back_and_only_the_one_that_fits_is_met(digest: bytes,
 @given(confirmation=st.binary(min_size=CONFIRM_BYTES, max_size=CONFIRM_BYTES))
 def test_no_guess_confirms(confirmation: bytes) -> None:
     parties = meetings(2)
-    greetings = [(Greeting(parties[1], lane=lane, peer=0), Greeting(parties[0])) for lane in Lane]
+    greetings = [(ConnectionHandshake(parties[1], lane=lane, peer=0), ConnectionHandshake(parties[0])) for lane in Lane]
     for there, here in greetings:
         there.receive(here.receive(there.begin()))
     _, here = greetings[0]

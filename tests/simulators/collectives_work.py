@@ -12,8 +12,8 @@ import math
 from dataclasses import KW_ONLY, dataclass
 
 from benchmarks.collectives.cells import Way
-from glasshouse.collectives.choose import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
-from glasshouse.collectives.frames import MAX_PAYLOAD_BYTES, Algorithm
+from glasshouse.collectives.operations.algorithms import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
+from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
 
 __all__ = ["Work", "work"]
 

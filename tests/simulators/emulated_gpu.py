@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from glasshouse.collectives.kernels import aead
-from glasshouse.collectives.kernels.aead import Cipher
-from glasshouse.collectives.kernels.inspection import compile_bulk, compile_finish
-from glasshouse.collectives.kernels.shape import Shape
+from benchmarks.collectives.inspection import compile_bulk, compile_finish
+from glasshouse.collectives.kernels import cipher
+from glasshouse.collectives.kernels.cipher import Cipher
+from glasshouse.collectives.kernels.launch_shape import Shape
 from simulators.ptx import EmulatedKernel
 
 __all__ = ["compiled_elsewhere", "emulated_cipher", "emulated_gpu"]
@@ -44,8 +44,8 @@ def emulated_gpu() -> Iterator[SimpleNamespace]:
 
     kernels = SimpleNamespace(bulk=EmulatedKernel(bulk), finish=EmulatedKernel(finish))
     with compiled_elsewhere(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aead, "passes", kernels)
-        patch.setattr(aead, "interpreted", lambda: True)
+        patch.setattr(cipher, "passes", kernels)
+        patch.setattr(cipher, "interpreted", lambda: True)
         yield kernels
 
 

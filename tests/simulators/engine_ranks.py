@@ -11,12 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from glasshouse.collectives.dial import Direct
-from glasshouse.collectives.engine import Engine, Options
-from glasshouse.collectives.frames import HEADER_BYTES, TAG_BYTES, Kind, counted
-from glasshouse.collectives.hello import CONFIRM_BYTES, HELLO_BYTES
-from glasshouse.collectives.keys import Lane, Membership
-from glasshouse.collectives.mesh import Mesh
+from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.protocol.group_keys import Lane, Membership
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES, Kind, counted
+from glasshouse.collectives.protocol.rendezvous import CONFIRM_BYTES, HELLO_BYTES
+from glasshouse.collectives.transport.dial import Direct
+from glasshouse.collectives.transport.mesh import Mesh
 
 __all__ = ["SECRET", "Ended", "Middle", "connect", "ended", "in_ranks", "operate", "world"]
 
@@ -64,7 +64,7 @@ def world(
     story: Callable[[Engine], Any],
     *,
     timeout_s: float = 20.0,
-    options: Options | None = None,
+    options: EngineOptions | None = None,
     middle: Middle | None = None,
 ) -> list[Ended]:
     """Let each rank of a group live its story with its engine, and close that; return how each ended."""
@@ -105,7 +105,7 @@ class Middle(Direct):
         attack: what is done to the n-th data frame on its way to the first: what to send on in its place.
     """
 
-    near = False
+    local = False
     of: tuple[int, int]
     attack: Callable[[int, bytes], Sequence[bytes]]
     _seen: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from glasshouse.collectives.kernels.aead import Message
+from glasshouse.collectives.kernels.cipher import Message
 
 # RFC 8439, 2.8.2
 SUNSCREEN = (

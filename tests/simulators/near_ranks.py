@@ -12,31 +12,33 @@ from typing import Any
 
 import torch
 
-from glasshouse.collectives import dial, operations
-from glasshouse.collectives.engine import Engine
-from glasshouse.collectives.frames import Algorithm
-from glasshouse.collectives.keys import Lane
-from glasshouse.collectives.memory import frame_bytes
-from glasshouse.collectives.near import Arena, NearLink, Offer
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from benchmarks.collectives import ring
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.headers import Algorithm, frame_bytes
+from glasshouse.collectives.transport import dial
+from glasshouse.collectives.transport.local_link import LocalLink
+from glasshouse.collectives.transport.local_peer import PoolExchange
+from glasshouse.collectives.transport.send_pool import SendPool
 from simulators.engine_ranks import operate
 
 __all__ = ["ELEMENTS", "FAR", "SUM", "descriptors", "links_of", "near_pair", "offer", "sent", "summed"]
 
 SUM = Reduction(kind=ReductionKind.SUM)
 ELEMENTS = 1_500_000
-FAR = dial.Direct(near=False)
+FAR = dial.Direct(local=False)
 
 
 def summed(engine: Engine, algorithm: Algorithm | None = None) -> float:
     tensor = torch.full((ELEMENTS,), engine.rank + 1.0)
-    operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+    operate(engine, ring.all_reduce([tensor], SUM, algorithm))
     assert (tensor == tensor[0]).all()
     return float(tensor[0])
 
 
 def links_of(engine: Engine) -> list[Any]:
-    return [*engine._progress._links.values()]
+    return [*engine._progress._links]
 
 
 def descriptors() -> int:
@@ -45,24 +47,26 @@ def descriptors() -> int:
 
 
 @contextlib.contextmanager
-def near_pair() -> Iterator[tuple[NearLink, NearLink]]:
+def near_pair() -> Iterator[tuple[LocalLink, LocalLink]]:
     """The two ends of one connection, with nobody who drives them."""
     with contextlib.ExitStack() as closed:
         ends = socket.socketpair()
-        arenas = [Arena(1) for _ in ends]
+        arenas = [SendPool(1) for _ in ends]
         offers = [offer(end, arena, connected=end is ends[1]) for end, arena in zip(ends, arenas, strict=True)]
-        links = [NearLink(end, Lane.COLLECTIVE, one.answer()) for end, one in zip(ends, offers, strict=True)]
+        links = [LocalLink(end, Lane.COLLECTIVE, one.answer()) for end, one in zip(ends, offers, strict=True)]
         for arena, link in zip(arenas, links, strict=True):
             arena.shut()
             closed.callback(link.close)
         yield links[0], links[1]
 
 
-def offer(end: socket.socket, arena: Arena | None, *, connected: bool = False, within_s: float = 1.0) -> Offer:
-    return Offer(end, 1, arena, time.monotonic() + within_s, connected=connected)
+def offer(
+    end: socket.socket, arena: SendPool | None, *, connected: bool = False, within_s: float = 1.0
+) -> PoolExchange:
+    return PoolExchange(end, 1, arena, time.monotonic() + within_s, connected=connected)
 
 
-def sent(link: NearLink, size: int, fill: int = 7) -> memoryview:
+def sent(link: LocalLink, size: int, fill: int = 7) -> memoryview:
     """Send a frame of `size` bytes that announces its own size, and return where it lies."""
     buffer = link.out_buffer(size)
     assert buffer is not None

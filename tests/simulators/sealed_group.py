@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from glasshouse.collectives.frames import TAG_BYTES, Algorithm, Collective, Element, Header, Kind, ReductionCode
-from glasshouse.collectives.hello import Greeting, Meeting
-from glasshouse.collectives.keys import Lane, Membership
-from glasshouse.collectives.sealing import REKEY_AFTER, Opener, Sealer, Traffic
+from glasshouse.collectives.protocol.group_keys import Lane, Membership
+from glasshouse.collectives.protocol.headers import (
+    TAG_BYTES,
+    Algorithm,
+    Collective,
+    Element,
+    Header,
+    Kind,
+    ReductionCode,
+)
+from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous
+from glasshouse.collectives.protocol.traffic import REKEY_AFTER, Opener, Sealer, Traffic
 
 SECRET = bytes(range(32))
 
@@ -17,10 +25,10 @@ def members(size: int, *, group: str = "0", incarnation: int = 1) -> list[Member
     return [Membership(group=group, ranks=ranks, rank=rank, incarnation=incarnation) for rank in ranks]
 
 
-def meetings(size: int, *, secret: bytes = SECRET, fixed: bool = False, **options: object) -> list[Meeting]:
+def meetings(size: int, *, secret: bytes = SECRET, fixed: bool = False, **options: object) -> list[Rendezvous]:
     """Ranks that have not met; `fixed` gives each a contribution that is the same in every run."""
     return [
-        Meeting(member, secret, contribution=bytes([member.rank + 1]) * 32 if fixed else None)
+        Rendezvous(member, secret, contribution=bytes([member.rank + 1]) * 32 if fixed else None)
         for member in members(size, **options)  # type: ignore[arg-type]
     ]
 
@@ -33,13 +41,15 @@ def untouched(lane: Lane, source: int, destination: int, message: bytes) -> byte
     return message
 
 
-def shake_hands(parties: Sequence[Meeting], wire: Wire = untouched) -> list[tuple[Greeting, Greeting]]:
+def shake_hands(
+    parties: Sequence[Rendezvous], wire: Wire = untouched
+) -> list[tuple[ConnectionHandshake, ConnectionHandshake]]:
     """Let every pair greet on both lanes over `wire`; return the connections, each (who connected, the other)."""
     connections = []
     for lane in Lane:
         for high in range(len(parties)):
             for low in range(high):
-                there, here = Greeting(parties[high], lane=lane, peer=low), Greeting(parties[low])
+                there, here = ConnectionHandshake(parties[high], lane=lane, peer=low), ConnectionHandshake(parties[low])
                 answer = here.receive(wire(lane, high, low, there.begin()))
                 assert there.receive(wire(lane, low, high, answer)) == b""
                 connections.append((there, here))
@@ -57,7 +67,7 @@ def group(size: int, *, rekey_after: int = REKEY_AFTER, **options: object) -> li
     """The traffic of ranks that have met."""
     parties = meetings(size, **options)  # type: ignore[arg-type]
     shake_hands(parties)
-    return [Traffic(party.schedule(), rekey_after=rekey_after) for party in parties]
+    return [Traffic(communicator.schedule(), rekey_after=rekey_after) for communicator in parties]
 
 
 def header(source: int, destination: int, **fields: object) -> Header:

@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 
-from glasshouse.collectives.dial import HandedOver
+from glasshouse.collectives.transport.dial import HandedOver
 
 __all__ = ["Switchboard"]
 

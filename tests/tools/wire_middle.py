@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glasshouse.collectives.frames import HEADER_BYTES, TAG_BYTES, Kind, counted
-from glasshouse.collectives.hello import CONFIRM_BYTES, HELLO_BYTES, Meeting
-from glasshouse.collectives.keys import Lane, Membership
+from glasshouse.collectives.protocol.group_keys import Lane, Membership
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES, Kind, counted
+from glasshouse.collectives.protocol.rendezvous import CONFIRM_BYTES, HELLO_BYTES, Rendezvous
 
 __all__ = ["ATTACKS", "Attack", "Middle"]
 
@@ -230,7 +230,7 @@ class Impostor(Attack):
             return message
         self.struck.set()
         member = Membership(group="0", ranks=tuple(range(4)), rank=0, incarnation=0)
-        return Meeting(member, os.urandom(32)).hello(Lane(way.lane), 2)
+        return Rendezvous(member, os.urandom(32)).hello(Lane(way.lane), 2)
 
 
 class Replay(Attack):

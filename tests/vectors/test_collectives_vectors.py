@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
-from glasshouse.collectives.alerts import REASONS, Alert
-from glasshouse.collectives.frames import HEADER_BYTES, Header, Kind, payload_bytes
-from glasshouse.collectives.hello import Greeting, Meeting
-from glasshouse.collectives.keys import ALL, Lane, Membership, Schedule, hello_key, next_key
-from glasshouse.collectives.near import INLINE, PAGE_BYTES, parse_unit
-from glasshouse.collectives.sealing import Traffic
+from glasshouse.collectives.protocol.alerts import REASONS, Alert
+from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Header, Kind, payload_bytes
+from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous
+from glasshouse.collectives.protocol.traffic import Traffic
+from glasshouse.collectives.transport.local_link import INLINE, parse_unit
+from glasshouse.collectives.transport.send_pool import PAGE_BYTES
 from glasshouse.errors import Code, CollectiveError, GlasshouseError
 from glasshouse.wire import ranks
 from glasshouse.wire.aead import Suite
@@ -69,13 +70,13 @@ def schedule(given: dict[str, Any]) -> dict[str, Any]:
 
 def hello(given: dict[str, Any]) -> dict[str, Any]:
     rank = given["rank"]
-    meeting = Meeting(
+    meeting = Rendezvous(
         membership(given, rank),
         bytes.fromhex(given["secret"]),
         contribution=bytes.fromhex(given["contributions"][rank]),
     )
     for before in given["before"]:
-        Greeting(meeting).receive(bytes.fromhex(before))
+        ConnectionHandshake(meeting).receive(bytes.fromhex(before))
     lane = None if given["lane"] is None else Lane(given["lane"])
     found = meeting.meet(bytes.fromhex(given["hello"]), lane=lane, peer=given["peer"])
     return {"code": None, "contribution": found.contribution.hex(), "lane": int(found.lane), "source": found.source}

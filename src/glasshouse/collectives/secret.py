@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from glasshouse.collectives.keys import SECRET_BYTES, forget_in_children
+from glasshouse.collectives.protocol.group_keys import SECRET_BYTES, forget_in_children
 from glasshouse.errors import Code, CollectiveError, FormatError
 from glasshouse.wire import ranks
 from glasshouse.wire.aead import zero

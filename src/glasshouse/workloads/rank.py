@@ -105,10 +105,10 @@ def _run(channel: RankChannel) -> Result:
     stop = Stop()
     channel.listen(stop.ask)
     if channel.machine is not None:
-        from glasshouse.collectives import route
+        from glasshouse.collectives.torch_backend import reach
         from glasshouse.workloads.rank_channel import OtherMachines
 
-        route.dial_through(OtherMachines(channel, channel.machine))
+        reach.use_dialler(OtherMachines(channel, channel.machine))
     if channel.inherited:
         _without_names(channel)
 
@@ -122,8 +122,9 @@ def _run(channel: RankChannel) -> Result:
 
 def _without_names(channel: RankChannel) -> None:
     """Have torch find its store, and sealed groups their secret and their ranks, over the channel."""
-    from glasshouse.collectives import route, secret
-    from glasshouse.collectives.dial import HandedOver
+    from glasshouse.collectives import secret
+    from glasshouse.collectives.torch_backend import reach
+    from glasshouse.collectives.transport.dial import HandedOver
 
     @functools.cache  # torch's C++ holds its own half of the object alone, and calls this one
     def store() -> object:
@@ -131,8 +132,8 @@ def _without_names(channel: RankChannel) -> None:
 
         return ChannelStore(channel)
 
-    route.dial_through(HandedOver(channel.open_door, channel.call))
-    route.meet_at(store)
+    reach.use_dialler(HandedOver(channel.open_door, channel.call))
+    reach.use_store(store)
     secret.provide(channel.group_secret)
 
 

@@ -207,7 +207,7 @@ class OtherMachines:
         machine: which this is.
     """
 
-    near = True
+    local = True
 
     def __init__(self, channel: RankChannel, machine: int) -> None:
         self._channel, self._machine = channel, machine

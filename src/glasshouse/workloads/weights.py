@@ -32,7 +32,7 @@ def opener(device: torch.device) -> DeviceOpener:
     if device.type != "cuda":
         return DeviceOpener(None, why=f"the device is {device.type}")
     try:
-        from glasshouse.collectives.kernels.aead import Cipher
+        from glasshouse.collectives.kernels.cipher import Cipher
 
         cipher = Cipher(device)
         if _works(cipher):
@@ -141,7 +141,7 @@ class _Run:
             yield first, count
 
     def _launch(self, slot: _Slot, first: int, count: int) -> None:
-        from glasshouse.collectives.kernels.aead import Message
+        from glasshouse.collectives.kernels.cipher import Message
 
         sealed = self._sealed
         sizes = [sealed.plain_bytes(first + index) for index in range(count)]
@@ -241,7 +241,7 @@ def _works(cipher: Any) -> bool:
     """Return whether the kernels give on this device what another implementation gives."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-    from glasshouse.collectives.kernels.aead import Message
+    from glasshouse.collectives.kernels.cipher import Message
 
     key, nonce = bytes(range(32)), bytes(range(12))
     sealed = ChaCha20Poly1305(key).encrypt(nonce, _PROBE, None)
@@ -270,7 +270,7 @@ def _wait(device: Any) -> None:
 
 
 def _view(tensor: Any) -> memoryview:
-    from glasshouse.collectives.memory import bytes_of
+    from glasshouse.collectives.protocol.frame_memory import bytes_of
 
     return bytes_of(tensor)
 

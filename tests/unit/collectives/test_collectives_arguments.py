@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from glasshouse.collectives.arguments import Asides, portions, reduction
-from glasshouse.collectives.group import SealedGroup
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.torch_backend.arguments import StagedTensors, portions, reduction
+from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import NotingEngine
 
@@ -106,9 +106,9 @@ def test_reductions_are_torchs() -> None:
 def test_complex_numbers_are_summed_as_pairs_and_never_multiplied_or_compared_as_such() -> None:
     number = torch.tensor([1 + 2j])
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, c10d._make_nccl_premul_sum(2.0)):
-        assert Asides(of=reduction(op)).target(number).tolist() == [[1.0, 2.0]]
+        assert StagedTensors(of=reduction(op)).target(number).tolist() == [[1.0, 2.0]]
     for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
-        assert Asides(of=reduction(op)).target(number).is_complex()
+        assert StagedTensors(of=reduction(op)).target(number).is_complex()
     with pytest.raises(CollectiveError):
         reduction(c10d._make_nccl_premul_sum(torch.tensor([1j])))
 
@@ -126,17 +126,17 @@ def test_rows_are_cut_by_their_sizes() -> None:
 
 
 def test_memory_that_holds_the_elements_as_they_are_is_used_itself() -> None:
-    asides = Asides()
+    staged = StagedTensors()
     plain = torch.zeros(4, 2)
-    assert asides.target(plain).data_ptr() == plain.data_ptr()
-    assert asides.source(plain[1:]).data_ptr() == plain[1:].data_ptr()
-    assert not asides.made
+    assert staged.target(plain).data_ptr() == plain.data_ptr()
+    assert staged.source(plain[1:]).data_ptr() == plain[1:].data_ptr()
+    assert not staged.made
     crossed = torch.arange(8.0).view(4, 2).t()
-    aside = asides.target(crossed, read=True)
+    aside = staged.target(crossed, read=True)
     assert aside.is_contiguous()
     assert torch.equal(aside, crossed)
-    assert asides.made
+    assert staged.made
     aside.fill_(5)
-    asides.settle(True)
+    staged.settle(True)
     assert (crossed == 5).all()
-    assert not asides.made
+    assert not staged.made

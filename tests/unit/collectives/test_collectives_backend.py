@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from glasshouse.collectives import backend, guard
 from glasshouse.collectives.secret import provide, withdraw
+from glasshouse.collectives.torch_backend import backend, guard
 from glasshouse.errors import Code, CollectiveError, UsageError
 
 
@@ -19,7 +19,7 @@ from glasshouse.errors import Code, CollectiveError, UsageError
 def _secret() -> Iterator[None]:
     provide(b"s" * 32)
     yield
-    for group in guard.held():
+    for group in guard.groups():
         group.shutdown()
     withdraw()
 
@@ -84,7 +84,7 @@ def test_a_count_of_restarts_that_is_none_is_refused(count: str, monkeypatch: py
 def test_options_of_other_backends_are_refused() -> None:
     with pytest.raises(UsageError):
         backend.create(wish(), object())
-    assert guard.held() == ()
+    assert guard.groups() == ()
 
 
 def test_without_a_secret_there_is_no_group() -> None:
@@ -92,7 +92,7 @@ def test_without_a_secret_there_is_no_group() -> None:
     with pytest.raises(CollectiveError) as refused:
         backend.create(wish())
     assert refused.value.code is Code.GROUP_SECRET
-    assert guard.held() == ()
+    assert guard.groups() == ()
 
 
 def test_a_group_knows_who_it_is(met: list[Any]) -> None:
@@ -109,10 +109,10 @@ def test_a_group_knows_who_it_is(met: list[Any]) -> None:
     dist.all_reduce(torch.ones(1))
     assert group._get_sequence_number_for_group() == before + 1
     dist.destroy_process_group()
-    assert guard.held() == ()
+    assert guard.groups() == ()
 
 
 def test_a_group_that_nobody_destroyed_says_goodbye_at_the_end() -> None:
     backend.create(wish())
     backend._leave()
-    assert guard.held() == ()
+    assert guard.groups() == ()

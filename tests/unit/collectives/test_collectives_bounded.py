@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from glasshouse.collectives.bounded import within
+from glasshouse.collectives.transport.dial import within
 
 
 def test_what_returns_in_time_is_returned() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from glasshouse.collectives.choose import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
-from glasshouse.collectives.frames import MAX_PAYLOAD_BYTES, Algorithm
+from glasshouse.collectives.operations.algorithms import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
+from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
 
 
 @given(some.integers(0, 2**40), some.sampled_from([CHUNK_BYTES, 4 << 20, 64 << 10]))

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from glasshouse.collectives.device import DeviceRegion, Queue
-from glasshouse.collectives.frames import HEADER_BYTES, Element, Header, Kind
-from glasshouse.collectives.keys import ALL, Lane, Membership, Schedule
-from glasshouse.collectives.memory import HostRegion, frame_bytes
-from glasshouse.collectives.sealing import Opener, Sealer, Traffic
+from glasshouse.collectives.operations.device_region import DeviceRegion, Queue
+from glasshouse.collectives.operations.regions import HostRegion
+from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element, Header, Kind, frame_bytes
+from glasshouse.collectives.protocol.traffic import Opener, Sealer, Traffic
 from glasshouse.errors import Code, CollectiveError, PlatformError
 from glasshouse.wire.aead import Suite
 
@@ -159,7 +159,7 @@ def test_a_script_may_be_in_inference_mode_or_on_another_default_device(
 def test_elsewhere_or_with_gaps_is_refused(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         DeviceRegion([torch.zeros(4, 4).t()], queue)
-    monkeypatch.setattr("glasshouse.collectives.kernels.aead.interpreted", lambda: False)
+    monkeypatch.setattr("glasshouse.collectives.kernels.cipher.interpreted", lambda: False)
     with pytest.raises(PlatformError) as refused:
         Queue("cpu")
     assert refused.value.code is Code.DEVICE_MISSING

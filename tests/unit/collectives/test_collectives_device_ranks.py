@@ -11,14 +11,15 @@ import torch
 
 pytest.importorskip("triton")
 
+from benchmarks.collectives import ring
+from benchmarks.collectives.inspection import compile_bulk, compile_finish
 from glasshouse.collectives import operations
-from glasshouse.collectives.device import Queue
-from glasshouse.collectives.engine import Engine, Options
-from glasshouse.collectives.frames import Algorithm
-from glasshouse.collectives.kernels.aead import Cipher, Message, Verdicts
-from glasshouse.collectives.kernels.inspection import compile_bulk, compile_finish
-from glasshouse.collectives.kernels.shape import Shape
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.kernels.cipher import Cipher, Message, Verdicts
+from glasshouse.collectives.kernels.launch_shape import Shape
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.device_region import Queue
+from glasshouse.collectives.protocol.headers import Algorithm
 from simulators.emulated_gpu import emulated_gpu
 from simulators.engine_ranks import in_ranks, operate
 
@@ -70,7 +71,7 @@ class Devices(Mapping[str, Any]):
         return 1
 
 
-ON_DEVICES = Options(queues=Devices(), chunk_bytes=512)
+ON_DEVICES = EngineOptions(queues=Devices(), chunk_bytes=512)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_two_ranks_reduce_on_their_devices(algorithm: Algorithm, kind: Reduction
 
     def story(engine: Engine) -> Any:
         tensor = parts[engine.rank].clone()
-        operate(engine, operations.all_reduce([tensor[:30], tensor[30:]], Reduction(kind=kind), algorithm))
+        operate(engine, ring.all_reduce([tensor[:30], tensor[30:]], Reduction(kind=kind), algorithm))
         return tensor
 
     for found in in_ranks(2, story, options=ON_DEVICES):

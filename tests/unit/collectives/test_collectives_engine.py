@@ -13,22 +13,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.collectives import ring
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine import Completion, Engine, Options
-from glasshouse.collectives.frames import HEADER_BYTES, Algorithm
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.collectives.engine.engine import Completion, Engine, EngineOptions
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Algorithm
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, Middle, connect, ended, in_ranks, operate, world
 from tools.waiting import wait_for
 
 SUM = Reduction(kind=ReductionKind.SUM)
-SMALL = Options(chunk_bytes=64 << 10)
+SMALL = EngineOptions(chunk_bytes=64 << 10)
 ELEMENTS = 200_000
 
 
 def summed(engine: Engine, algorithm: Algorithm | None = None) -> Any:
     tensor = torch.full((ELEMENTS,), engine.rank + 1.0)
-    operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+    operate(engine, ring.all_reduce([tensor], SUM, algorithm))
     return tensor
 
 
@@ -145,7 +146,7 @@ def test_somebody_on_a_connection_ends_the_group_and_nobody_keeps_a_number(attac
     middle = Middle((2, 1), ATTACKS[attack])
 
     def story(engine: Engine) -> None:
-        operate(engine, operations.all_reduce([tensors[engine.rank]], SUM, algorithm))
+        operate(engine, ring.all_reduce([tensors[engine.rank]], SUM, algorithm))
         summed(engine, algorithm)
 
     ends = world(3, story, options=SMALL, middle=middle)
@@ -218,7 +219,7 @@ def test_ranks_that_do_not_come_are_named_and_none_of_those_that_wait_for_them(
     def story(engine: Engine) -> None:
         try:
             if engine.rank not in absent:
-                operate(engine, operations.all_reduce([tensors[engine.rank]], SUM, algorithm))
+                operate(engine, ring.all_reduce([tensors[engine.rank]], SUM, algorithm))
         finally:
             failed.wait(timeout=60)
 
@@ -384,7 +385,7 @@ def test_the_way_for_messages_is_missed_at_once_when_somebody_cuts_it() -> None:
     def story(engine: Engine) -> Any:
         summed(engine)
         if engine.rank == 1:
-            engine._progress._post[0].finish()
+            engine._progress._p2p[0].finish()
         for _ in range(200):  # two sums may be through before anybody has to wait, and so to look
             summed(engine)
             time.sleep(0.005)
@@ -478,9 +479,9 @@ def test_buffers_do_not_grow_with_the_tensors() -> None:
         for elements in (3_000_000, 6_000_000):
             tensor = torch.ones(elements)
             for algorithm in (Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING):
-                operate(engine, operations.all_reduce([tensor], SUM, algorithm))
-            links = engine._progress._links.values()
-            pools = engine._party._pools.values()
+                operate(engine, ring.all_reduce([tensor], SUM, algorithm))
+            links = engine._progress._links
+            pools = engine._communicator._pools.values()
             held.append(
                 sum(len(link._in) + len(link._out) for link in links)
                 + sum(len(buffer) for pool in pools for kind in (pool.shared, pool.scratch) for buffer in kind._free)

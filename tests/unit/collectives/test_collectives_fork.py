@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine import Engine
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate
 from tools.forked import in_child
@@ -53,7 +53,7 @@ def test_what_a_closed_group_had_open_is_not_closed_again_in_a_child() -> None:
     assert in_child(lambda: [end for end in pipes if not Path(f"/proc/self/fd/{end}").exists()]) == []
     for engine in closed:
         engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "late"))
-        engine._progress.ring()
+        engine._progress.wake()
     readable, _, _ = select.select(pipes[::2], [], [], 0)
     assert not readable
     for end in pipes:

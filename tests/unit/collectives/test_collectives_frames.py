@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from glasshouse.collectives.frames import (
+from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.headers import (
     ALL,
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -24,7 +25,6 @@ from glasshouse.collectives.frames import (
     set_counter,
     set_route,
 )
-from glasshouse.collectives.keys import Lane
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_group import header, members
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from glasshouse.collectives import entry, guard
-from glasshouse.collectives.group import SealedGroup
+from glasshouse.collectives.torch_backend import entry, guard, reach
+from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import NotingEngine
 
@@ -23,9 +23,9 @@ from simulators.sealed_engines import NotingEngine
 @pytest.fixture
 def sealed() -> Iterator[SealedGroup]:
     group = SealedGroup(NotingEngine(), name="held")
-    guard.hold(group)
+    guard.add_group(group)
     yield group
-    guard.release(group)
+    guard.remove_group(group)
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def in_a_child(folder: Path) -> tuple[int, str]:
 
 def test_a_process_that_a_rank_starts_makes_no_other_group_either(tmp_path: Path) -> None:
     group = SealedGroup(NotingEngine(), name="held")
-    guard.hold(group)
+    guard.add_group(group)
     try:
         status, said = in_a_child(tmp_path)
     finally:
-        guard.release(group)
+        guard.remove_group(group)
     assert status == 1
     assert "the process that started this one" in said
     assert "[collective-unsealed]" in said
@@ -94,12 +94,12 @@ def test_a_process_that_a_rank_starts_makes_no_other_group_either(tmp_path: Path
 
 
 def test_what_a_ranks_ancestor_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(entry.PARENT_VARIABLE, "1")
+    monkeypatch.setenv(reach.PARENT_VARIABLE, "1")
     group = SealedGroup(NotingEngine(), name="held")
-    guard.hold(group)
-    guard.release(group)
+    guard.add_group(group)
+    guard.remove_group(group)
     with pytest.raises(CollectiveError) as raised:
-        guard.admit("gloo")
+        guard.check_backend("gloo")
     assert refused(raised)
 
 
@@ -129,7 +129,7 @@ def test_rpc_is_not_started_beside_a_sealed_group(sealed: SealedGroup) -> None:
 def test_a_sealed_group_is_not_made_beside_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["torch.distributed.rpc.api"], "_is_current_rpc_agent_set", lambda: True)
     with pytest.raises(CollectiveError) as raised:
-        guard.alone()
+        guard.check_unsealed()
     assert refused(raised)
 
 
@@ -144,7 +144,7 @@ def test_gpus_share_no_memory_beside_a_sealed_group(sealed: SealedGroup) -> None
 
 def test_torch_is_as_it_was_when_the_last_sealed_group_is_gone(sealed: SealedGroup, tmp_path: Path) -> None:
     sealed.shutdown()
-    assert guard.held() == ()
+    assert guard.groups() == ()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     gathered = [torch.zeros(2)]
     dist.all_gather(gathered, torch.ones(2))
@@ -157,7 +157,7 @@ def test_torch_is_as_it_was_when_the_last_sealed_group_is_gone(sealed: SealedGro
 def test_torchcomms_would_take_the_place_of_the_sealed_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist.distributed_c10d, "_use_torchcomms_enabled", lambda: True, raising=False)
     with pytest.raises(CollectiveError) as raised:
-        guard.admit("sealed")
+        guard.check_backend("sealed")
     assert refused(raised)
 
 
@@ -173,7 +173,7 @@ def test_the_entry_point_stands_before_torch_once_and_never_raises(monkeypatch: 
 def test_aborting_a_group_lets_go_of_it() -> None:
     engine = NotingEngine()
     group = SealedGroup(engine, name="held")
-    guard.hold(group)
+    guard.add_group(group)
     group.abort()
-    assert guard.held() == ()
+    assert guard.groups() == ()
     assert engine.aborted is Code.COLLECTIVE_ABORTED

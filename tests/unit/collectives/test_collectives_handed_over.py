@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from glasshouse.collectives import entry, guard, mesh, route
-from glasshouse.collectives.dial import HandedOver, handed_over
-from glasshouse.collectives.engine import Engine
-from glasshouse.collectives.near import NearLink
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.torch_backend import entry, guard, reach
+from glasshouse.collectives.transport import endpoint, joining
+from glasshouse.collectives.transport.dial import HandedOver, handed_over
+from glasshouse.collectives.transport.local_link import LocalLink
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import connect, ended
 from simulators.near_ranks import descriptors, links_of, summed
@@ -31,7 +32,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switchboard]:
     class Nameless(socket.socket):
         bind = connect = connect_ex = refused
 
-    monkeypatch.setattr(mesh.socket, "socket", Nameless)
+    monkeypatch.setattr(endpoint.socket, "socket", Nameless)
     board = Switchboard()
     yield board
     board.close()
@@ -54,7 +55,7 @@ def lived(board: Switchboard, size: int, store: Any = None, **options: Any) -> l
 def test_ranks_meet_and_share_memory_without_a_name(board: Switchboard, size: int) -> None:
     for end in lived(board, size):
         assert end.error is None
-        assert end.value == ({NearLink}, size * (size + 1) / 2)
+        assert end.value == ({LocalLink}, size * (size + 1) / 2)
 
 
 def test_a_rank_that_has_many_to_take_is_called_again(board: Switchboard) -> None:
@@ -73,7 +74,7 @@ def test_the_store_holds_the_name_of_a_door_and_no_address(board: Switchboard) -
 def test_who_comes_through_a_door_and_says_nothing_is_a_stranger(
     board: Switchboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.3)
+    monkeypatch.setattr(joining, "_STRANGER_S", 0.3)
     ends: list[Any] = []
     listen, silent = board.listen, []
 
@@ -127,9 +128,9 @@ def test_what_comes_on_a_door_is_a_connection_or_refused() -> None:
 @pytest.fixture
 def nameless() -> Iterator[Any]:
     store = dist.HashStore()
-    route.meet_at(lambda: store)
+    reach.use_store(lambda: store)
     yield store
-    route.meet_at(None)
+    reach.use_store(None)
 
 
 @pytest.mark.parametrize("url", ["env://", "tcp://192.0.2.1:29500"])
@@ -146,10 +147,10 @@ def test_where_there_is_no_network_every_other_backend_is_refused_by_the_name_of
     backend: str, nameless: Any
 ) -> None:
     with pytest.raises(CollectiveError, match="the backend is `sealed`") as caught:
-        guard.admit(backend)
+        guard.check_backend(backend)
     assert caught.value.code is Code.COLLECTIVE_UNSEALED
     assert "sealed" in caught.value.hint
-    guard.admit("sealed")
+    guard.check_backend("sealed")
     with pytest.raises(CollectiveError, match="the backend is `sealed`"):
         dist.init_process_group("gloo", store=nameless, rank=0, world_size=1)
     assert not dist.is_initialized()

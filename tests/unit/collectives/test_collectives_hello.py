@@ -8,8 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from glasshouse.collectives.hello import CONFIRM_BYTES, HELLO_BYTES, Greeting, Hello, Meeting
-from glasshouse.collectives.keys import Lane, Membership, hello_key
+from glasshouse.collectives.protocol.group_keys import Lane, Membership, hello_key
+from glasshouse.collectives.protocol.rendezvous import (
+    CONFIRM_BYTES,
+    HELLO_BYTES,
+    ConnectionHandshake,
+    Hello,
+    Rendezvous,
+)
 from glasshouse.errors import Code, CollectiveError, FormatError, GlasshouseError
 from simulators.sealed_group import (
     SECRET,
@@ -29,7 +35,7 @@ HELLO = Hello(
 KEY = hello_key(SECRET)
 
 
-def met(one: Meeting, data: bytes, *, lane: Lane | None = None, peer: int | None = None) -> CollectiveError:
+def met(one: Rendezvous, data: bytes, *, lane: Lane | None = None, peer: int | None = None) -> CollectiveError:
     with pytest.raises(CollectiveError) as caught:
         one.meet(data, lane=lane, peer=peer)
     return caught.value
@@ -41,8 +47,8 @@ def test_ranks_that_agree_have_keys_for_each_other(size: int) -> None:
     connections = shake_hands(parties)
     assert len(connections) == size * (size - 1)
     assert all(end.done and end.wants == 0 for both in connections for end in both)
-    assert {party.missing for party in parties} == {()}
-    assert len({party.schedule().transcript for party in parties}) == 1
+    assert {communicator.missing for communicator in parties} == {()}
+    assert len({communicator.schedule().transcript for communicator in parties}) == 1
 
 
 def test_frames_pass_between_every_two_ranks_that_have_met() -> None:
@@ -64,7 +70,7 @@ def test_a_hello_reads_back_and_has_one_length() -> None:
     data = HELLO.encode(KEY)
     assert len(data) == HELLO_BYTES
     assert Hello.parse(data) == HELLO
-    assert Greeting(meetings(2)[0]).wants == HELLO_BYTES
+    assert ConnectionHandshake(meetings(2)[0]).wants == HELLO_BYTES
 
 
 def test_keys_are_made_when_nobody_is_missing_and_not_before() -> None:
@@ -118,7 +124,10 @@ def test_another_secret_is_told_at_once_and_on_both_sides() -> None:
 
 
 def test_who_was_refused_gets_a_hello_to_see_the_difference_by_itself() -> None:
-    here, there = Greeting(meetings(2)[0]), Greeting(meetings(2, secret=b"x" * 32)[1], lane=Lane.P2P, peer=0)
+    here, there = (
+        ConnectionHandshake(meetings(2)[0]),
+        ConnectionHandshake(meetings(2, secret=b"x" * 32)[1], lane=Lane.P2P, peer=0),
+    )
     first = there.begin()
     with pytest.raises(CollectiveError):
         here.receive(first)
@@ -139,7 +148,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("words", OTHERS)
 def test_a_rank_that_believes_another_group_hears_how_it_differs(words: str) -> None:
-    here, there = meetings(2)[0], Meeting(OTHERS[words], SECRET)
+    here, there = meetings(2)[0], Rendezvous(OTHERS[words], SECRET)
     error = met(here, there.hello(Lane.COLLECTIVE, 0))
     assert error.code is Code.GROUP_MISMATCH
     assert words in error.message
@@ -226,23 +235,23 @@ def test_any_flip_in_any_message_ends_the_meeting(turn: int) -> None:
 
 
 def test_messages_out_of_turn_are_refused() -> None:
-    one = Greeting(meetings(2)[0])
+    one = ConnectionHandshake(meetings(2)[0])
     with pytest.raises(ValueError, match="128 are due"):
         one.receive(b"short")
     with pytest.raises(ValueError, match="no rank"):
         one.confirm()
     with pytest.raises(ValueError, match="both"):
-        Greeting(meetings(2)[0], lane=Lane.P2P)
+        ConnectionHandshake(meetings(2)[0], lane=Lane.P2P)
     parties = meetings(2)
-    here = Greeting(parties[0])
-    here.receive(Greeting(parties[1], lane=Lane.P2P, peer=0).begin())
+    here = ConnectionHandshake(parties[0])
+    here.receive(ConnectionHandshake(parties[1], lane=Lane.P2P, peer=0).begin())
     with pytest.raises(ValueError, match="after the own one"):
         here.receive(bytes(CONFIRM_BYTES))
 
 
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
-        Meeting(members(2)[0], b"short")
+        Rendezvous(members(2)[0], b"short")
 
 
 def test_a_forked_child_cannot_meet_in_its_parents_name() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glasshouse.collectives.kernels.shape import BLOCK_BYTES, MAX_MESSAGE_BYTES, Shape, cut
+from glasshouse.collectives.kernels.launch_shape import BLOCK_BYTES, MAX_MESSAGE_BYTES, Shape, cut
 
 ROOT = Path(__file__).resolve().parents[3]
 H200 = Shape(programs=660)

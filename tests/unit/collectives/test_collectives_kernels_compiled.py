@@ -20,8 +20,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from glasshouse.collectives.kernels.aead import PROGRAMS_PER_PROCESSOR, Message
-from glasshouse.collectives.kernels.inspection import compile_bulk, compile_finish
+from benchmarks.collectives.inspection import compile_bulk, compile_finish
+from glasshouse.collectives.kernels.cipher import PROGRAMS_PER_PROCESSOR, Message
 from simulators.emulated_gpu import compiled_elsewhere, emulated_cipher, emulated_gpu
 from simulators.messages import (
     SUNSCREEN_SEALED,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from glasshouse.collectives.keys import ALL, Lane, Membership, Schedule, hello_key, next_key
+from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
 from glasshouse.wire.aead import Suite
 from tools.forked import in_child
 

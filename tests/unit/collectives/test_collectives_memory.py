@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glasshouse.collectives.memory import Buffers, HostRegion, Span, allocate, bytes_of, flat
+from glasshouse.collectives.operations.regions import HostRegion, Span, flat
+from glasshouse.collectives.protocol.frame_memory import Buffers, allocate, bytes_of
 
 
 def test_a_view_of_a_tensor_leaves_its_storage_resizable() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from glasshouse.collectives import addresses, dial, mesh
-from glasshouse.collectives.keys import Lane
+from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.transport import addresses, dial, endpoint, joining, mesh
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import SECRET, connect, ended
 
@@ -107,17 +107,17 @@ def listening(store: Any, rank: int) -> tuple[str, int]:
 
 
 def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
+    monkeypatch.setattr(joining, "_STRANGER_S", 0.5)
     store = dist.HashStore()
     with contextlib.ExitStack() as strangers:
 
         def story(rank: int) -> Any:
             if rank == 1:
                 address = listening(store, 0)
-                for greeting in (b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(200), bytes(128)) * 20:
+                for handshake in (b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(200), bytes(128)) * 20:
                     stranger = strangers.enter_context(socket.create_connection(address))
                     with contextlib.suppress(OSError):
-                        stranger.sendall(greeting)
+                        stranger.sendall(handshake)
                 time.sleep(0.7)
             return met(store, rank, 2)
 
@@ -125,7 +125,7 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
 
 
 def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
+    monkeypatch.setattr(joining, "_STRANGER_S", 0.5)
     store = dist.HashStore()
     thread = threading.Thread(target=ended, args=(1, lambda rank: met(store, rank, 2, timeout_s=8)), daemon=True)
     thread.start()
@@ -138,8 +138,8 @@ def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: p
 
 def test_a_rank_that_others_keep_waiting_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has connected to rank 0 and waits for the address of rank 1, which comes late."""
-    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
-    for dialler in (None, dial.Direct(near=False)):
+    monkeypatch.setattr(joining, "_STRANGER_S", 0.5)
+    for dialler in (None, dial.Direct(local=False)):
         store = dist.HashStore()
 
         def story(rank: int, store: Any = store, dialler: Any = dialler) -> Any:
@@ -203,7 +203,7 @@ def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pyte
 
     assert all(end.error is None for end in ended(2, story))
     assert store.get("glasshouse/0/0").decode().split()[:2] == ["127.0.0.1", str(port)]
-    monkeypatch.setenv(mesh.ADDRESS_VARIABLE, "127.0.0.1")
+    monkeypatch.setenv(endpoint.ADDRESS_VARIABLE, "127.0.0.1")
     assert all(end.error is None for end in ended(2, lambda rank: met(store, rank, 2, incarnation=1)))
 
 
@@ -215,7 +215,7 @@ def test_a_rank_with_an_own_address_that_is_none_says_where_it_comes_from(own: s
     with pytest.raises(CollectiveError, match="this rank cannot listen at") as raised:
         met(dist.HashStore(), 0, 2, address=own)
     assert raised.value.code is Code.COLLECTIVE_ABORTED
-    assert mesh.ADDRESS_VARIABLE in raised.value.hint
+    assert endpoint.ADDRESS_VARIABLE in raised.value.hint
 
 
 def test_a_port_that_is_taken_is_said_so() -> None:
@@ -295,7 +295,7 @@ def test_a_process_that_may_open_no_more_files_does_not_wait_for_a_rank_that_is_
     store = dist.HashStore()
     store.set("glasshouse/0/0", "127.0.0.1 9")
     with pytest.raises(CollectiveError, match="may open no more files") as raised:
-        met(store, 1, 2, dialler=Full(near=False), timeout_s=60)
+        met(store, 1, 2, dialler=Full(local=False), timeout_s=60)
     assert raised.value.code is Code.COLLECTIVE_ABORTED
 
 

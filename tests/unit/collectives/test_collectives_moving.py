@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine import Engine, Options
-from glasshouse.collectives.memory import bytes_of
+from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.protocol.frame_memory import bytes_of
 from simulators.engine_ranks import in_ranks, operate
 
-SMALL = Options(chunk_bytes=64 << 10)
+SMALL = EngineOptions(chunk_bytes=64 << 10)
 
 
 @pytest.mark.parametrize(

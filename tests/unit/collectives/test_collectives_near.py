@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from glasshouse.collectives import mesh, near, operations
-from glasshouse.collectives.engine import Engine, Options
-from glasshouse.collectives.frames import Algorithm
-from glasshouse.collectives.keys import Lane
-from glasshouse.collectives.near import NearLink
-from glasshouse.collectives.operations import party
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.collectives import operations
+from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.operations import communicator
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.headers import Algorithm
+from glasshouse.collectives.transport import endpoint, joining, local_link, local_peer, send_pool
+from glasshouse.collectives.transport.local_link import LocalLink
 from simulators.engine_ranks import connect, ended, in_ranks, operate
 from simulators.near_ranks import ELEMENTS, FAR, descriptors, links_of, summed
 
@@ -22,16 +23,16 @@ from simulators.near_ranks import ELEMENTS, FAR, descriptors, links_of, summed
 def test_large_frames_go_by_their_place_and_small_ones_on_the_connection() -> None:
     carried: list[int] = []
 
-    class Counting(NearLink):
+    class Counting(LocalLink):
         def push(self) -> bool:
             carried.append(sum(map(len, self._pending)))
             return super().push()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(mesh, "NearLink", Counting)
+        patched.setattr(joining, "LocalLink", Counting)
         assert in_ranks(2, summed) == [3.0, 3.0]
-    assert max(carried) < near.LEAST_PLACED_BYTES
-    assert carried.count(near.UNIT_BYTES) > 8
+    assert max(carried) < local_link.LEAST_PLACED_BYTES
+    assert carried.count(local_link.UNIT_BYTES) > 8
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING, Algorithm.SERIAL])
@@ -39,11 +40,11 @@ def test_large_frames_go_by_their_place_and_small_ones_on_the_connection() -> No
 def test_every_algorithm_comes_to_its_sum_with_one_slot_to_send_from(
     algorithm: Algorithm, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near, "LINK_SLOTS", {Lane.COLLECTIVE: 1, Lane.P2P: 1})
-    for module in (near, party):
-        monkeypatch.setattr(module, "SHARED_SLOTS", 1)
+    monkeypatch.setattr(send_pool, "LINK_SLOTS", {Lane.COLLECTIVE: 1, Lane.P2P: 1})
+    for module in (send_pool, communicator):
+        monkeypatch.setattr(module, "SHARED_FRAMES", 1)
     for chunk in (64 << 10, 2 << 20):  # the larger ones find no slot that is large enough
-        options = Options(chunk_bytes=chunk)
+        options = EngineOptions(chunk_bytes=chunk)
         expected = size * (size + 1) / 2
         assert in_ranks(size, lambda engine: summed(engine, algorithm), options=options) == [expected] * size
 
@@ -66,7 +67,7 @@ def test_ranks_near_and_far_are_one_group() -> None:
     def live(rank: int) -> Any:
         engine = Engine(connect(store, rank, 4, dialler=FAR if rank == 2 else None), timeout_s=20)
         try:
-            kinds = {link.peer: isinstance(link, NearLink) for link in links_of(engine)}
+            kinds = {link.peer: isinstance(link, LocalLink) for link in links_of(engine)}
             return kinds, summed(engine)
         finally:
             engine.close()
@@ -78,28 +79,28 @@ def test_ranks_near_and_far_are_one_group() -> None:
 
 
 def test_where_nothing_can_be_shared_frames_go_on_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "arena_for", lambda _peers: None)
+    monkeypatch.setattr(local_peer, "send_pool_for", lambda _peers: None)
     assert in_ranks(3, summed) == [6.0] * 3
 
 
 def test_one_end_may_have_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    arenas = [None, near.arena_for(1)]
-    monkeypatch.setattr(mesh, "arena_for", lambda _peers: arenas.pop())
+    arenas = [None, send_pool.send_pool_for(1)]
+    monkeypatch.setattr(local_peer, "send_pool_for", lambda _peers: arenas.pop())
     assert in_ranks(2, summed) == [3.0] * 2
     assert not arenas
 
 
 def test_a_system_without_such_memory_shares_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "_SEALS", 1 << 30)
+    monkeypatch.setattr(send_pool, "_SEALS", 1 << 30)
     before = descriptors()
-    assert near.arena_for(1) is None
+    assert send_pool.send_pool_for(1) is None
     assert descriptors() == before
 
 
 def test_where_no_name_is_allowed_ranks_meet_through_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "near_address", lambda name: "/proc/no-such-place/" + name)
+    monkeypatch.setattr(endpoint, "local_address", lambda name: "/proc/no-such-place/" + name)
     kinds = in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)})
-    assert kinds == [{"Link"}] * 2
+    assert kinds == [{"PeerLink"}] * 2
 
 
 def test_nothing_stays_open_and_nothing_is_closed_twice() -> None:
@@ -107,7 +108,7 @@ def test_nothing_stays_open_and_nothing_is_closed_twice() -> None:
     engines = in_ranks(3, lambda engine: engine)  # kept: each still has the memory that others may read
     for engine in engines:
         for link in links_of(engine):
-            assert link.neighbour._bell.fileno() == -1
+            assert link.local_peer._acks.fileno() == -1
             link.abandon()
     assert descriptors() == before + 3
     del engines, engine, link
@@ -120,9 +121,9 @@ def test_the_memory_holds_no_plaintext() -> None:
     def story(engine: Engine) -> bytes:
         tensor = torch.frombuffer(bytearray(marked * 100_000), dtype=torch.uint8)
         operate(engine, operations.all_reduce([tensor], Reduction(kind=ReductionKind.MAX)))
-        arena = engine._mesh.arena
-        assert arena is not None
-        return bytes(arena._map)
+        send_pool = engine._mesh.send_pool
+        assert send_pool is not None
+        return bytes(send_pool._map)
 
     for memory in in_ranks(2, story):
         assert len(memory) - memory.count(0) > 1_000_000, "frames lay there"

@@ -23,12 +23,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from glasshouse.collectives import dial, mesh, near, operations
-from glasshouse.collectives.engine import Engine
-from glasshouse.collectives.frames import Algorithm
-from glasshouse.collectives.keys import Lane
-from glasshouse.collectives.memory import frame_bytes
-from glasshouse.collectives.near import INLINE, Arena, NearLink, Neighbour, Offer, Window, unit_of
+from benchmarks.collectives import ring
+from glasshouse.collectives import operations
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.headers import Algorithm, frame_bytes
+from glasshouse.collectives.transport import dial, endpoint, local_link, mesh, send_pool
+from glasshouse.collectives.transport.local_link import INLINE, LocalLink, unit_of
+from glasshouse.collectives.transport.local_peer import LocalPeer, PoolExchange
+from glasshouse.collectives.transport.send_pool import PeerPool, SendPool
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, connect, ended, in_ranks, operate, world
 from simulators.near_ranks import ELEMENTS, SUM, descriptors, links_of, near_pair, offer, sent, summed
@@ -37,40 +40,40 @@ from tools.machine import needs_root
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[NearLink, NearLink]]:
+def pair() -> Iterator[tuple[LocalLink, LocalLink]]:
     with near_pair() as ends:
         yield ends
 
 
 def test_memory_that_is_shared_can_be_neither_shrunk_nor_written_by_its_readers() -> None:
-    arena = Arena(1)
-    there = Window(arena.fileno)
+    send_pool = SendPool(1)
+    there = PeerPool(send_pool.fileno)
     for attempt in (
-        lambda: os.ftruncate(arena.fileno, 0),
-        lambda: mmap.mmap(arena.fileno, mmap.PAGESIZE),
-        lambda: os.write(arena.fileno, b"x"),
+        lambda: os.ftruncate(send_pool.fileno, 0),
+        lambda: mmap.mmap(send_pool.fileno, mmap.PAGESIZE),
+        lambda: os.write(send_pool.fileno, b"x"),
     ):
         with pytest.raises(PermissionError):
             attempt()
-    arena.slot()[:1] = b"y"
+    send_pool.slot()[:1] = b"y"
     seen = memoryview(bytearray(1))
     there.copy_into(seen, 0)
     assert bytes(seen) == b"y"
     with pytest.raises(TypeError):
         there._map[0] = 1
-    for each in (arena.shut, there.close) * 2:
+    for each in (send_pool.shut, there.close) * 2:
         each()
 
 
 def test_a_forked_child_cannot_write_where_its_parents_cipher_does() -> None:
     def story(engine: Engine) -> int:
         summed(engine)
-        arena = engine._mesh.arena
-        assert arena is not None
+        send_pool = engine._mesh.send_pool
+        assert send_pool is not None
 
         def write() -> None:
             faulthandler.disable()
-            arena._map[0] = 1
+            send_pool._map[0] = 1
 
         try:
             in_child(write)
@@ -92,9 +95,9 @@ def given(seals: int, size: int = mmap.PAGESIZE) -> int:
     "make",
     [
         lambda: given(0),
-        lambda: given(near._SEALS & ~fcntl.F_SEAL_SHRINK),
-        lambda: given(near._SEALS, size=0),
-        lambda: given(near._SEALS, size=near.MAX_ARENA_BYTES + mmap.PAGESIZE),
+        lambda: given(send_pool._SEALS & ~fcntl.F_SEAL_SHRINK),
+        lambda: given(send_pool._SEALS, size=0),
+        lambda: given(send_pool._SEALS, size=send_pool.MAX_POOL_BYTES + mmap.PAGESIZE),
         lambda: os.open("/proc/self/exe", os.O_RDONLY),
         lambda: os.eventfd(0),
     ],
@@ -102,7 +105,7 @@ def given(seals: int, size: int = mmap.PAGESIZE) -> int:
 def test_other_memory_is_not_read(make: Callable[[], int]) -> None:
     fileno = make()
     with pytest.raises((ValueError, OSError)):
-        Window(fileno)
+        PeerPool(fileno)
     os.close(fileno)
 
 
@@ -115,7 +118,7 @@ def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(connected: 
         here, there = (closed.enter_context(end) for end in socket.socketpair())
         bell = closed.enter_context(socket.socket(socket.AF_UNIX))
         junk = closed.enter_context(Path("/dev/zero").open("rb"))
-        one = closed.enter_context(offer(here, None, connected=connected))
+        one = closed.enter_context(contextlib.closing(offer(here, None, connected=connected)))
         if said:
             given = [junk.fileno()] * 3 if connected else [bell.fileno(), junk.fileno(), junk.fileno()]
             socket.send_fds(there, [said], given[:count])
@@ -131,26 +134,31 @@ def test_an_offer_in_another_form_is_refused_and_leaves_nothing_open(connected: 
 def test_a_peer_that_gives_more_than_a_rank_does_is_blamed_and_not_the_own_limits() -> None:
     before = descriptors()
     here, there = socket.socketpair()
-    with here, there, socket.socket(socket.AF_UNIX) as bell, offer(here, None, connected=False) as one:
+    with (
+        here,
+        there,
+        socket.socket(socket.AF_UNIX) as bell,
+        contextlib.closing(offer(here, None, connected=False)) as one,
+    ):
         socket.send_fds(there, [b"\x02"], [bell.fileno()] * 3)
         with pytest.raises(ValueError, match="not what a rank sends"):
             one.answer()
     assert descriptors() == before
 
 
-def test_a_connection_through_the_network_is_no_bell() -> None:
+def test_a_connection_through_the_network_is_no_acknowledgement_socket() -> None:
     before = descriptors()
     here, there = socket.socketpair()
-    with here, there, socket.socket(socket.AF_INET) as other, offer(here, None) as one:
+    with here, there, socket.socket(socket.AF_INET) as other, contextlib.closing(offer(here, None)) as one:
         socket.send_fds(there, [b"\x01"], [other.fileno()])
-        with pytest.raises(ValueError, match="bell"):
+        with pytest.raises(ValueError, match="not an acknowledgement socket"):
             one.answer()
     assert descriptors() == before
 
 
 def test_a_peer_that_offers_nothing_is_waited_for_no_longer_than_there_is_time() -> None:
     here, there = socket.socketpair()
-    with here, there, offer(here, None, within_s=0.05) as one, pytest.raises(TimeoutError):
+    with here, there, contextlib.closing(offer(here, None, within_s=0.05)) as one, pytest.raises(TimeoutError):
         one.answer()
 
 
@@ -159,7 +167,7 @@ def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
         said = []
         here, there = socket.socketpair()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with offer(here, None, connected=False) as one:
+        with contextlib.closing(offer(here, None, connected=False)) as one:
             pair = socket.socketpair()
             socket.send_fds(there, [b"\x01"], [pair[0].fileno()])
             last = os.open("/dev/null", os.O_RDONLY)
@@ -181,8 +189,8 @@ def test_a_process_that_has_no_file_left_to_map_a_peers_memory_does_not_blame_th
     def story() -> str:
         here, there = socket.socketpair()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with offer(here, None, connected=False) as one:
-            pair, theirs = socket.socketpair(), Arena(1)
+        with contextlib.closing(offer(here, None, connected=False)) as one:
+            pair, theirs = socket.socketpair(), SendPool(1)
             socket.send_fds(there, [b"\x02"], [pair[0].fileno(), theirs.fileno])
             last = os.open("/dev/null", os.O_RDONLY)
             resource.setrlimit(resource.RLIMIT_NOFILE, (last + 3, hard))  # for the two that come, and no third
@@ -202,14 +210,14 @@ def test_a_meeting_fails_where_a_peer_offers_nothing(
 ) -> None:
     answered = []
 
-    def answer(self: Offer) -> Neighbour:
+    def answer(self: PoolExchange) -> LocalPeer:
         if threading.get_ident() in answered:
             raise error  # the second one; the first is closed
         answered.append(threading.get_ident())
         return real(self)
 
-    real = Offer.answer
-    monkeypatch.setattr(Offer, "answer", answer)
+    real = PoolExchange.answer
+    monkeypatch.setattr(PoolExchange, "answer", answer)
     before = descriptors()
     codes = {end.error.code for end in world(3, summed) if isinstance(end.error, CollectiveError)}
     assert answered
@@ -219,17 +227,17 @@ def test_a_meeting_fails_where_a_peer_offers_nothing(
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_bell_that_nobody_hears_makes_nobody_wait(deaf: bool, pair: tuple[NearLink, NearLink]) -> None:
+def test_acknowledgements_that_are_not_read_make_no_rank_wait(deaf: bool, pair: tuple[LocalLink, LocalLink]) -> None:
     """The other end may be anybody's, and may have made its sending and ours wait as far as it can."""
     here, there = pair
-    bells = here.neighbour._bell, there.neighbour._bell
+    bells = here.local_peer._acks, there.local_peer._acks
     for bell in bells:
         os.set_blocking(bell.fileno(), True)
     bells[0].shutdown(socket.SHUT_RDWR) if deaf else fill(bells[1])
-    sent(here, near.LEAST_PLACED_BYTES)
+    sent(here, local_link.LEAST_PLACED_BYTES)
     assert there.pull(0), "what was sent before still counts"
     if deaf:
-        here.neighbour.listen()
+        here.local_peer.collect()
         assert here.lends
 
 
@@ -247,13 +255,13 @@ def fill(bell: socket.socket) -> None:
     [
         unit_of(INLINE, frame_bytes(0) - 1),
         unit_of(INLINE, 1 << 31),
-        unit_of(1 << 20, near.LEAST_PLACED_BYTES),
-        unit_of(0, near.LEAST_PLACED_BYTES + 1),
+        unit_of(1 << 20, local_link.LEAST_PLACED_BYTES),
+        unit_of(0, local_link.LEAST_PLACED_BYTES + 1),
     ],
 )
-def test_a_unit_that_no_rank_sends_is_tampering(unit: bytes, pair: tuple[NearLink, NearLink]) -> None:
+def test_a_unit_that_no_rank_sends_is_tampering(unit: bytes, pair: tuple[LocalLink, LocalLink]) -> None:
     here, there = pair
-    sent(here, near.LEAST_PLACED_BYTES)
+    sent(here, local_link.LEAST_PLACED_BYTES)
     here._socket.send(unit)
     assert there.pull(0)
     there.taken()
@@ -263,7 +271,7 @@ def test_a_unit_that_no_rank_sends_is_tampering(unit: bytes, pair: tuple[NearLin
 
 
 def test_a_frame_on_the_connection_that_says_another_size_than_its_unit_is_tampering(
-    pair: tuple[NearLink, NearLink],
+    pair: tuple[LocalLink, LocalLink],
 ) -> None:
     here, there = pair
     here._socket.send(unit_of(INLINE, 200) + bytes(200))
@@ -272,10 +280,10 @@ def test_a_frame_on_the_connection_that_says_another_size_than_its_unit_is_tampe
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
 
 
-def test_memory_is_used_again_when_it_was_copied_and_not_before(pair: tuple[NearLink, NearLink]) -> None:
+def test_memory_is_used_again_when_it_was_copied_and_not_before(pair: tuple[LocalLink, LocalLink]) -> None:
     here, there = pair
-    size = near.LEAST_PLACED_BYTES
-    frames = [sent(here, size, 9) for _ in range(near.LINK_SLOTS[Lane.COLLECTIVE])]
+    size = local_link.LEAST_PLACED_BYTES
+    frames = [sent(here, size, 9) for _ in range(send_pool.LINK_SLOTS[Lane.COLLECTIVE])]
     assert here.out_buffer(size) is None
     assert here.short
     assert there.pull(0)
@@ -287,12 +295,12 @@ def test_memory_is_used_again_when_it_was_copied_and_not_before(pair: tuple[Near
 
 
 @pytest.mark.parametrize("said", [b"\x01\x01", b"\x02", b"\x00", b"\xff"])
-def test_a_bell_that_is_rung_for_what_was_not_sent_is_tampering(said: bytes, pair: tuple[NearLink, NearLink]) -> None:
+def test_an_acknowledgement_of_what_was_not_sent_is_tampering(said: bytes, pair: tuple[LocalLink, LocalLink]) -> None:
     here, there = pair
-    sent(here, near.LEAST_PLACED_BYTES)
-    there.neighbour._bell.send(said)
+    sent(here, local_link.LEAST_PLACED_BYTES)
+    there.local_peer._acks.send(said)
     with pytest.raises(CollectiveError) as caught:
-        here.neighbour.listen()
+        here.local_peer.collect()
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
 
 
@@ -306,7 +314,7 @@ def test_a_rank_that_dies_before_it_has_copied_is_missed_at_once(shared: bool) -
             time.sleep(0.3)  # so that everything that there is memory for has been sent
             for link in links_of(engine):
                 link._socket.close()
-                link.neighbour.close()
+                link.local_peer.close()
             engine._failed = CollectiveError(Code.COLLECTIVE_ABORTED, "dead")
             return True
         tensor = torch.ones(20 * ELEMENTS)
@@ -377,7 +385,7 @@ def attacked(change: Callable[[list[bytes], memoryview], None], algorithm: Algor
     """Let `change` at each frame that rank 0 reads out of rank 1's memory; return how both ended, outputs zeroed."""
     frames: list[bytes] = []
 
-    class Written(Window):
+    class Written(PeerPool):
         __slots__ = ()
 
         def copy_into(self, out: memoryview, place: int) -> None:
@@ -390,8 +398,8 @@ def attacked(change: Callable[[list[bytes], memoryview], None], algorithm: Algor
     def story(engine: Engine) -> None:
         if engine.rank == 0:
             for link in links_of(engine):
-                link.neighbour.window.__class__ = Written
-        operate(engine, operations.all_reduce([tensors[engine.rank]], SUM, algorithm))
+                link.local_peer.window.__class__ = Written
+        operate(engine, ring.all_reduce([tensors[engine.rank]], SUM, algorithm))
 
     ends = world(2, story)
     assert len(frames) >= 2
@@ -403,7 +411,7 @@ def test_a_stranger_at_the_name_of_a_rank_is_told_from_one() -> None:
     name = "0" * 32
     store = dist.HashStore()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(dial.near_address(name))
+        listener.bind(dial.local_address(name))
         listener.listen()
         store.set("glasshouse/0/0", f"127.0.0.1 9 {name}")
 
@@ -424,14 +432,14 @@ def test_a_stranger_at_the_name_of_a_rank_is_told_from_one() -> None:
 def test_a_name_at_which_nobody_listens_or_takes_nobody_in_leads_to_the_network() -> None:
     """What an earlier run left in the store; a listener whose queue is full."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
-        listener.bind(dial.near_address("1" * 32))
+        listener.bind(dial.local_address("1" * 32))
         listener.listen(0)
-        while (connection := dial.dial_near("1" * 32)) is not None:
+        while (connection := dial.dial_local("1" * 32)) is not None:
             waiting.enter_context(connection)
         for name in ("0" * 32, "1" * 32):
             store = Renaming(name)
             ends = ended(2, lambda rank, store=store: kinds(connect(store, rank, 2)))  # type: ignore[misc]
-            assert [end.value for end in ends] == [{"Link"}] * 2
+            assert [end.value for end in ends] == [{"PeerLink"}] * 2
 
 
 class Renaming(dist.HashStore):
@@ -454,20 +462,20 @@ def kinds(one: mesh.Mesh) -> set[str]:
 
 
 def test_a_process_of_another_user_is_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mesh, dial):
+    for module in (endpoint, dial):
         monkeypatch.setattr(module, "of_this_user", lambda _connection: False)
-    assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"Link"}] * 2
+    assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"PeerLink"}] * 2
 
 
 @needs_root
 def test_who_is_at_the_other_end_is_asked_of_the_kernel() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(dial.near_address("2" * 32))
+        listener.bind(dial.local_address("2" * 32))
         listener.listen()
 
         def other() -> None:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(dial.near_address("2" * 32))
+                connection.connect(dial.local_address("2" * 32))
 
         for user, ours in ((None, True), (65534, False)):
             in_child(other, user=user)
@@ -484,4 +492,4 @@ def test_where_the_system_has_no_such_sockets_ranks_meet_through_the_network(mon
         return real(family, *more, **given)
 
     monkeypatch.setattr(socket, "socket", without)
-    assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"Link"}] * 2
+    assert in_ranks(2, lambda engine: {type(link).__name__ for link in links_of(engine)}) == [{"PeerLink"}] * 2

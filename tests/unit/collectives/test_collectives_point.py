@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine import Engine, Options
-from glasshouse.collectives.operations import point
+from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.operations import point_to_point
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate, world
 
-SMALL = Options(chunk_bytes=64 << 10)
+SMALL = EngineOptions(chunk_bytes=64 << 10)
 
 
 def test_messages_are_received_in_another_order_than_they_were_sent() -> None:
@@ -152,7 +152,7 @@ def test_messages_to_nobody_to_oneself_and_with_impossible_tags_are_the_callers_
 
 
 def test_offers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(point, "MAX_OFFERS", 10)
+    monkeypatch.setattr(point_to_point, "MAX_OFFERS", 10)
 
     def story(engine: Engine) -> None:
         if engine.rank == 0:

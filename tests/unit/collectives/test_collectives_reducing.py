@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.collectives import ring
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine import Engine, Options
-from glasshouse.collectives.frames import Algorithm
-from glasshouse.collectives.operations import ring
-from glasshouse.collectives.reduce import Reduction, ReductionKind
+from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.protocol.headers import Algorithm
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate
 
 SUM = Reduction(kind=ReductionKind.SUM)
-SMALL = Options(chunk_bytes=64 << 10)
+SMALL = EngineOptions(chunk_bytes=64 << 10)
 """Many chunks for few bytes."""
 DTYPES = [
     torch.float32,
@@ -52,7 +52,7 @@ def test_all_ranks_have_the_bits_of_the_sum_in_rank_order(size: int, algorithm: 
 
         def story(engine: Engine, parts: list[Any] = parts) -> Any:
             tensor = parts[engine.rank].clone()
-            operate(engine, operations.all_reduce([tensor], SUM, algorithm))
+            operate(engine, ring.all_reduce([tensor], SUM, algorithm))
             return tensor
 
         for result in in_ranks(size, story, options=SMALL):
@@ -67,7 +67,7 @@ def test_a_ring_has_the_same_bits_on_all_ranks(size: int, algorithm: Algorithm) 
     def story(engine: Engine) -> Any:
         tensor = parts[engine.rank].clone()
         tiny = parts[engine.rank][:2].clone()
-        operate(engine, operations.all_reduce([tensor], SUM, algorithm), operations.all_reduce([tiny], SUM, algorithm))
+        operate(engine, ring.all_reduce([tensor], SUM, algorithm), ring.all_reduce([tiny], SUM, algorithm))
         return tensor, tiny
 
     results = in_ranks(size, story, options=SMALL)
@@ -108,7 +108,7 @@ def test_minimum_maximum_and_product(algorithm: Algorithm, dtype: Any, kind: Red
 
     def story(engine: Engine) -> Any:
         tensor = parts[engine.rank].clone()
-        operate(engine, operations.all_reduce([tensor], Reduction(kind=kind), algorithm))
+        operate(engine, ring.all_reduce([tensor], Reduction(kind=kind), algorithm))
         return tensor
 
     for result in in_ranks(3, story):
@@ -124,7 +124,7 @@ def test_an_average_divides_each_contribution_before_it_is_added(algorithm: Algo
     def story(engine: Engine) -> Any:
         tensors = [parts[engine.rank].clone(), integers[engine.rank].clone(), narrow[engine.rank].clone()]
         average = Reduction(kind=ReductionKind.AVG)
-        operate(engine, *(operations.all_reduce([tensor], average, algorithm) for tensor in tensors))
+        operate(engine, *(ring.all_reduce([tensor], average, algorithm) for tensor in tensors))
         return tensors
 
     for floats, whole, halves in in_ranks(3, story):
@@ -144,7 +144,7 @@ def test_a_premultiplied_sum_multiplies_each_contribution_by_its_ranks_factor(al
         same = Reduction(kind=ReductionKind.PREMUL_SUM, factor=torch.tensor([0.25]))
         tensor, kept, output = torch.ones(1000), torch.ones(9), torch.empty(5)
         inputs = [torch.full((5,), 4.0) for _ in range(3)]
-        operate(engine, operations.all_reduce([tensor], mine, algorithm), operations.reduce(kept, mine, 1))
+        operate(engine, ring.all_reduce([tensor], mine, algorithm), operations.reduce(kept, mine, 1))
         operate(engine, operations.reduce_scatter(inputs, output, same))
         return tensor[-1].item(), kept[0].item(), output[0].item(), inputs[0][0].item()
 
@@ -156,7 +156,7 @@ def test_serial_takes_a_shard_of_more_than_one_frame(monkeypatch: pytest.MonkeyP
 
     def story(engine: Engine) -> Any:
         tensor = torch.ones(6_000_000)
-        operate(engine, operations.all_reduce([tensor], SUM, Algorithm.SERIAL))
+        operate(engine, ring.all_reduce([tensor], SUM, Algorithm.SERIAL))
         return bool((tensor == 2).all())
 
     assert in_ranks(2, story) == [True, True]
@@ -169,7 +169,7 @@ def test_several_tensors_are_one_exchange(dtype: Any, algorithm: Algorithm) -> N
 
     def story(engine: Engine) -> Any:
         tensors = [torch.full((size,), float(engine.rank + at), dtype=dtype) for at, size in enumerate(sizes)]
-        operate(engine, operations.all_reduce(tensors, SUM, algorithm))
+        operate(engine, ring.all_reduce(tensors, SUM, algorithm))
         return tensors
 
     for tensors in in_ranks(4, story, options=SMALL):

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from glasshouse.collectives import sealing
-from glasshouse.collectives.frames import ALL, MAX_PAYLOAD_BYTES, TAG_BYTES, Collective, Header, Kind
-from glasshouse.collectives.keys import Lane, next_key
-from glasshouse.collectives.sealing import REKEY_AFTER, Opener, Sealer, Traffic
+from glasshouse.collectives.protocol import traffic
+from glasshouse.collectives.protocol.group_keys import Lane, next_key
+from glasshouse.collectives.protocol.headers import ALL, MAX_PAYLOAD_BYTES, TAG_BYTES, Collective, Header, Kind
+from glasshouse.collectives.protocol.traffic import REKEY_AFTER, Opener, Sealer, Traffic
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import Suite
 from simulators.sealed_group import group, header, meetings, open_frame, seal, shake_hands
@@ -300,7 +300,7 @@ def test_a_key_that_is_forgotten_while_it_is_replaced_does_not_come_back(monkeyp
         sealer.forget()
         return next_key(key, suite)
 
-    monkeypatch.setattr(sealing, "next_key", forgetful)
+    monkeypatch.setattr(traffic, "next_key", forgetful)
     for _ in range(2):
         with pytest.raises(CollectiveError, match="keys are gone"):
             sealer.reserve(packed, 0)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from glasshouse.collectives import guard
-from glasshouse.collectives.dispatch import LOCAL, SEALED
-from glasshouse.collectives.group import SealedGroup
+from glasshouse.collectives.torch_backend import guard
+from glasshouse.collectives.torch_backend.dispatch import LOCAL, SEALED
+from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import NotingEngine
 
@@ -82,11 +82,11 @@ def engine() -> NotingEngine:
 def group(engine: NotingEngine) -> Iterator[SealedGroup]:
     """A sealed group that this process holds, known to torch's operators by its name."""
     made = SealedGroup(engine, name="the group", timeout_s=30.0)
-    guard.hold(made)
+    guard.add_group(made)
     c10d._register_process_group("the group", made)
     yield made
     c10d._unregister_process_group("the group")
-    guard.release(made)
+    guard.remove_group(made)
 
 
 def test_every_member_of_torchs_process_group_is_judged() -> None:
@@ -214,8 +214,8 @@ def test_a_group_that_is_not_sealed_is_refused_by_the_operators(group: SealedGro
 
 def test_torch_has_its_own_operators_back_when_the_last_sealed_group_is_gone(engine: NotingEngine) -> None:
     group = SealedGroup(engine, name="short")
-    guard.hold(group)
-    guard.release(group)
+    guard.add_group(group)
+    guard.remove_group(group)
     with pytest.raises(RuntimeError, match="No backend type associated") as torchs:
         dist.ProcessGroup.gather(group, [[T(2)]], [T(2)])
     assert not isinstance(torchs.value, CollectiveError)

@@ -11,8 +11,8 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.group import SealedGroup
-from glasshouse.collectives.work import Finished, Joined, SealedWork
+from glasshouse.collectives.torch_backend.process_group import SealedGroup
+from glasshouse.collectives.torch_backend.sealed_work import Finished, Joined, SealedWork
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import Due, NotingEngine
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 pytest.importorskip("triton")
 
-from glasshouse.collectives.kernels.aead import Cipher
+from glasshouse.collectives.kernels.cipher import Cipher
 from glasshouse.errors import Code, PackageError, UsageError
 from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset

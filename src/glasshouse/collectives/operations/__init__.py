@@ -7,9 +7,9 @@ names the same operation, or it fails with what each of them does.
 
 from __future__ import annotations
 
-from glasshouse.collectives.operations.moving import all_gather, all_to_all, barrier, broadcast, gather, scatter
-from glasshouse.collectives.operations.point import receive, send
-from glasshouse.collectives.operations.reducing import all_reduce, reduce, reduce_scatter
+from glasshouse.collectives.operations.data_movement import all_gather, all_to_all, barrier, broadcast, gather, scatter
+from glasshouse.collectives.operations.point_to_point import receive, send
+from glasshouse.collectives.operations.reductions import all_reduce, reduce, reduce_scatter
 
 __all__ = [
     "all_gather",

@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glasshouse.collectives.frames import (
+from glasshouse.collectives.operations.communicator import Communicator
+from glasshouse.collectives.operations.flows import ChunkRun, Inflow, Outflow, SharedOutflow, Sink
+from glasshouse.collectives.operations.regions import Region, Span
+from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.headers import (
     ALL,
     Algorithm,
     Collective,
@@ -17,10 +21,6 @@ from glasshouse.collectives.frames import (
     digest,
     set_route,
 )
-from glasshouse.collectives.keys import Lane
-from glasshouse.collectives.memory import Region, Span
-from glasshouse.collectives.operations.flows import Inflow, Outflow, Run, SharedOutflow, Sink
-from glasshouse.collectives.operations.party import Party
 from glasshouse.wire.aead import Suite
 
 __all__ = ["Agreed", "Exchange", "Operation"]
@@ -76,7 +76,7 @@ class Exchange:
     """One collective as one rank carries it out.
 
     Args:
-        party: the group.
+        communicator: the group.
         sequence: the operation's number.
         agreed: what all ranks say of it.
         regions: what takes part in it, all in the same place.
@@ -84,17 +84,22 @@ class Exchange:
     """
 
     def __init__(
-        self, party: Party, sequence: int, agreed: Agreed, regions: Sequence[Region], outputs: Sequence[Region]
+        self,
+        communicator: Communicator,
+        sequence: int,
+        agreed: Agreed,
+        regions: Sequence[Region],
+        outputs: Sequence[Region],
     ) -> None:
         self.agreed = agreed
         self.sequence = sequence
-        self.outgoing: dict[int, list[Run[Outflow]]] = {}
-        self.incoming: dict[int, list[Run[Inflow]]] = {}
+        self.outgoing: dict[int, list[ChunkRun[Outflow]]] = {}
+        self.incoming: dict[int, list[ChunkRun[Inflow]]] = {}
         self.queue = regions[0].queue if regions else None
         self._suite = regions[0].suite if regions else Suite.AES_256_GCM
         self.left = 0
         """How many connections' parts are unfinished."""
-        self._party = party
+        self._communicator = communicator
         self._outputs = outputs
         self._template = agreed.header(sequence, self._suite)
 
@@ -117,7 +122,7 @@ class Exchange:
         """Send a span to every peer, sealed once; return the flow, for those who wait until a chunk is sealed."""
         flow = self.to_all(span, phase=phase, gate=gate)
         if span.count:
-            for peer in self._party.peers:
+            for peer in self._communicator.peers:
                 self.outgoing.setdefault(peer, []).append((flow, 0, span.count))
         return flow
 
@@ -146,22 +151,22 @@ class Exchange:
         elements: int | None = None,
     ) -> Outflow:
         """Return a flow to one peer that is yet to be put in its place."""
-        party = self._party
-        sealer = party.streams.sealer(Lane.COLLECTIVE, peer, self._suite)
-        header = self._header(party.rank, peer, phase)
+        communicator = self._communicator
+        sealer = communicator.streams.sealer(Lane.COLLECTIVE, peer, self._suite)
+        header = self._header(communicator.rank, peer, phase)
         return Outflow(span, header, self.agreed.elements if elements is None else elements, sealer, gate)
 
     def to_all(self, span: Span, *, phase: int = 0, gate: Callable[[int], bool] | None = None) -> Outflow:
         """Return a flow to every peer that is yet to be put in its place for each."""
-        party = self._party
+        communicator = self._communicator
         return SharedOutflow(
             span,
-            self._header(party.rank, ALL, phase),
+            self._header(communicator.rank, ALL, phase),
             self.agreed.elements,
-            party.streams.sealer(Lane.COLLECTIVE, ALL, self._suite),
+            communicator.streams.sealer(Lane.COLLECTIVE, ALL, self._suite),
             gate,
-            buffers=party.pools(span.region).shared,
-            peers=len(party.peers),
+            buffers=communicator.pools(span.region).shared,
+            peers=len(communicator.peers),
         )
 
     def from_one(
@@ -175,12 +180,12 @@ class Exchange:
         elements: int | None = None,
     ) -> Inflow:
         """Return a flow from one peer that is yet to be put in its place."""
-        party = self._party
-        header = self._header(source, ALL if shared else party.rank, phase)
-        opener = party.streams.opener(Lane.COLLECTIVE, source, self._suite, broadcast=shared)
+        communicator = self._communicator
+        header = self._header(source, ALL if shared else communicator.rank, phase)
+        opener = communicator.streams.opener(Lane.COLLECTIVE, source, self._suite, broadcast=shared)
         return Inflow(source, span, header, self.agreed.elements if elements is None else elements, opener, sink)
 
-    def go(self, peer: int, outgoing: list[Run[Outflow]], incoming: list[Run[Inflow]]) -> None:
+    def go(self, peer: int, outgoing: list[ChunkRun[Outflow]], incoming: list[ChunkRun[Inflow]]) -> None:
         """Put flows with a peer in their place; there may be none."""
         if outgoing:
             self.outgoing[peer] = outgoing
@@ -208,8 +213,8 @@ class Operation:
 
     Args:
         tensors: what it works on, or some of that.
-        plan: how it is carried out by a party under a sequence number.
+        plan: how it is carried out by a communicator under a sequence number.
     """
 
     tensors: Sequence[Any]
-    plan: Callable[[Party, int], Exchange]
+    plan: Callable[[Communicator, int], Exchange]

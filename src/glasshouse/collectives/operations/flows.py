@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
-from glasshouse.collectives.frames import HEADER_BYTES, set_chunk
-from glasshouse.collectives.memory import Buffers, OpensFrames, SealsFrames, Span, frame_bytes
-from glasshouse.collectives.operations.party import Opens
+from glasshouse.collectives.operations.communicator import OrderedOpener
+from glasshouse.collectives.operations.regions import Span
+from glasshouse.collectives.protocol.frame_memory import Buffers, FrameOpener, FrameSealer
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, frame_bytes, set_chunk
 
-__all__ = ["Copy", "Inflow", "Outflow", "Run", "SharedOutflow", "Sink", "woven"]
+__all__ = ["ChunkRun", "CopySink", "Inflow", "Outflow", "SharedOutflow", "Sink", "interleaved"]
 
 _Flow = TypeVar("_Flow", "Outflow", "Inflow")
 
@@ -23,7 +24,7 @@ class Sink(Protocol):
     def ready(self, source: int, chunk: int) -> bool:
         """Return whether that chunk can be taken now."""
 
-    def take(self, source: int, chunk: int, opener: OpensFrames, frame: memoryview) -> None:
+    def take(self, source: int, chunk: int, opener: FrameOpener, frame: memoryview) -> None:
         """Open that chunk's frame and use it."""
 
 
@@ -41,7 +42,7 @@ class Outflow:
     __slots__ = ("_elements", "_gate", "_header", "_sealer", "_span", "count", "gone", "sealed")
 
     def __init__(
-        self, span: Span, header: bytearray, elements: int, sealer: SealsFrames, gate: Callable[[int], bool] | None
+        self, span: Span, header: bytearray, elements: int, sealer: FrameSealer, gate: Callable[[int], bool] | None
     ) -> None:
         self._span = span
         self._header = header
@@ -114,7 +115,7 @@ class SharedOutflow(Outflow):
         span: Span,
         header: bytearray,
         elements: int,
-        sealer: SealsFrames,
+        sealer: FrameSealer,
         gate: Callable[[int], bool] | None,
         *,
         buffers: Buffers,
@@ -156,7 +157,9 @@ class Inflow:
 
     __slots__ = ("_elements", "_header", "_opener", "_sink", "_span", "count", "source")
 
-    def __init__(self, source: int, span: Span, header: bytearray, elements: int, opener: Opens, sink: Sink) -> None:
+    def __init__(
+        self, source: int, span: Span, header: bytearray, elements: int, opener: OrderedOpener, sink: Sink
+    ) -> None:
         self.source = source
         self._span = span
         self._header = header
@@ -187,7 +190,7 @@ class Inflow:
         self._sink.take(self.source, chunk, self._opener, frame)
 
 
-class Copy:
+class CopySink:
     """Frames opened straight to where they belong.
 
     Args:
@@ -205,22 +208,22 @@ class Copy:
     def ready(self, source: int, chunk: int) -> bool:
         return self._may is None or self._may(chunk)
 
-    def take(self, source: int, chunk: int, opener: OpensFrames, frame: memoryview) -> None:
+    def take(self, source: int, chunk: int, opener: FrameOpener, frame: memoryview) -> None:
         low, high = self._span.bounds(chunk)
         self._span.region.open(low, high, opener, frame)
         self.taken = chunk + 1
 
 
-Run: TypeAlias = tuple[_Flow, int, int]
+ChunkRun: TypeAlias = tuple[_Flow, int, int]
 """Chunks [low, high) of a flow, sent or taken one after the other."""
 
 
-def woven(first: _Flow, second: _Flow, lag: int) -> list[Run[_Flow]]:
+def interleaved(first: _Flow, second: _Flow, lag: int) -> list[ChunkRun[_Flow]]:
     """Return two flows as one: `lag` chunks of the first, then a chunk of the second and one of the first in turn.
 
     Chunk i of the second never comes before chunk i of the first where `lag` is positive.
     """
-    runs: list[Run[_Flow]] = [(first, 0, min(lag, first.count))] if first.count else []
+    runs: list[ChunkRun[_Flow]] = [(first, 0, min(lag, first.count))] if first.count else []
     for at in range(max(second.count, first.count - lag)):
         if at < second.count:
             runs.append((second, at, at + 1))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from glasshouse.collectives.memory import OpensFrames, Span
-from glasshouse.collectives.operations.party import Party
-from glasshouse.collectives.reduce import Arithmetic
+from glasshouse.collectives.operations.arithmetic import Arithmetic
+from glasshouse.collectives.operations.communicator import Communicator
+from glasshouse.collectives.operations.regions import Span
+from glasshouse.collectives.protocol.frame_memory import FrameOpener
 
 __all__ = ["Fold"]
 
@@ -20,7 +21,7 @@ class Fold:
     """Combines one span of every rank into one.
 
     Args:
-        party: the group.
+        communicator: the group.
         order: the ranks in the order of the sum; the own one is among them.
         own: this rank's contribution.
         out: where the result goes: the same memory as `own`, or memory that does not overlap it.
@@ -52,17 +53,17 @@ class Fold:
 
     def __init__(
         self,
-        party: Party,
+        communicator: Communicator,
         order: Sequence[int],
         own: Span,
         out: Span,
         arithmetic: Arithmetic,
         may: Callable[[int], bool] | None = None,
     ) -> None:
-        self._opened = party.opened
-        self._pools = party.pools(own.region)
-        self._due = [rank for rank in order if rank != party.rank]
-        self._mine_at = list(order).index(party.rank)
+        self._opened = communicator.opened
+        self._pools = communicator.pools(own.region)
+        self._due = [rank for rank in order if rank != communicator.rank]
+        self._mine_at = list(order).index(communicator.rank)
         self._own = own
         self._out = out
         self._arithmetic = arithmetic
@@ -91,7 +92,7 @@ class Fold:
         # A fold that begins later never holds what an earlier one needs to begin: all begin with the same rank.
         return self._place > 0 or (self._pools.scratch.available and (self._may is None or self._may(chunk)))
 
-    def take(self, source: int, chunk: int, opener: OpensFrames, frame: memoryview) -> None:
+    def take(self, source: int, chunk: int, opener: FrameOpener, frame: memoryview) -> None:
         place = self._place
         if place == 0:
             self._begin()
@@ -124,7 +125,7 @@ class Fold:
         else:
             self._sum = self._partial().copy_(values)
 
-    def _add_theirs(self, opener: OpensFrames, frame: memoryview) -> None:
+    def _add_theirs(self, opener: FrameOpener, frame: memoryview) -> None:
         region, arithmetic = self._own.region, self._arithmetic
         size = self._high - self._low
         if self._sum is None and self._plain:

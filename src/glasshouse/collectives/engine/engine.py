@@ -1,0 +1,388 @@
+"""Carries operations out: the thread that waits turns the wheel, and none ever waits for a thread that does not run.
+
+Laws: one thread at a time drives, the one that waits for a result if there is one, else a background thread for what
+was submitted to go on behind the caller's back; the first failure ends the group on every rank: outputs of what was
+unfinished are zeroed, the others are told, keys are dropped, and every operation raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from glasshouse.collectives.engine import failure
+from glasshouse.collectives.engine.completion import Completion
+from glasshouse.collectives.engine.progress import Progress, Submission
+from glasshouse.collectives.operations.algorithms import CHUNK_BYTES
+from glasshouse.collectives.operations.communicator import Communicator, Streams
+from glasshouse.collectives.operations.exchange import Operation
+from glasshouse.collectives.operations.point_to_point import P2PMessage
+from glasshouse.collectives.operations.regions import within
+from glasshouse.collectives.protocol.group_keys import forget_in_children
+from glasshouse.collectives.protocol.headers import Kind
+from glasshouse.collectives.transport.mesh import Mesh
+from glasshouse.errors import Code, CollectiveError
+
+__all__ = ["Engine", "EngineOptions"]
+
+_HEARSAY_S = 1.0
+"""How long a rank that waits only for ranks which have begun too leaves it to others to name who is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine works.
+
+    Args:
+        chunk_bytes: the largest chunk of tensors in host memory; the same on all ranks.
+        queues: for tests: what works on tensors of a device type, instead of one made for the device.
+    """
+
+    chunk_bytes: int = CHUNK_BYTES
+    queues: Mapping[str, Any] | None = None
+
+
+class Engine:
+    """Carries out the operations of one group on one rank.
+
+    Args:
+        mesh: the group's connections and keys; the engine owns it.
+        timeout_s: how long an operation may take from its submission.
+        options: for measurements and tests.
+        streams: for measurements: what seals and opens instead of the mesh's keys.
+    """
+
+    def __init__(
+        self, mesh: Mesh, *, timeout_s: float, options: EngineOptions | None = None, streams: Streams | None = None
+    ) -> None:
+        chosen = options or EngineOptions()
+        self.rank = mesh.membership.rank
+        self.size = mesh.membership.size
+        self.timeout_s = timeout_s
+        self.condition = threading.Condition(threading.RLock())
+        self._mesh = mesh
+        self._communicator = Communicator(
+            rank=self.rank,
+            size=self.size,
+            streams=mesh.traffic if streams is None else streams,
+            chunk_bytes=chosen.chunk_bytes,
+            queues=chosen.queues,
+            send_pool=mesh.send_pool,
+        )
+        self._progress = Progress(mesh, self._communicator, self._done)
+        self._inbox: deque[Submission] = deque()
+        self._unfinished: dict[Submission, Completion] = {}
+        """In the order of submission."""
+        self._sequence = 0
+        self._background = 0
+        self._failed: CollectiveError | None = None
+        self._closed = False
+        self._ending: CollectiveError | None = None
+        """Why the driving thread is to end the group, said by another thread or a signal handler."""
+        self._closing = False
+        """Whether it is to close it too."""
+        self._driver: int | None = None
+        """The thread that drives."""
+        self._due: deque[tuple[Callable[[Completion], None], Completion]] = deque()
+        """Callbacks of what is over: called between two steps, because they may submit and wait."""
+        self._waiters = 0
+        self._asleep = False
+        self._thread: threading.Thread | None = None
+        forget_in_children(self)
+
+    def submit(
+        self, operation: Operation | P2PMessage, *, timeout_s: float | None = None, background: bool
+    ) -> Completion:
+        """Begin an operation.
+
+        Args:
+            operation: what to do; every rank submits its operations in the same order.
+            timeout_s: how long it may take from now, instead of the engine's timeout.
+            background: whether it shall go on while nothing waits for it; False if the caller waits at once.
+
+        Raises:
+            CollectiveError: the group is over; `collective-unsealed`, an operation that is not possible.
+            ValueError: tensors that do not fit the operation.
+        """
+        with self.condition:
+            self._check()
+            work = self._begin(operation)
+            allowed_s = self.timeout_s if timeout_s is None else timeout_s
+            completion = self._unfinished[work] = Completion(self, work, allowed_s, background=background)
+            self._inbox.append(work)
+            if background:
+                self._background += 1
+                self._start()
+            if self._asleep:
+                self._progress.wake()
+        return completion
+
+    def drive(self, completion: Completion, timeout_s: float | None) -> None:
+        """Submission until `completion` is over."""
+        if timeout_s is not None and (until := time.monotonic() + timeout_s) < completion.deadline:
+            completion.timeout_s, completion.deadline = timeout_s, until
+        if self._driver == threading.get_ident():
+            self._turn(completion)  # a callback waits
+            return
+        if not self._take_over(completion):
+            return
+        try:
+            self._turn(completion)
+        finally:
+            self._let_go()
+
+    def close(self) -> None:
+        """Say goodbye and close the connections; unfinished operations fail for all that wait for them."""
+        if not self._closed and self._unfinished:
+            why = f"{self._called(self.rank)} closed the group before everything was done"
+            self.abort(CollectiveError(Code.COLLECTIVE_ABORTED, why))
+        if self._driver == threading.get_ident():
+            # A signal handler or a callback of the thread that drives: that one closes when it comes back.
+            self._closing = True
+            return
+        self._take_over(None)
+        try:
+            self._close()
+        finally:
+            self._let_go()
+        self._call_back()
+
+    def abort(self, error: CollectiveError) -> None:
+        """End the group on every rank because of `error`: at once, or before the driving thread's next step."""
+        with self.condition:
+            if self._over():
+                return
+            self._ending = self._ending or error
+            if self._driver is None:
+                self._driver = threading.get_ident()
+            else:
+                self._progress.wake()
+                return
+        try:
+            self._fail(error)
+        finally:
+            self._let_go()
+        self._call_back()
+
+    def forget(self) -> None:
+        """Become useless: this is a forked child's copy, and the connections are the parent's."""
+        self._failed = CollectiveError(
+            Code.COLLECTIVE_ABORTED, "this process was forked from a rank of a sealed group and is not one of its ranks"
+        )
+        self._closed = True
+        # The threads that held these in the parent do not exist here.
+        self.condition = threading.Condition(threading.RLock())
+        self._driver = self._thread = None
+        for completion in self._unfinished.values():
+            completion.error, completion.over = self._failed, True
+        self._progress.abandon()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        if self._ending is not None:
+            self._fail(self._ending)
+        try:
+            if self._failed is None:
+                self._progress.send_last(Kind.BYE)
+        finally:
+            self._closed = True
+            self._mesh.traffic.forget()
+            with self.condition:  # no thread rings now
+                self._progress.close()
+            self._communicator.wipe()
+            self._communicator.close()
+
+    def _begin(self, operation: Operation | P2PMessage) -> Submission:
+        """Plan an operation, behind what the caller's thread has enqueued on the device that its tensors are on."""
+        queue = self._communicator.queue(operation.tensors)
+        if queue is not None:
+            queue.begin()
+        with within(queue):
+            if isinstance(operation, P2PMessage):
+                operation.begin(self._communicator)
+                return operation
+            exchange = operation.plan(self._communicator, self._sequence)
+        self._sequence += 1
+        return exchange
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            failed = self._failed
+            raise CollectiveError(failed.code, f"the group is over: {failed.message}", rank=failed.rank)
+        if self._closed:
+            raise CollectiveError(Code.COLLECTIVE_ABORTED, "the group was closed")
+
+    def _take_over(self, completion: Completion | None) -> bool:
+        """Become the thread that drives; return False if `completion` was over before that."""
+        with self.condition:
+            self._waiters += 1
+            try:
+                while self._driver is not None:
+                    if completion is not None and completion.over:
+                        return False
+                    if self._asleep:
+                        self._progress.wake()
+                    self.condition.wait(1.0)
+                self._driver = threading.get_ident()
+            finally:
+                self._waiters -= 1
+        return True
+
+    def _let_go(self) -> None:
+        """Drive no longer; what was said to the thread that drives, while this thread was leaving, is done first."""
+        driving = True
+        while driving:
+            try:
+                if self._closing:
+                    self._close()
+                elif self._ending is not None and not self._over():
+                    self._fail(self._ending)
+                    self._call_back()
+            finally:
+                with self.condition:
+                    # Who says something from here on finds that no thread drives.
+                    driving = not self._over() and (self._closing or self._ending is not None)
+                    if not driving:
+                        self._driver = None
+                        self.condition.notify_all()
+
+    def _start(self) -> None:
+        """Have the background thread drive when no other does."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="glasshouse-collectives", daemon=True)
+            self._thread.start()
+        else:
+            self.condition.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self.condition:
+                while not self._over() and (self._driver is not None or self._waiters or not self._background):
+                    self.condition.wait()
+                if self._over():
+                    return
+                self._driver = threading.get_ident()
+            try:
+                # What stops it has ended the group, and every completion says so.
+                with suppress(BaseException):
+                    self._turn(None)
+            finally:
+                self._let_go()
+
+    def _over(self) -> bool:
+        return self._closed or self._failed is not None
+
+    def _turn(self, completion: Completion | None) -> None:
+        """Drive until `completion` is over, or with None until nothing is left for the background."""
+        while True:
+            if self._due:
+                self._call_back()
+            if completion is None:
+                if self._waiters or not self._background:
+                    return
+            elif completion.over:
+                return
+            try:
+                if self._ending is not None:
+                    raise self._ending
+                # Tensors that were made in inference mode can be written to in no other.
+                with torch.inference_mode():
+                    self._advance(completion)
+            except CollectiveError as error:
+                self._fail(error)
+            except BaseException as error:
+                # An interrupt or a defect in the middle of a frame: where this rank stands is not known any more.
+                what = f"{self._called(self.rank)} was stopped by {type(error).__name__}"
+                self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, what))
+                raise
+
+    def _advance(self, completion: Completion | None) -> None:
+        """Do what can be done until somebody else has to act: then wait for that once."""
+        progress = self._progress
+        while True:
+            while self._inbox:
+                progress.admit(self._inbox.popleft())
+            if not progress.step():
+                break
+            if self._due or self._ending is not None or (self._waiters if completion is None else completion.over):
+                return
+        if not self._due and (completion is None or not completion.over):
+            self._sleep()
+
+    def _sleep(self) -> None:
+        """Wait for a connection or the bell, no longer than to the next deadline.
+
+        Raises:
+            CollectiveError: `collective-timeout`, an operation's time is up.
+        """
+        now = time.monotonic()
+        nearest = min((each.deadline for each in self._unfinished.values()), default=None)
+        if nearest is not None and nearest <= now:
+            late = next(each for each in self._unfinished.values() if each.deadline <= now)
+            missing = self._progress.missing(late.work)
+            nearest += _HEARSAY_S
+            if missing or nearest <= now:
+                raise failure.late(late, missing, self._progress.awaited(late.work), self._called)
+        self._asleep = True
+        try:
+            if (
+                self._inbox
+                or self._ending is not None
+                or (self._waiters and threading.current_thread() is self._thread)
+            ):
+                return
+            self._progress.wait(None if nearest is None else nearest - now)
+        finally:
+            self._asleep = False
+
+    def _done(self, work: Submission, source: int | None) -> None:
+        with self.condition:
+            completion = self._unfinished.pop(work)
+            if completion.background:
+                self._background -= 1
+            completion.source = source
+            completion.over = True
+            self._due.extend((callback, completion) for callback in completion.callbacks)
+            completion.callbacks = []
+            if self._waiters:
+                self.condition.notify_all()
+
+    def _call_back(self) -> None:
+        while self._due:
+            callback, completion = self._due.popleft()
+            callback(completion)
+
+    def _fail(self, error: CollectiveError) -> None:
+        """End the group: zero what is unfinished, tell the others, drop the keys, and let every operation raise."""
+        with self.condition:
+            if self._failed is not None:
+                return
+            unfinished = list(self._unfinished.items())
+            first = unfinished[0][0] if unfinished else None
+            at = "" if first is None else f"{first.described()}: "
+            self._failed = CollectiveError(error.code, f"{at}{error.message}", hint=error.hint, rank=error.rank)
+            self._inbox.clear()
+            self.condition.notify_all()
+        try:
+            for work, _ in unfinished:
+                failure.zero(work)
+            self._progress.send_last(Kind.ALERT, failure.alert_of(error, self.rank, first).encode())
+        finally:
+            self._mesh.traffic.forget()
+            self._progress.end()
+            self._communicator.wipe()
+            for work, completion in unfinished:
+                what = f"{work.described()}: {error.message}"
+                completion.error = CollectiveError(error.code, what, hint=error.hint, rank=error.rank)
+                self._done(work, None)
+
+    def _called(self, rank: int) -> str:
+        return self._mesh.membership.called(rank)

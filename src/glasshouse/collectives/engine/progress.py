@@ -1,0 +1,332 @@
+"""Moves the frames of one group: what can be sent and taken now, on every connection, without waiting.
+
+Laws: all frames of an operation leave and arrive before those of the next one on each connection, so no two operations
+block each other; a frame that is not exactly the expected one ends the group, after its sender has been heard out. Used
+by one thread at a time.
+Source: spec/sealed-collectives.md, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn, TypeAlias
+
+from glasshouse.collectives.engine.poller import Poller
+from glasshouse.collectives.engine.unexpected import explain
+from glasshouse.collectives.operations.communicator import Communicator
+from glasshouse.collectives.operations.exchange import Exchange
+from glasshouse.collectives.operations.flows import ChunkRun, Inflow, Outflow
+from glasshouse.collectives.operations.point_to_point import Mailbox, P2PMessage
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Header, Kind, frame_bytes
+from glasshouse.collectives.transport.mesh import Mesh
+from glasshouse.collectives.transport.peer_link import Closed, PeerLink
+from glasshouse.errors import Code, CollectiveError
+
+__all__ = ["Progress", "Submission"]
+
+_LAST_FRAME_S = 1.0
+"""How long a failing rank tries to tell the others why."""
+_REASON_S = 0.5
+"""How long a rank whose peer is gone looks for the reason that the peer or another rank may have sent."""
+
+Submission: TypeAlias = Exchange | P2PMessage
+
+
+class _Course:
+    """The way of one collective connection: the operations to come, and the place in the first in each direction."""
+
+    __slots__ = ("incoming", "link", "outgoing", "took", "went")
+
+    def __init__(self, link: PeerLink) -> None:
+        self.link = link
+        self.outgoing: deque[tuple[Exchange, deque[ChunkRun[Outflow]]]] = deque()
+        self.incoming: deque[tuple[Exchange, deque[ChunkRun[Inflow]]]] = deque()
+        self.went = 0
+        """How many chunks of the first run have gone out."""
+        self.took = 0
+
+    def untouched(self, work: Exchange) -> bool:
+        """Return whether nothing came of what the peer sends as soon as it begins an operation."""
+        for due, runs in self.incoming:
+            if due is work:
+                # A frame may lie here until those of lower ranks have been added.
+                if due is self.incoming[0][0] and (self.took or self.link.have):
+                    return False
+                flow, low, _ = runs[0]
+                # What the peer sends in a later phase waits for other ranks.
+                return len(runs) == len(work.incoming[self.link.peer]) and Header.parse(flow.expected(low)).phase == 0
+        return False
+
+
+class Progress:
+    """The connections of one rank in one group, and what is under way on them.
+
+    Args:
+        mesh: the connections and keys.
+        communicator: what the operations were planned for.
+        done: told of each operation that is complete, and for a message of the rank at its other end.
+    """
+
+    def __init__(self, mesh: Mesh, communicator: Communicator, done: Callable[[Submission, int | None], None]) -> None:
+        self._mesh = mesh
+        self._done = done
+        self._communicator = communicator
+        self._courses = [_Course(link) for link in mesh.collective]
+        self._p2p = list(mesh.p2p)
+        self._mailbox = Mailbox(communicator, done)
+        self._links = [*mesh.collective, *mesh.p2p]
+        self._poller = Poller(self._links)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for something to happen on a connection, or for `wake`, so many seconds or, with None, for ever.
+
+        Raises:
+            CollectiveError: `rank-lost`, a rank of this machine is gone that has not copied its frames.
+        """
+        gone = self._poller.wait_for_memory(timeout_s, self._communicator.short)
+        if gone is not None:
+            self._lost(gone)
+
+    def wake(self) -> None:
+        """End a `wait` of another thread."""
+        self._poller.wake()
+
+    def admit(self, work: Submission) -> None:
+        """Begin with an operation, behind those that were begun before.
+
+        Raises:
+            CollectiveError: a message that does not fit the offer that waits for it.
+        """
+        if isinstance(work, P2PMessage):
+            self._mailbox.post(work)
+            return
+        work.left = len(work.outgoing) + len(work.incoming)
+        if not work.left:
+            self._done(work, None)
+            return
+        for course in self._courses:
+            peer = course.link.peer
+            if peer in work.outgoing:
+                course.outgoing.append((work, deque(work.outgoing[peer])))
+            if peer in work.incoming:
+                course.incoming.append((work, deque(work.incoming[peer])))
+
+    def step(self) -> bool:
+        """Do what can be done now without waiting; return whether anything was.
+
+        Raises:
+            CollectiveError: the group cannot go on.
+        """
+        progress = False
+        for course in self._courses:
+            if course.outgoing and self._send(course):
+                progress = True
+            if course.incoming and self._receive(course):
+                progress = True
+        for link in self._p2p:
+            if (link.sending or self._mailbox.busy(link.peer)) and self._send_message(link):
+                progress = True
+            if link.readable and self._receive_message(link):
+                progress = True
+        return progress
+
+    def awaited(self, work: Submission) -> list[int]:
+        """Return the ranks that an operation waits for."""
+        if isinstance(work, P2PMessage):
+            return [] if work.peer is None else [work.peer]
+        takes = [course.link.peer for course in self._courses if course.incoming]
+        return sorted(takes or (course.link.peer for course in self._courses if course.outgoing))
+
+    def missing(self, work: Submission) -> list[int]:
+        """Return those that have not begun it, of the ranks that an operation waits for: no frame of it has come."""
+        if isinstance(work, P2PMessage):
+            return self.awaited(work)
+        courses = [course for course in self._courses if course.incoming]
+        return sorted(course.link.peer for course in courses if course.untouched(work)) if courses else []
+
+    def send_last(self, kind: Kind, payload: bytes = b"") -> None:
+        """Send a last frame, as far as the connections take it: an alert for messages' way, a goodbye everywhere."""
+        links = self._p2p if kind is Kind.ALERT else self._links
+        until = time.monotonic() + _LAST_FRAME_S
+        for link in links:
+            with suppress(Closed, CollectiveError):
+                link.flush(until)
+                if link.sending:
+                    continue
+                header = Header(kind=kind, source=self._mesh.membership.rank, destination=link.peer).encode()
+                frame = memoryview(bytearray(frame_bytes(len(payload))))
+                self._mesh.traffic.sealer(link.lane, link.peer).seal_into(header, payload, frame[HEADER_BYTES:])
+                frame[:HEADER_BYTES] = header
+                link.begin(frame)
+                link.flush(until)
+
+    def end(self) -> None:
+        """Let go of what is under way, and send nothing more; what was sent still arrives."""
+        for course in self._courses:
+            course.outgoing.clear()
+            course.incoming.clear()
+        for link in self._links:
+            link.finish()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for link in self._links:
+            link.close()
+        self._poller.close()
+
+    def abandon(self) -> None:
+        """Let go of everything in a forked child: the connections are the parent's."""
+        self._mesh.abandon()
+        self._poller.close()
+
+    def _send(self, course: _Course) -> bool:
+        link = course.link
+        if not link.writable:
+            return False
+        work, runs = course.outgoing[0]
+        flow, low, high = runs[0]
+        chunk = low + course.went
+        if not link.sending:
+            queue = work.queue
+            if queue is None:
+                frame = flow.frame(chunk, link.out_buffer)
+            else:
+                with queue.within():
+                    frame = flow.frame(chunk, link.out_buffer)
+            if frame is None:
+                return False
+            link.begin(frame, flow.release(chunk))
+        try:
+            whole = link.push()
+        except Closed:
+            # What the peer sent before it went may say why.
+            link.readable = True
+            while course.incoming and self._receive(course):
+                pass
+            self._lost(link)
+        if not whole:
+            return link.writable
+        course.went += 1
+        if chunk + 1 == high:
+            course.went = 0
+            runs.popleft()
+            if not runs:
+                course.outgoing.popleft()
+                self._part_done(work)
+        return True
+
+    def _receive(self, course: _Course) -> bool:
+        link = course.link
+        work, runs = course.incoming[0]
+        flow, low, high = runs[0]
+        chunk = low + course.took
+        if not link.wanted or link.have < link.wanted:
+            if not link.readable:
+                return False
+            try:
+                if not link.pull(frame_bytes(flow.size(chunk))):
+                    return link.readable
+            except Closed:
+                self._lost(link)
+        if not flow.ready(chunk):
+            return False
+        frame = link.frame
+        expected = flow.expected(chunk)
+        if frame[:HEADER_BYTES] != expected:
+            explain(self._mesh, link, frame, work, expected)
+        queue = work.queue
+        if queue is None:
+            flow.take(chunk, frame)
+        else:
+            with queue.within():
+                flow.take(chunk, frame)
+        link.taken()
+        course.took += 1
+        if chunk + 1 == high:
+            course.took = 0
+            runs.popleft()
+            if not runs:
+                course.incoming.popleft()
+                self._part_done(work)
+        return True
+
+    def _send_message(self, link: PeerLink) -> bool:
+        if not link.writable:
+            return False
+        if not link.sending:
+            frame = self._mailbox.frame(link.peer, link.out_buffer)
+            if frame is None:
+                return False
+            link.begin(frame)
+        try:
+            whole = link.push()
+        except Closed:
+            self._lost(link)
+        if whole:
+            self._mailbox.sent(link.peer)
+        return link.writable
+
+    def _receive_message(self, link: PeerLink) -> bool:
+        try:
+            if not link.pull(frame_bytes(0)):
+                return link.readable
+        except Closed:
+            link.ended, link.readable = True, False
+            # After a goodbye, what the peer sent on the other connection may still be there: that one says whether
+            # the peer is missed. Without one, somebody has cut the way that alerts come.
+            if not link.bye_received or self._mailbox.waits_for(link.peer):
+                self._lost(link)
+            return False
+        frame = link.frame
+        if frame[1] in (Kind.ALERT, Kind.BYE):
+            explain(self._mesh, link, frame)
+        else:
+            self._mailbox.take(link.peer, frame)
+        link.taken()
+        return True
+
+    def _part_done(self, work: Exchange) -> None:
+        work.left -= 1
+        if not work.left:
+            self._done(work, None)
+
+    def _called(self, rank: int) -> str:
+        return self._mesh.membership.called(rank)
+
+    def _lost(self, link: PeerLink) -> NoReturn:
+        """Raise for a connection that ended: what another rank says was the reason, if one does soon."""
+        until = time.monotonic() + _REASON_S
+        while True:
+            for post in self._p2p:
+                self._drain(post)
+            left = until - time.monotonic()
+            # A rank that was told by another one passes the reason on before it goes.
+            if left <= 0 or all(post.ended for post in self._p2p):
+                break
+            self._poller.wait(min(left, _REASON_S / 10))
+        if any(each.bye_received for each in self._links if each.peer == link.peer):
+            raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group", rank=link.peer)
+        gone = f"{self._called(link.peer)} is gone: its connection ended"
+        raise CollectiveError(Code.RANK_LOST, gone, rank=link.peer)
+
+    def _drain(self, post: PeerLink) -> None:
+        """Read what has come on a connection for messages; of that only an alert still counts."""
+        try:
+            while post.readable and not post.ended:
+                if post.have and post.have >= post.wanted:
+                    post.taken()
+                if post.pull(frame_bytes(0)):
+                    frame = post.frame
+                    if frame[1] in (Kind.ALERT, Kind.BYE):
+                        explain(self._mesh, post, frame)
+                    else:
+                        # Opened all the same: the next frame's counter follows this one's.
+                        payload = bytearray(post.wanted - frame_bytes(0))
+                        opener = self._mesh.traffic.route(post.lane, post.peer, frame[:HEADER_BYTES])
+                        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES : post.wanted], payload)
+                    post.taken()
+        except Closed:
+            post.ended = True

@@ -1,0 +1,264 @@
+"""ChaCha20-Poly1305 (RFC 8439) on the device that the data is on: many messages in two launches.
+
+Laws: everything is enqueued on the device's current stream, and nothing waits but `Verdicts.wait`. What fails to open
+is zero before anything behind on that stream sees it. The table of keys on the device is wiped by the kernels that read
+it, its copy in host memory at the next call or by `close`. A key and nonce seal one message: the caller sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from glasshouse.collectives.kernels import passes
+from glasshouse.collectives.kernels.jit import interpreted
+from glasshouse.collectives.kernels.launch_shape import Shape, cut
+from glasshouse.collectives.protocol.frame_memory import bytes_of
+from glasshouse.errors import Code, PlatformError
+from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, zero
+
+__all__ = ["NONCE_BYTES", "PROGRAMS_PER_PROCESSOR", "Cipher", "Message", "Verdicts"]
+
+NONCE_BYTES = 12
+PROGRAMS_PER_PROCESSOR = 5
+"""Programs of `bulk` that one multiprocessor holds: 128 threads of at most 96 registers each, out of 65536."""
+
+_ROW = struct.Struct("<8q")
+_KEY_ROW_BYTES = 64
+_VERDICT_AT = 7
+_FEW_TERMS = 96
+# Lanes and warps of `finish`; a lane a thread, as some read what they overwrite.
+_FEW, _MANY = (32, 1), (512, 16)
+_LEAST_PINNED_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message, and where it goes.
+
+    Attributes:
+        key: 32 bytes.
+        nonce: 12 bytes.
+        associated_data: any bytes.
+        source: flat contiguous uint8 tensor on the device, of any alignment: plaintext, or ciphertext without tag.
+        destination: as long; the same memory as `source`, or memory that overlaps neither it nor any other message's.
+        tag: 16 bytes on the device: written by `seal`, read by `open`.
+    """
+
+    key: bytes = field(repr=False)
+    nonce: bytes
+    associated_data: bytes
+    source: Any
+    destination: Any
+    tag: Any
+
+    def __post_init__(self) -> None:
+        if len(self.key) != KEY_BYTES or len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes and a nonce {NONCE_BYTES}")
+        for tensor in (self.source, self.destination, self.tag):
+            if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
+                raise ValueError("messages are flat contiguous tensors of uint8")
+        size = self.source.numel()
+        if self.destination.numel() != size or self.tag.numel() != TAG_BYTES:
+            raise ValueError(f"a message keeps its length, and its tag has {TAG_BYTES} bytes")
+        apart = self.destination.data_ptr() - self.source.data_ptr()
+        if 0 < abs(apart) < size:
+            raise ValueError("source and destination overlap without being the same")
+
+
+class Verdicts:
+    """Whether each message of one call of `open` was authentic.
+
+    Args:
+        rows: the table of messages in host memory, where the kernels' answers arrive.
+        places: the row of each message.
+        arrived: event after which they are there, None if they already are.
+    """
+
+    def __init__(self, rows: Any, places: Sequence[int], arrived: Any) -> None:
+        self._rows = rows
+        self._places = places
+        self._arrived = arrived
+
+    def wait(self) -> tuple[bool, ...]:
+        """Wait for the device and return the answers, in the order of the messages."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        # The column was zero when it was sent there: what no kernel has answered is no.
+        return tuple(int(self._rows[place * 8 + _VERDICT_AT]) == 1 for place in self._places)
+
+
+class Cipher:
+    """Seals and opens messages on one device. Safe to share between threads.
+
+    Args:
+        device: a CUDA device; the CPU under Triton's interpreter only (in tests).
+        shape: of the launches, by default chosen for the device.
+
+    Raises:
+        PlatformError: `device-missing`, a device that these kernels do not run on.
+    """
+
+    def __init__(self, device: Any, *, shape: Shape | None = None) -> None:
+        self.device = torch.device(device)
+        if not interpreted() and self.device.type != "cuda":
+            raise PlatformError(Code.DEVICE_MISSING, f"the cipher's kernels do not run on {self.device.type}")
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        if shape is None:
+            shape = Shape(
+                programs=PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+            )
+        if self.device.type == "cuda" and shape.lanes % (32 * shape.warps):
+            raise ValueError("every thread has blocks of its own: two with the same would race where all is in place")
+        self.shape = shape
+        self._pinned = _Pinned(self.device.type == "cuda")
+
+    def seal(self, messages: Sequence[Message]) -> None:
+        """Encrypt each message's source into its destination, and write its tag."""
+        with self._current():
+            self._launch(messages, seal=True)
+
+    def open(self, messages: Sequence[Message]) -> Verdicts:
+        """Decrypt each message's source into its destination, and compare its tag; a failed one's output is zeroed."""
+        with self._current():
+            table, places = self._launch(messages, seal=False)
+            rows = table[: len(messages) * _ROW.size].view(torch.int64)
+            if self.device.type != "cuda":
+                return Verdicts(rows, places, None)
+            # Not pooled: it is the caller's until the verdicts are thrown away. It holds addresses, and no key.
+            answers = torch.empty(rows.numel(), dtype=torch.int64, device="cpu", pin_memory=True)
+            answers.copy_(rows, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+            return Verdicts(answers, places, arrived)
+
+    def close(self) -> None:
+        """Wipe the keys that are left in host memory; waits for the device."""
+        self._pinned.wipe()
+
+    def _current(self) -> Any:
+        """Return what makes this cipher's device the one that kernels are launched on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def _launch(self, messages: Sequence[Message], *, seal: bool) -> tuple[Any, list[int]]:
+        if any(tensor.device != self.device for one in messages for tensor in (one.source, one.destination, one.tag)):
+            raise ValueError(f"a message that is not on {self.device}")
+        if not messages:
+            return torch.empty(0, dtype=torch.uint8, device=self.device), []
+        units = [_unit(one) for one in messages]
+        # Wide accesses need aligned messages: those of one alignment share their launches.
+        order = sorted(range(len(messages)), key=lambda index: -units[index])
+        places = [0] * len(messages)
+        for place, index in enumerate(order):
+            places[index] = place
+        cuts, bounds, at = [], [], 0
+        for unit in sorted(set(units), reverse=True):
+            group = [messages[index] for index in order if units[index] == unit]
+            sizes = [one.source.numel() for one in group]
+            cuts.append((unit, cut(sizes, [len(one.associated_data) for one in group], self.shape)))
+            bounds.append((at, at + len(group)))
+            at += len(group)
+        segments = [count for _, one in cuts for count in one.segments]
+        table = self._table([messages[index] for index in order], segments)
+        keys_at = len(messages) * _ROW.size
+        for (unit, one), (first, end) in zip(cuts, bounds, strict=True):
+            rows = table[first * _ROW.size : end * _ROW.size].view(torch.int64)
+            keys = table[keys_at + first * _KEY_ROW_BYTES : keys_at + end * _KEY_ROW_BYTES].view(torch.uint32)
+            most = max(one.segments)
+            parts = torch.empty(max(1, (end - first) * most) * 5, dtype=torch.uint64, device=self.device)
+            if most:
+                passes.bulk[(end - first, most)](
+                    rows, keys, parts, one.steps, most,
+                    SEAL=seal, UNIT=unit, LANES=self.shape.lanes, LANES_LOG2=self.shape.lanes.bit_length() - 1,
+                    num_warps=self.shape.warps,
+                )  # fmt: skip
+            lanes, warps = _FEW if one.terms <= _FEW_TERMS else _MANY
+            passes.finish[(end - first,)](
+                rows, keys, parts, one.steps, most, one.exponent_bits,
+                SEAL=seal, BULK_LANES=self.shape.lanes, LANES=lanes, num_warps=warps,
+            )  # fmt: skip
+        return table, places
+
+    def _table(self, messages: Sequence[Message], segments: Sequence[int]) -> Any:
+        """Return the table of messages, keys and associated data on the device: one copy."""
+        count = len(messages)
+        associated_at = count * (_ROW.size + _KEY_ROW_BYTES)
+        size = associated_at + sum(len(one.associated_data) for one in messages)
+        table = torch.empty(size, dtype=torch.uint8, device=self.device)
+        host = self._pinned.take(size)
+        view = bytes_of(host)
+        at = associated_at
+        for index, one in enumerate(messages):
+            extra = len(one.associated_data)
+            addresses = (one.source.data_ptr(), one.destination.data_ptr(), one.tag.data_ptr())
+            row = (*addresses, one.source.numel(), table.data_ptr() + at, extra, segments[index], 0)
+            _ROW.pack_into(view, index * _ROW.size, *row)
+            key = count * _ROW.size + index * _KEY_ROW_BYTES
+            view[key : key + KEY_BYTES] = one.key
+            view[key + KEY_BYTES : key + KEY_BYTES + NONCE_BYTES] = one.nonce
+            view[at : at + extra] = one.associated_data
+            at += extra
+        table.copy_(host, non_blocking=True)
+        self._pinned.sent(host)
+        return table
+
+
+class _Pinned:
+    """Page-locked memory that tables are sent from: wiped and used again once the device has read it."""
+
+    def __init__(self, locked: bool) -> None:
+        self._locked = locked
+        self._lock = threading.Lock()
+        self._free: list[Any] = []
+        self._busy: list[tuple[Any, Any]] = []
+
+    def take(self, size: int) -> Any:
+        with self._lock:
+            self._collect()
+            for index, buffer in enumerate(self._free):
+                if buffer.numel() >= size:
+                    return self._free.pop(index)[:size]
+        size_there = max(size, _LEAST_PINNED_BYTES)
+        return torch.zeros(size_there, dtype=torch.uint8, device="cpu", pin_memory=self._locked)[:size]
+
+    def sent(self, host: Any) -> None:
+        """Take back a buffer whose copy to the device has been enqueued."""
+        event = None
+        if self._locked:
+            event = torch.cuda.Event()
+            event.record()
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host.untyped_storage())
+        with self._lock:
+            self._busy.append((whole, event))
+            if event is None:
+                self._collect()
+
+    def wipe(self) -> None:
+        with self._lock:
+            for _, event in self._busy:
+                if event is not None:
+                    event.synchronize()
+            self._collect()
+
+    def _collect(self) -> None:
+        still = []
+        for buffer, event in self._busy:
+            if event is not None and not event.query():
+                still.append((buffer, event))
+                continue
+            zero(bytes_of(buffer))
+            self._free.append(buffer)
+        self._busy = still
+
+
+def _unit(message: Message) -> int:
+    """Return the bytes, 16, 4 or 1, to which both ends of a message are aligned."""
+    both = message.source.data_ptr() | message.destination.data_ptr()
+    return 16 if both % 16 == 0 else 4 if both % 4 == 0 else 1

@@ -1,0 +1,129 @@
+"""The arithmetic of reductions: what two chunks become.
+
+Laws: contributions are combined one after the other in the order given; float16 and bfloat16 are added up in float32
+and rounded once; `avg` divides each contribution before it is added, as torch defines it (integers: the sum is
+divided, towards zero).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from glasshouse.collectives.protocol.headers import Element, ReductionCode
+from glasshouse.errors import Code, CollectiveError
+
+__all__ = ["ELEMENTS", "Arithmetic", "Reduction", "ReductionKind"]
+
+ELEMENTS: dict[Any, Element] = {
+    getattr(torch, name): element
+    for element in Element
+    if element is not Element.NONE and hasattr(torch, name := element.name.lower())
+}
+"""The code of every torch.dtype that can travel."""
+
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+_SUMMED = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
+    }
+)  # fmt: skip
+
+
+class ReductionKind(StrEnum):
+    """How elements are combined."""
+
+    SUM = "sum"
+    AVG = "avg"
+    PREMUL_SUM = "premul_sum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How elements are combined.
+
+    Args:
+        kind: the operation.
+        factor: what `premul_sum` multiplies each contribution by: a number, or a tensor of one element.
+    """
+
+    kind: ReductionKind
+    factor: Any = None
+
+    def __post_init__(self) -> None:
+        if (self.kind is ReductionKind.PREMUL_SUM) != (self.factor is not None):
+            raise ValueError("premul_sum, and nothing else, takes a factor")
+
+    def premultiplied(self, tensor: Any) -> Any:
+        """Return what a rank's contribution counts as before it leaves the rank: a copy, where there is a factor.
+
+        Each rank multiplies its own by its own factor, as NCCL does; the factors may differ.
+        """
+        return tensor if self.factor is None else tensor.detach() * torch.as_tensor(self.factor).to(tensor)
+
+    @property
+    def code(self) -> ReductionCode:
+        return ReductionCode[self.kind.name]
+
+
+class Arithmetic:
+    """A reduction over elements of one type.
+
+    Args:
+        reduction: which.
+        dtype: of the elements.
+        ranks: how many contributions there are.
+
+    Raises:
+        CollectiveError: `collective-unsealed`, elements that the reduction is not defined for.
+    """
+
+    __slots__ = ("_combine", "_divisor", "_quotient", "accumulator", "dtype", "scaled", "wide")
+
+    def __init__(self, reduction: Reduction, dtype: Any, ranks: int) -> None:
+        kind = reduction.kind
+        if dtype not in _SUMMED or (kind is ReductionKind.PREMUL_SUM and not dtype.is_floating_point):
+            raise CollectiveError(
+                Code.COLLECTIVE_UNSEALED,
+                f"the sealed backend does not reduce {str(dtype).removeprefix('torch.')} by {kind}",
+                hint="convert the tensor to a type that it reduces, such as float32",
+            )
+        if dtype is torch.bool and kind is ReductionKind.AVG:
+            raise CollectiveError(Code.COLLECTIVE_UNSEALED, "the average of truth values is not defined")
+        self.dtype = dtype
+        self._combine = {
+            ReductionKind.MIN: torch.minimum,
+            ReductionKind.MAX: torch.maximum,
+            ReductionKind.PRODUCT: torch.mul,
+        }.get(kind, torch.add)
+        averaged = kind is ReductionKind.AVG
+        self._divisor = ranks if averaged and dtype.is_floating_point else None
+        self._quotient = ranks if averaged and not dtype.is_floating_point else None
+        self.scaled = self._divisor is not None
+        # Two narrow numbers are added in float32 and rounded once by torch itself; more need the wide sum kept.
+        self.wide = dtype in _NARROW and (ranks > 2 or self.scaled)
+        """Whether partial results are kept in float32 though the elements are not."""
+        self.accumulator = torch.float32 if self.wide else dtype
+        """The type in which partial results are kept."""
+
+    def scale(self, contribution: Any, out: Any) -> Any:
+        """Write what a contribution counts as before it is combined into `out` (of the accumulator's type)."""
+        # Converted first: torch would divide narrow numbers, and round, before it widens them.
+        out.copy_(contribution)
+        return out.div_(self._divisor)
+
+    def combine(self, left: Any, right: Any, out: Any) -> Any:
+        """Write `left` and `right` combined, in this order, into `out`."""
+        return self._combine(left, right, out=out)
+
+    def finish(self, result: Any) -> None:
+        """Turn a combination of all contributions into the result, in place."""
+        if self._quotient is not None:
+            torch.div(result, self._quotient, rounding_mode="trunc", out=result)

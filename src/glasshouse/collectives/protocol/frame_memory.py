@@ -1,0 +1,103 @@
+"""Memory that frames are sealed from and opened into: tensors as bytes, and the buffers of ciphertext.
+
+Laws: a view of a tensor never owns or resizes its storage (a tensor that went through `numpy()` can no longer be
+resized, which FSDP does); the buffers of a group are bounded by its chunk size and world size, never by a tensor's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from glasshouse.collectives.protocol.headers import Bytes
+from glasshouse.wire.aead import zero
+
+__all__ = ["Buffers", "FrameOpener", "FrameSealer", "allocate", "bytes_of"]
+
+_HUGE_PAGE = 2 << 20
+_READ_WRITE = 0x200
+
+_view_of: Callable[[int, int, int], memoryview] = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_of.restype = ctypes.py_object  # type: ignore[attr-defined]
+_view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)  # type: ignore[attr-defined]
+
+
+class FrameSealer(Protocol):
+    """What a region in host memory needs of `sealing.Sealer`."""
+
+    def seal_into(self, header: bytearray | memoryview, plaintext: Bytes, out: bytearray | memoryview) -> None: ...
+
+
+class FrameOpener(Protocol):
+    """What a region in host memory needs of `sealing.Opener`."""
+
+    def open_into(self, header: Bytes, sealed: Bytes, out: bytearray | memoryview) -> None: ...
+
+
+def bytes_of(tensor: Any) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, writable; valid as long as the caller holds the tensor.
+
+    Raises:
+        ValueError: a tensor elsewhere, or with gaps.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError("only a contiguous tensor in host memory can be seen as bytes")
+    size = tensor.numel() * tensor.element_size()
+    return _view_of(tensor.data_ptr(), size, _READ_WRITE) if size else memoryview(bytearray())
+
+
+class Buffers:
+    """Memory of one size that is used again and again.
+
+    Args:
+        size: bytes of each.
+        limit: how many there are at most; `take` returns None when all are out.
+        make: where each comes from.
+    """
+
+    __slots__ = ("_free", "_limit", "_made", "_make", "short", "size")
+
+    def __init__(self, size: int, limit: int, make: Callable[[int], memoryview] | None = None) -> None:
+        self.size = size
+        self._limit = limit
+        self._make = make or allocate
+        self.short = False
+        """Whether there was none when one was wanted last."""
+        self._free: list[memoryview] = []
+        self._made: list[memoryview] = []
+
+    @property
+    def available(self) -> bool:
+        """Whether `take` has one."""
+        return bool(self._free or len(self._made) < self._limit)
+
+    def take(self) -> memoryview | None:
+        """Return a buffer that is not held, or None."""
+        if self._free:
+            self.short = False
+            return self._free.pop()
+        self.short = len(self._made) >= self._limit
+        if self.short:
+            return None
+        made = self._make(self.size)
+        self._made.append(made)
+        return made
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Take a buffer back; the one used last is the next one out, while it is in the caches."""
+        self._free.append(buffer)
+
+    def wipe(self) -> None:
+        """Zero all of them, also those that are out."""
+        for made in self._made:
+            zero(made)
+
+
+def allocate(size: int) -> memoryview:
+    """Return fresh zeroed memory, in huge pages where the system has them: the cipher walks through all of it."""
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)

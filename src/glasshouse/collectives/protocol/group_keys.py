@@ -1,0 +1,233 @@
+"""Who is in a group, and every key that follows from its secret.
+
+Laws: each key is bound to group name, ordered ranks, world size, incarnation and the fresh contribution of every rank,
+so no two initialisations of any group share one; a key to seal with is given out once, and no second user can count its
+nonces from zero again; keys are forgotten in forked children.
+Source: spec/sealed-collectives.md, sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from glasshouse.wire.aead import Suite, zero
+from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
+
+__all__ = [
+    "ALL",
+    "CONFIRM_BYTES",
+    "CONTRIBUTION_BYTES",
+    "MAX_NAME_BYTES",
+    "MAX_RANKS",
+    "SECRET_BYTES",
+    "SUITE_CODES",
+    "KeyHolder",
+    "Lane",
+    "Membership",
+    "Schedule",
+    "forget_in_children",
+    "hello_key",
+    "next_key",
+]
+
+SECRET_BYTES = 32
+CONTRIBUTION_BYTES = 32
+CONFIRM_BYTES = 32
+MAX_RANKS = 4096
+MAX_NAME_BYTES = 1024
+ALL = 0xFFFF
+"""The destination of what is sealed once for every other rank."""
+
+SUITE_CODES = {Suite.AES_256_GCM: 1, Suite.CHACHA20_POLY1305: 2}
+
+_LABEL = b"glasshouse collectives v1 "
+
+
+class Lane(IntEnum):
+    """The two connections between a pair of ranks."""
+
+    COLLECTIVE = 1
+    P2P = 2
+
+
+class KeyHolder(Protocol):
+    """Holds keys that must not outlive a fork."""
+
+    def forget(self) -> None: ...
+
+
+_holders: weakref.WeakSet[KeyHolder] = weakref.WeakSet()
+
+
+def forget_in_children(holder: KeyHolder) -> None:
+    """Have `holder.forget()` called in every process forked from this one, before anything else runs there.
+
+    A child with the parent's keys and counters would seal different data under the same nonces.
+    """
+    _holders.add(holder)
+
+
+def _forget() -> None:
+    with contextlib.ExitStack() as every:  # what goes wrong with one keeps no other from forgetting
+        for holder in list(_holders):
+            every.callback(holder.forget)
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - every system with fork has it
+    os.register_at_fork(after_in_child=_forget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What the ranks of one initialisation of one group must agree on, and which of them this is.
+
+    Args:
+        group: the group's name, as torch gives it.
+        ranks: global ranks in the group's order; their number is the world size.
+        rank: this process's index into `ranks`.
+        incarnation: tells this initialisation of the group from earlier ones; below 2^64.
+
+    Raises:
+        ValueError: outside these limits.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    rank: int
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranks) <= MAX_RANKS:
+            raise ValueError(f"a group has 1 to {MAX_RANKS} ranks, not {len(self.ranks)}")
+        if not 0 <= self.rank < len(self.ranks):
+            raise ValueError(f"rank {self.rank} is not in a group of {len(self.ranks)}")
+        if len(set(self.ranks)) != len(self.ranks) or not all(0 <= rank < 2**32 for rank in self.ranks):
+            raise ValueError("the global ranks of a group are different and below 2^32")
+        if not 0 <= self.incarnation < 2**64:
+            raise ValueError(f"incarnation {self.incarnation} is not below 2^64")
+        if len(self.group.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"a group's name has at most {MAX_NAME_BYTES} bytes")
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The indices of the other ranks, ascending."""
+        return tuple(index for index in range(self.size) if index != self.rank)
+
+    def called(self, index: int) -> str:
+        """Return what an error calls a rank: its index here, and its global rank where that differs."""
+        if not 0 <= index < self.size:
+            return f"rank {index}"
+        glob = self.ranks[index]
+        return f"rank {index}" if glob == index else f"rank {index} (global rank {glob})"
+
+    def digest(self) -> bytes:
+        """Return the 32 bytes that name group and ordered ranks, but neither incarnation nor the own rank."""
+        ranks = b"".join(rank.to_bytes(4, "big") for rank in self.ranks)
+        return sha256(lengths_prefixed(_LABEL + b"membership", self.group.encode(), ranks))
+
+
+def hello_key(secret: bytes | bytearray | memoryview) -> bytes:
+    """Return the key that authenticates hellos: all that two ranks have in common before they have said anything."""
+    return derive(secret, _LABEL + b"hello")
+
+
+def next_key(key: bytes | bytearray, suite: Suite) -> bytes:
+    """Return the traffic key after `key`; there is no way back."""
+    return derive(key, _LABEL + b"rekey", suite.value.encode())
+
+
+class Schedule:
+    """The keys of one initialisation of one group, as one of its ranks knows them.
+
+    Args:
+        membership: what this rank believes; the others' must have been seen to agree.
+        secret: the group secret, 32 bytes.
+        contributions: the fresh 32 bytes of every rank, in rank order.
+
+    Raises:
+        ValueError: other lengths, or two ranks with the same contribution.
+    """
+
+    def __init__(
+        self, membership: Membership, secret: bytes | bytearray | memoryview, contributions: Sequence[bytes]
+    ) -> None:
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"a group secret has {SECRET_BYTES} bytes")
+        if len(contributions) != membership.size or any(len(part) != CONTRIBUTION_BYTES for part in contributions):
+            raise ValueError("one contribution of 32 bytes a rank")
+        if len(set(contributions)) != len(contributions):
+            raise ValueError("two ranks with the same contribution: one of them is an echo")
+        self.membership = membership
+        self.transcript = sha256(
+            lengths_prefixed(
+                _LABEL + b"transcript",
+                membership.digest(),
+                membership.size.to_bytes(4, "big"),
+                membership.incarnation.to_bytes(8, "big"),
+                b"".join(contributions),
+            )
+        )
+        self._root = bytearray(derive(secret, _LABEL + b"group", self.transcript))
+        self._confirmation = bytearray(derive(self._root, _LABEL + b"confirm"))
+        self._given: set[tuple[Suite, Lane, int]] = set()
+        forget_in_children(self)
+
+    def confirmation(self, lane: Lane, source: int, destination: int) -> bytes:
+        """Return the 32 bytes by which `source` shows `destination` that it derived the same keys."""
+        self._check()
+        place = bytes([lane]) + source.to_bytes(2, "big") + destination.to_bytes(2, "big")
+        return hmac.digest(self._confirmation, lengths_prefixed(_LABEL + b"confirm", self.transcript, place), "sha256")
+
+    def confirms(self, lane: Lane, source: int, data: bytes | bytearray | memoryview) -> bool:
+        """Return whether `data` is what `source` must show this rank, in constant time."""
+        return hmac.compare_digest(self.confirmation(lane, source, self.membership.rank), bytes(data))
+
+    def traffic_key(self, suite: Suite, lane: Lane, source: int, destination: int) -> bytearray:
+        """Return the first key of one stream, 32 bytes that the caller owns and zeroes.
+
+        Args:
+            suite: the cipher the key is for.
+            lane: the connection.
+            source: the rank that seals with it.
+            destination: the rank that opens with it, or `ALL` on the collective lane.
+
+        Raises:
+            ValueError: no such stream; or this rank's own sealing key for the second time: a second count of its
+                nonces would begin.
+        """
+        self._check()
+        size, rank = self.membership.size, self.membership.rank
+        if not 0 <= source < size or not (0 <= destination < size or (destination, lane) == (ALL, Lane.COLLECTIVE)):
+            raise ValueError("no such stream")
+        if source == destination or (source != rank and destination not in (rank, ALL)):
+            raise ValueError("a stream that this rank neither seals nor opens")
+        if source == rank:
+            if (stream := (suite, lane, destination)) in self._given:
+                raise ValueError("a sealing key is given out once")
+            self._given.add(stream)
+        place = bytes([lane]) + source.to_bytes(2, "big") + destination.to_bytes(2, "big")
+        return bytearray(derive(self._root, _LABEL + b"traffic", suite.value.encode(), place))
+
+    def forget(self) -> None:
+        """Zero what keys are derived from; keys that were given out are their holders' to forget."""
+        zero(self._root)
+        zero(self._confirmation)
+        self._root = bytearray()
+
+    def __reduce__(self) -> str:
+        raise TypeError("keys are not copied")
+
+    def _check(self) -> None:
+        if not self._root:
+            raise ValueError("these keys were forgotten: the group was closed, or the process forked")

@@ -1,0 +1,310 @@
+"""How the ranks of a group meet: a hello and a confirmation both ways on every connection, as bytes in and bytes out.
+
+Laws: nothing of an unauthenticated hello is kept; a message has a fixed length and is read once; a group is complete
+when every peer has said hello on both lanes, and confirmed when every peer has shown that it derived the same keys.
+A stranger's bytes are a `FormatError`: drop the connection. A rank that does not fit is a `CollectiveError`: end the
+group, the message says how it differs.
+Source: spec/sealed-collectives.md, section 3.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+
+from glasshouse.collectives.protocol.group_keys import (
+    CONFIRM_BYTES,
+    CONTRIBUTION_BYTES,
+    SECRET_BYTES,
+    Lane,
+    Membership,
+    Schedule,
+    forget_in_children,
+    hello_key,
+)
+from glasshouse.errors import Code, CollectiveError, FormatError
+from glasshouse.wire.aead import zero
+
+__all__ = ["CONFIRM_BYTES", "HELLO_BYTES", "ConnectionHandshake", "Hello", "Rendezvous"]
+
+MAGIC = b"\x89GHC\r\n\x1a\n"
+VERSION = 1
+HELLO_BYTES = 128
+_FIELDS = struct.Struct(">8sHBxHHIxxxxQ32s32s")
+_MAC_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What one rank says of itself to another at the beginning of a connection.
+
+    Law: ``Hello.parse(h.encode(key)) == h``.
+    """
+
+    lane: Lane
+    source: int
+    destination: int
+    size: int
+    incarnation: int
+    group: bytes
+    contribution: bytes
+
+    def encode(self, key: bytes | bytearray) -> bytes:
+        """Return the `HELLO_BYTES`, authenticated under the hello key."""
+        fields = _FIELDS.pack(
+            MAGIC,
+            VERSION,
+            self.lane,
+            self.source,
+            self.destination,
+            self.size,
+            self.incarnation,
+            self.group,
+            self.contribution,
+        )
+        return fields + hmac.digest(key, fields, "sha256")
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview) -> Hello:
+        """Read a hello whose authenticity is yet to be checked.
+
+        Raises:
+            FormatError: `wrong-type`, a stranger; `unsupported`, another version; `schema-invalid`.
+        """
+        if len(data) != HELLO_BYTES:
+            raise FormatError(Code.SCHEMA, f"a hello has {HELLO_BYTES} bytes")
+        magic, version, lane, source, destination, size, incarnation, group, contribution = _FIELDS.unpack_from(data)
+        if magic != MAGIC:
+            raise FormatError(Code.WRONG_TYPE, "not a rank of a sealed group")
+        if version != VERSION:
+            raise FormatError(Code.UNSUPPORTED, f"a rank that speaks version {version}, this one speaks {VERSION}")
+        if lane not in (Lane.COLLECTIVE, Lane.P2P) or any(data[11:12]) or any(data[20:24]):
+            raise FormatError(Code.SCHEMA, "a hello that is not in its one form")
+        return cls(
+            lane=Lane(lane),
+            source=source,
+            destination=destination,
+            size=size,
+            incarnation=incarnation,
+            group=group,
+            contribution=contribution,
+        )
+
+
+class Rendezvous:
+    """One rank's part in the meeting of all: its contribution, what the peers have said, and at last the keys.
+
+    Args:
+        membership: what this rank believes.
+        secret: the group secret, 32 bytes; not kept beyond `schedule`.
+        contribution: for vectors only; every meeting draws its own.
+    """
+
+    def __init__(
+        self, membership: Membership, secret: bytes | bytearray | memoryview, *, contribution: bytes | None = None
+    ) -> None:
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"a group secret has {SECRET_BYTES} bytes")
+        own = os.urandom(CONTRIBUTION_BYTES) if contribution is None else contribution
+        self.membership = membership
+        self._secret = bytearray(secret)
+        self._key = bytearray(hello_key(secret))
+        self._digest = membership.digest()
+        self._contributions = {membership.rank: own}
+        self._greeted: set[tuple[Lane, int]] = set()
+        self._schedule: Schedule | None = None
+        forget_in_children(self)
+
+    def hello(self, lane: Lane, destination: int) -> bytes:
+        """Return what to say first on a connection to `destination`."""
+        if not self._secret:
+            raise ValueError("the meeting is over, or the process was forked")
+        return Hello(
+            lane=lane,
+            source=self.membership.rank,
+            destination=destination,
+            size=self.membership.size,
+            incarnation=self.membership.incarnation,
+            group=self._digest,
+            contribution=self._contributions[self.membership.rank],
+        ).encode(self._key)
+
+    def meet(self, data: bytes | bytearray | memoryview, *, lane: Lane | None, peer: int | None) -> Hello:
+        """Check a hello and keep its contribution.
+
+        Args:
+            data: `HELLO_BYTES` as received.
+            lane: what this rank connected for, or None when it was connected to.
+            peer: whom it connected to, or None.
+
+        Raises:
+            FormatError: not a hello: a stranger, or another version.
+            CollectiveError: `group-mismatch`, an honest rank that does not fit, as far as can be told;
+                `collective-tampered`, a hello that was repeated, reflected, or brought to another rank.
+        """
+        hello = Hello.parse(data)
+        self._check_secret(hello, data, peer)
+        self._check_group(hello)
+        self._check_place(hello, lane, peer)
+        known = self._contributions.setdefault(hello.source, hello.contribution)
+        if known != hello.contribution or (hello.lane, hello.source) in self._greeted:
+            raise CollectiveError(
+                Code.COLLECTIVE_TAMPERED,
+                f"{self.membership.called(hello.source)} said hello twice, and not the same: an old hello was repeated",
+                rank=hello.source,
+            )
+        self._greeted.add((hello.lane, hello.source))
+        return hello
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The peers that have not said hello on both lanes yet."""
+        return tuple(peer for peer in self.membership.peers if not all((lane, peer) in self._greeted for lane in Lane))
+
+    def schedule(self) -> Schedule:
+        """Return the keys, once no rank is missing; the secret is dropped then.
+
+        Raises:
+            ValueError: somebody is missing, or the process was forked.
+        """
+        if self._schedule is None:
+            if self.missing or not self._secret:
+                raise ValueError("there are no keys before every rank has said hello")
+            parts = [self._contributions[index] for index in range(self.membership.size)]
+            if len(set(parts)) != len(parts):
+                raise CollectiveError(Code.COLLECTIVE_TAMPERED, "two ranks made the same contribution")
+            self._schedule = Schedule(self.membership, self._secret, parts)
+            self.forget()
+        return self._schedule
+
+    def forget(self) -> None:
+        """Drop the secret and what was derived from it; a schedule that was made keeps its keys."""
+        zero(self._secret)
+        zero(self._key)
+        self._secret = bytearray()
+
+    def _check_secret(self, hello: Hello, data: bytes | bytearray | memoryview, peer: int | None) -> None:
+        expected = hmac.digest(self._key, bytes(data[:-_MAC_BYTES]), "sha256")
+        if not self._secret or not hmac.compare_digest(expected, bytes(data[-_MAC_BYTES:])):
+            who = self.membership.called(hello.source if peer is None else peer)
+            raise CollectiveError(
+                Code.GROUP_MISMATCH,
+                f"what calls itself {who} holds another group secret, or its hello was changed on the way",
+                hint="every rank of a job must be given the same group secret",
+                rank=peer,
+            )
+
+    def _check_group(self, hello: Hello) -> None:
+        own = self.membership
+        who = own.called(hello.source)
+        if hello.size != own.size:
+            differs = f"counts {hello.size} ranks where {own.called(own.rank)} counts {own.size}"
+        elif hello.group != self._digest:
+            differs = f"is in another group than {own.group!r} of {own.size}, or has its ranks in another order"
+        elif hello.incarnation != own.incarnation:
+            theirs, ours = _incarnation(hello.incarnation), _incarnation(own.incarnation)
+            differs = f"is at {theirs} of group {own.group!r}, and {own.called(own.rank)} at {ours}"
+        else:
+            return
+        raise CollectiveError(
+            Code.GROUP_MISMATCH,
+            f"{who} {differs}",
+            hint="every rank must call the same initialisations in the same order",
+            rank=hello.source,
+        )
+
+    def _check_place(self, hello: Hello, lane: Lane | None, peer: int | None) -> None:
+        own = self.membership
+        # Who was connected to knows nothing but this: the higher rank connects.
+        source_fits = own.rank < hello.source < own.size if peer is None else hello.source == peer
+        if not source_fits or hello.destination != own.rank or lane not in (None, hello.lane):
+            raise CollectiveError(
+                Code.COLLECTIVE_TAMPERED,
+                f"a hello from {own.called(hello.source)} to {own.called(hello.destination)} came to"
+                f" {own.called(own.rank)}: somebody between the ranks reroutes or reflects",
+                rank=hello.source,
+            )
+
+
+class ConnectionHandshake:
+    """One connection's way through the handshake: what to read next, and what to write.
+
+    The rank that connected gives `lane` and `peer`; the one that was connected to learns them from the hello. Feed
+    `receive` with exactly `wants` bytes until `met`; when the meeting is complete, send `confirm()`, and feed
+    `receive` again until `done`.
+    """
+
+    def __init__(self, meeting: Rendezvous, *, lane: Lane | None = None, peer: int | None = None) -> None:
+        if (lane is None) != (peer is None):
+            raise ValueError("lane and peer are both known or both not")
+        self._rendezvous = meeting
+        self._schedule: Schedule | None = None
+        self.lane = lane
+        self.peer = peer
+        self.met = False
+        self.done = False
+
+    @property
+    def wants(self) -> int:
+        """How many bytes `receive` takes next; 0 when there is nothing more to read."""
+        if self.done:
+            return 0
+        return CONFIRM_BYTES if self.met else HELLO_BYTES
+
+    def begin(self) -> bytes:
+        """Return what to write when the connection stands: the hello of who connected, else nothing."""
+        return b"" if self.lane is None or self.peer is None else self._rendezvous.hello(self.lane, self.peer)
+
+    def receive(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Take the next message; return what to write in answer, which may be nothing.
+
+        Raises:
+            FormatError: a stranger.
+            CollectiveError: `group-mismatch` or `collective-tampered`.
+            ValueError: out of turn.
+        """
+        if len(data) != self.wants:
+            raise ValueError(f"{len(data)} bytes where {self.wants} are due")
+        if not self.met:
+            connected = self.peer is None
+            hello = self._rendezvous.meet(data, lane=self.lane, peer=self.peer)
+            self.lane, self.peer, self.met = hello.lane, hello.source, True
+            return self._rendezvous.hello(hello.lane, hello.source) if connected else b""
+        self._check_confirmation(data)
+        self.done = True
+        return b""
+
+    def answer(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Return the hello to send to a rank whose own was refused by `receive`, so that it learns of the difference.
+
+        It says nothing that is not said to everybody who connects.
+
+        Raises:
+            FormatError: a stranger, who gets no answer.
+        """
+        hello = Hello.parse(data)
+        return self._rendezvous.hello(hello.lane, hello.source)
+
+    def confirm(self) -> bytes:
+        """Return the confirmation to write, once the meeting is complete."""
+        if self.lane is None or self.peer is None or not self.met:
+            raise ValueError("no rank has been met here yet")
+        self._schedule = self._rendezvous.schedule()
+        return self._schedule.confirmation(self.lane, self._rendezvous.membership.rank, self.peer)
+
+    def _check_confirmation(self, data: bytes | bytearray | memoryview) -> None:
+        if self._schedule is None or self.lane is None or self.peer is None:
+            raise ValueError("a confirmation is judged after the own one has been made")
+        if not self._schedule.confirms(self.lane, self.peer, data):
+            raise CollectiveError(
+                Code.COLLECTIVE_TAMPERED,
+                f"{self._rendezvous.membership.called(self.peer)} has other keys, though the same secret:"
+                " a hello was changed or repeated between the ranks",
+                rank=self.peer,
+            )
+
+
+def _incarnation(incarnation: int) -> str:
+    return f"initialisation {incarnation & 0xFFFFFFFF} after restart {incarnation >> 32}"

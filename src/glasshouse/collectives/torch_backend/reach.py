@@ -1,0 +1,48 @@
+"""How ranks are reached that the network does not lead to: said by what starts a rank, before its script runs.
+
+Imports nothing heavy: a script may still want to set what frameworks read when they are imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from glasshouse.collectives.transport.dial import Dialler
+
+__all__ = ["NAME", "PARENT_VARIABLE", "dialler", "store", "use_dialler", "use_store"]
+
+NAME = "sealed"
+"""The backend's name in torch.distributed."""
+PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
+"""In the environment of what a rank of a sealed group starts: the process id of that rank."""
+
+_dialler: Dialler | None = None
+_store: Callable[[], object] | None = None
+
+
+def use_dialler(dialler: Dialler | None) -> None:
+    """Have every group of this process that is made from now on reach its ranks so; None for the network."""
+    global _dialler
+    _dialler = dialler
+
+
+def dialler() -> Dialler | None:
+    """Return what `use_dialler` was told last."""
+    return _dialler
+
+
+def use_store(store: Callable[[], object] | None) -> None:
+    """Have torch's rendezvous by environment or address end at this store; None for the network.
+
+    Where there is one, this process has no network, and no backend but `sealed` does without.
+    """
+    global _store
+    _store = store
+
+
+def store() -> Callable[[], object] | None:
+    """Return what `use_store` was told last."""
+    return _store

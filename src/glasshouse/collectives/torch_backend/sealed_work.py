@@ -1,0 +1,225 @@
+"""What torch is given for a collective under way, and the futures made of it.
+
+Laws: what waits for a work, or for a future made of it, in Python or in C++, gets the error of a failed operation
+and never a result; nothing is called finished before what was copied aside has reached its tensors; a failed work
+leaves zeros in the tensors that it was to fill.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from glasshouse.collectives.torch_backend.eager import eager
+from glasshouse.errors import CollectiveError
+
+__all__ = ["Completion", "Finished", "Joined", "SealedWork"]
+
+_CALLBACK_THREADS = 32
+"""Callbacks of scripts that may run, and wait for further collectives, at the same time."""
+
+
+class Completion(Protocol):
+    """An operation under way, as the engine gives it."""
+
+    @property
+    def error(self) -> CollectiveError | None: ...
+
+    def done(self) -> bool: ...
+
+    def wait(self, timeout_s: float | None = None) -> None: ...
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None: ...
+
+
+class Finished:
+    """The completion of what needed no exchange."""
+
+    error: CollectiveError | None = None
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        del timeout_s
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        fn(self)
+
+
+class Joined:
+    """The completion of several operations at once; fails with the first error among them."""
+
+    def __init__(self, parts: Sequence[Completion]) -> None:
+        self._parts = tuple(parts)
+        self._lock = threading.Lock()
+
+    @property
+    def error(self) -> CollectiveError | None:
+        return next((part.error for part in self._parts if part.error is not None), None)
+
+    def done(self) -> bool:
+        return all(part.done() for part in self._parts)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        for part in self._parts:
+            part.wait(timeout_s)
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        left = len(self._parts)
+        if not left:
+            fn(self)
+            return
+
+        def one_less(_: object) -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+                last = left == 0
+            if last:
+                fn(self)
+
+        for part in self._parts:
+            part.add_done_callback(one_less)
+
+
+@eager
+class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
+    """A collective under way.
+
+    Args:
+        completion: the engine's.
+        outputs: the tensors that it fills, as the caller gave them; the value of its futures.
+        settle: called once when it is done, with whether it succeeded, before anybody is told: moves results from
+            buffers that were made for it into the caller's tensors, or zeroes those.
+    """
+
+    def __init__(
+        self, completion: Completion, outputs: Sequence[Any], settle: Callable[[bool], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._completion = completion
+        self._outputs = list(outputs)
+        self._settle = settle
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until the operation is done; the waiting thread does its work.
+
+        Args:
+            timeout: zero for the operation's own.
+
+        Raises:
+            CollectiveError: it failed, or was not done in time.
+        """
+        try:
+            self._completion.wait(timeout.total_seconds() or None)
+        finally:
+            if self._completion.done():
+                self._arrive()
+        error = self._completion.error
+        if error is not None:
+            raise error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._settled()
+
+    def is_success(self) -> bool:
+        return self._settled() and self._completion.error is None
+
+    def exception(self) -> CollectiveError | None:
+        return self._completion.error
+
+    def result(self) -> list[Any]:
+        """Return the tensors that were filled.
+
+        Raises:
+            CollectiveError: as `wait`.
+        """
+        self.wait()
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        """Return the rank in the group that a receive from any source was served by, or -1."""
+        source = getattr(self._completion, "source", None)
+        return -1 if source is None else int(source)
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a torch future of the filled tensors, which raises where the operation fails, in Python and in C++.
+
+        `torch.futures.Future.set_exception` stores an exception as an ordinary value that only Python unwraps: a wait
+        in C++, such as that of DistributedDataParallel's reducer, would go on with whatever lies in the bucket. What
+        is raised *inside a callback* is an error for C++ too, and so the future's value comes from one that raises.
+
+        It is completed in a thread of its own kind, never in the one that drives the connections: the callbacks that
+        communication hooks chain to it run there too, and may wait for further collectives.
+
+        Waiting in C++ runs no Python: the operation must have been given to the engine as one that the background
+        drives, as every asynchronous one is.
+        """
+        first = torch.futures.Future(devices=_devices(self._outputs))
+        chained = first.then(lambda _: self.result())
+        if self._settled():
+            first.set_result(None)
+        else:
+
+            def complete(_: object) -> None:
+                _callbacks().submit(first.set_result, None)
+
+            self._completion.add_done_callback(complete)
+        return chained
+
+    def _settled(self) -> bool:
+        """Return whether it is done; if so, its results are where they belong."""
+        if not self._completion.done():
+            return False
+        with suppress(CollectiveError):
+            self._completion.wait()  # it is done, but on a GPU this thread's stream is not behind it yet
+        self._arrive()
+        return True
+
+    def _arrive(self) -> None:
+        """Have results that were made aside brought to where they belong, once."""
+        if self._settle is not None:
+            with self._lock:
+                if self._settle is not None:
+                    self._settle(self._completion.error is None)
+                    self._settle = None  # only now: a thread that sees it gone goes on with the results
+
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def _callbacks() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix="sealed-callbacks")
+    return _pool
+
+
+def _devices(values: Sequence[Any]) -> list[torch.device]:
+    """Return the accelerators that tensors in (lists of) `values` lie on: a future must name those of its value."""
+    found: dict[torch.device, None] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu":
+                found[value.device] = None
+        else:
+            found.update(dict.fromkeys(_devices(value)))
+    return list(found)

@@ -1,0 +1,334 @@
+"""Connects the ranks of a group: two connections for every pair, each through the handshake.
+
+Laws: the handshake on a connection proves which rank is at its other end; a connection of a stranger costs a bounded
+number of bytes and seconds; nothing but hellos and confirmations is written before the mesh stands.
+Source: spec/sealed-collectives.md, section 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from typing import Any
+
+from glasshouse.collectives.protocol.group_keys import Lane, Membership
+from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous
+from glasshouse.collectives.protocol.traffic import Traffic
+from glasshouse.collectives.transport.addresses import HEAR_OUT_S, Addresses, late, lost
+from glasshouse.collectives.transport.dial import Dialler, check_own_limits
+from glasshouse.collectives.transport.endpoint import Endpoint
+from glasshouse.collectives.transport.local_link import LocalLink
+from glasshouse.collectives.transport.local_peer import LocalPeer, share_pools
+from glasshouse.collectives.transport.peer_link import PeerLink
+from glasshouse.collectives.transport.send_pool import SendPool
+from glasshouse.errors import Code, CollectiveError, FormatError
+
+__all__ = ["Joining"]
+
+_STRANGER_S = 5.0
+"""How long a connection may take until its hello has come."""
+_STRANGERS = 32
+"""Connections without a hello, beside those of the ranks that are due."""
+_DIAL_S = 4.0
+"""How long one attempt to reach a rank may take; less than `_STRANGER_S`."""
+_RETRY_S = 0.05
+
+
+class _Pending:
+    """One connection on its way through the handshake."""
+
+    __slots__ = ("confirmed", "connection", "got", "handshake", "local", "since", "to_send", "waiting")
+
+    def __init__(self, connection: socket.socket, handshake: ConnectionHandshake, now: float, *, local: bool) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.local = local
+        """Whether the two met without the network."""
+        self.handshake = handshake
+        self.since = now
+        self.got = bytearray()
+        self.to_send = bytearray(handshake.begin())
+        self.confirmed = False
+        self.waiting = False
+        """Whether the other end's confirmation has come before ours was made."""
+
+
+class Joining:
+    """The connections of one rank while the group comes together.
+
+    Args:
+        store: where the ranks leave their addresses.
+        membership: the group.
+        meeting: the handshake.
+        dialler: how ranks are reached.
+        until: when to give up (monotonic, s).
+    """
+
+    def __init__(self, store: Any, membership: Membership, meeting: Rendezvous, dialler: Dialler, until: float) -> None:
+        self._addresses = Addresses(store, membership, until)
+        self._dialler = dialler
+        self._membership = membership
+        self._rendezvous = meeting
+        self._until = until
+        self._selector = selectors.DefaultSelector()
+        self._endpoint = Endpoint(dialler, self._selector)
+        self._pending: list[_Pending] = []
+        self._kept = False
+        self._left: tuple[CollectiveError, float] | None = None
+        """A rank that has left, and when that becomes the reason to give up."""
+
+    def close(self) -> None:
+        """Close what the mesh did not take over, and drop the keys if there is none."""
+        self._selector.close()
+        if not self._kept:
+            # Somebody may have failed after the keys were derived.
+            with contextlib.suppress(ValueError, CollectiveError):
+                self._rendezvous.schedule().forget()
+        self._rendezvous.forget()
+        self._endpoint.close()
+        if not self._kept:
+            for pending in self._pending:
+                pending.connection.close()
+
+    def listen(self, address: str) -> None:
+        """Open the listeners and leave this rank's address in the store.
+
+        Raises:
+            CollectiveError: `collective-aborted`, this rank cannot listen there; `collective-timeout`, the store takes
+                no address.
+        """
+        self._endpoint.listen(address, self._remaining(), self._addresses.leave)
+
+    def call(self) -> None:
+        """Connect to every rank below this one, twice."""
+        for peer in range(self._membership.rank):
+            address = self._addresses.of(peer, self._serve_for)
+            for lane in Lane:
+                connection, local = self._connect(peer, address)
+                handshake = ConnectionHandshake(self._rendezvous, lane=lane, peer=peer)
+                self._add(_Pending(connection, handshake, time.monotonic(), local=local))
+
+    def meet(self) -> None:
+        """Go through the handshake on all connections."""
+        due = len(Lane) * len(self._membership.peers)
+        while True:
+            if not self._rendezvous.missing:
+                self._confirm()
+            if sum(pending.handshake.done and not pending.to_send for pending in self._pending) == due:
+                return
+            left = self._remaining()
+            if left <= 0:
+                raise self._late()
+            self._serve_once(left)
+
+    def _serve_for(self, wait_s: float) -> None:
+        """Serve the connections for so long, whatever comes on them."""
+        until = time.monotonic() + wait_s
+        while True:
+            self._serve_once(max(0.0, until - time.monotonic()))
+            if time.monotonic() >= until:
+                return
+
+    def _serve_once(self, wait_s: float) -> None:
+        """Serve the connections once, after waiting for them a while.
+
+        Raises:
+            CollectiveError: a rank that does not fit, or that has left.
+        """
+        if self._left is not None:
+            error, until = self._left
+            if (left := until - time.monotonic()) <= 0:
+                raise error
+            wait_s = min(wait_s, left)
+        for key, events in self._selector.select(min(wait_s, 1.0)):
+            if isinstance(key.data, _Pending):
+                self._serve(key.data, events)
+            else:
+                self._accept(key.data)
+        self._drop_the_slow()
+
+    def finish(self) -> tuple[Traffic, dict[Lane, list[PeerLink]], SendPool | None]:
+        """Return keys, links and the memory that peers on this machine read from, once `meet` has returned.
+
+        Raises:
+            CollectiveError: `rank-lost` or `collective-timeout`, a rank of this machine shared nothing.
+        """
+        with contextlib.ExitStack() as undone:
+            send_pool, local_peers = self._share(undone)
+            links: dict[Lane, list[PeerLink]] = {lane: [] for lane in Lane}
+            for pending in self._pending:
+                lane, peer = pending.handshake.lane, pending.handshake.peer
+                if not pending.handshake.done or lane is None or peer is None:
+                    pending.connection.close()
+                elif peer in local_peers:
+                    links[lane].append(LocalLink(pending.connection, lane, local_peers[peer]))
+                else:
+                    links[lane].append(PeerLink(pending.connection, peer, lane))
+            traffic = Traffic(self._rendezvous.schedule())
+            undone.pop_all()
+            self._kept = True
+            return traffic, links, send_pool
+
+    def _share(self, undone: contextlib.ExitStack) -> tuple[SendPool | None, dict[int, LocalPeer]]:
+        """Exchange send pools with the ranks of this machine; `undone` closes what they sent, unless it stands."""
+        met = {(each.handshake.peer, each.handshake.lane): each for each in self._pending if each.local}
+        peers = [peer for peer in self._membership.peers if all((peer, lane) in met for lane in Lane)]
+        connections = {peer: met[peer, Lane.COLLECTIVE].connection for peer in peers}
+        return share_pools(self._membership, connections, self._until, undone)
+
+    def _remaining(self) -> float:
+        """Return the seconds until it is time to give up."""
+        return self._until - time.monotonic()
+
+    def _connect(self, peer: int, address: tuple[str, int, str]) -> tuple[socket.socket, bool]:
+        """Connect to a listener, and say whether without the network.
+
+        One that is not there yet, or no more, is tried again until the time is up.
+        """
+        while True:
+            host, port, name = address
+            if (
+                name
+                and (connection := self._endpoint.dial_local(name, max(0.0, min(self._remaining(), _DIAL_S))))
+                is not None
+            ):
+                return connection, True
+            left = self._remaining()
+            if left <= 0:
+                raise late(self._membership, [peer])
+            try:
+                # No longer at a time: meanwhile no other is heard.
+                return self._dialler.dial(host, port, min(left, _DIAL_S)), False
+            except UnicodeError:
+                raise self._addresses.wrong(peer) from None
+            except OSError as error:
+                check_own_limits(error)
+                # Not there yet; or what the store says is what an earlier run left, and will be replaced.
+                self._serve_for(min(_RETRY_S, left))
+                address = self._addresses.of(peer, self._serve_for)
+
+    def _add(self, pending: _Pending) -> None:
+        if not pending.local:
+            pending.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # At once: who says nothing for some seconds is a stranger, and others may keep this rank waiting.
+        with contextlib.suppress(OSError):
+            del pending.to_send[: pending.connection.send(pending.to_send)]
+        self._pending.append(pending)
+        self._selector.register(pending.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
+
+    def _accept(self, listener: socket.socket) -> None:
+        accepted = self._endpoint.accept(listener)
+        if accepted is None:
+            return
+        connection, local = accepted
+        unknown = [pending for pending in self._pending if not pending.handshake.met and pending.handshake.peer is None]
+        if len(unknown) >= len(Lane) * len(self._membership.peers) + _STRANGERS:
+            # The one that has sent nothing for the longest: a rank sends its hello at once.
+            self._drop(unknown[0])
+        self._add(_Pending(connection, ConnectionHandshake(self._rendezvous), time.monotonic(), local=local))
+
+    def _serve(self, pending: _Pending, events: int) -> None:
+        if pending not in self._pending:
+            return  # dropped since the selector saw it
+        try:
+            if events & selectors.EVENT_WRITE and pending.to_send:
+                del pending.to_send[: pending.connection.send(pending.to_send)]
+            self._read(pending)
+        except BlockingIOError:
+            pass
+        except FormatError:
+            self._unknown(pending)
+        except OSError:
+            self._gone(pending)
+        self._watch(pending)
+
+    def _read(self, pending: _Pending) -> None:
+        handshake = pending.handshake
+        if handshake.met and not pending.confirmed:
+            # Its confirmation is judged after ours has been made; until then it may only be seen to leave.
+            if not pending.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError
+            pending.waiting = True
+            return
+        while wants := handshake.wants:
+            data = pending.connection.recv(wants - len(pending.got))
+            if not data:
+                raise ConnectionResetError
+            pending.got += data
+            if len(pending.got) < wants:
+                return
+            message, pending.got = bytes(pending.got), bytearray()
+            try:
+                pending.to_send += handshake.receive(message)
+            except CollectiveError as error:
+                self._refuse(pending, message, error)
+            if handshake.met and not pending.confirmed:
+                return
+
+    def _refuse(self, pending: _Pending, message: bytes, error: CollectiveError) -> None:
+        """Let a rank that does not fit see why before this one gives up."""
+        if not pending.handshake.met and pending.handshake.peer is None:
+            with contextlib.suppress(OSError, FormatError):
+                pending.connection.send(pending.handshake.answer(message))
+                pending.connection.shutdown(socket.SHUT_WR)
+        raise error
+
+    def _confirm(self) -> None:
+        for pending in self._pending:
+            if pending.handshake.met and not pending.confirmed:
+                pending.confirmed = True
+                pending.to_send += pending.handshake.confirm()
+                self._watch(pending)
+
+    def _watch(self, pending: _Pending) -> None:
+        """Ask the selector for what the connection can use now."""
+        if pending not in self._pending:
+            return
+        reads = bool(pending.handshake.wants) and not (pending.waiting and not pending.confirmed)
+        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if pending.to_send else 0)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(pending.connection)
+        if events:
+            self._selector.register(pending.connection, events, pending)
+
+    def _unknown(self, pending: _Pending) -> None:
+        """Drop a stranger; one that this rank was sent to is an error."""
+        peer = pending.handshake.peer
+        self._drop(pending)
+        if peer is not None:
+            raise CollectiveError(
+                Code.COLLECTIVE_TAMPERED,
+                f"what listens where the store says {self._membership.called(peer)} is, is no rank of a sealed group",
+            )
+
+    def _drop(self, pending: _Pending) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(pending.connection)
+        self._pending.remove(pending)
+        pending.connection.close()
+
+    def _gone(self, pending: _Pending) -> None:
+        """Take note that a connection ended: a stranger's is dropped, a rank's is an error."""
+        peer = pending.handshake.peer
+        self._drop(pending)
+        if peer is not None and self._left is None:
+            # Its other connection may say why.
+            self._left = lost(self._membership, peer), time.monotonic() + HEAR_OUT_S
+
+    def _drop_the_slow(self) -> None:
+        now = time.monotonic()
+        for pending in [each for each in self._pending if each.handshake.peer is None]:
+            if now - pending.since > _STRANGER_S:
+                self._drop(pending)
+
+    def _late(self) -> CollectiveError:
+        missing = list(self._rendezvous.missing) or [
+            pending.handshake.peer
+            for pending in self._pending
+            if pending.handshake.peer is not None
+            and not pending.handshake.done
+            and pending.handshake.lane is Lane.COLLECTIVE
+        ]
+        return late(self._membership, missing)
