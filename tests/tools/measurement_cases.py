@@ -48,7 +48,7 @@ def _calibration(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schedule(given: dict[str, Any]) -> dict[str, Any]:
-    plan = Plan.parse(given["plan"])
+    plan = Plan.from_json(given["plan"])
     return {
         "orders": [order_of(plan.seed, given["first"] + block) for block in range(64)],
         "own_slots": [str(plan.own_slot(int(one))) for one in given["instants"]],

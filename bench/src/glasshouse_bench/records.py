@@ -106,7 +106,7 @@ def parse(data: bytes) -> Record:
     head = Fields(values[0], "record")
     head.choice("kind", ("steps",))
     head.integer("version", low=1, high=1)
-    plan = Plan.parse(head.any("plan"))
+    plan = Plan.from_json(head.any("plan"))
     tokens = None if head.null("tokens_per_step") else head.integer("tokens_per_step", low=1)
     head.end()
     reason, until_ns = _end(values.pop()) if _kind(values[-1]) == "end" else (None, 0)

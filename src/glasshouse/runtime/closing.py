@@ -118,7 +118,7 @@ def _receipt(run: Run, identity: Identity, ending: Ending, answers: Sequence[Pro
         work=_work(finished),
         loss=None
         if finished is None or finished.loss is None
-        else Loss(first=finished.loss[0], final=finished.loss[1]),
+        else Loss(first=finished.loss.first, final=finished.loss.final),
         trainable=None if finished is None else finished.trainable,
         outputs=tuple(run.outputs),
         segments=run.segments,

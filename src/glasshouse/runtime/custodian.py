@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO, NoReturn
+from typing import Annotated, BinaryIO, NoReturn, TypeAlias
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, InternalError, PackageError, PeerError
 from glasshouse.package.grant import Grant, grant
@@ -30,9 +30,9 @@ from glasshouse.runtime.needles import NEEDLE_BYTES, NeedleKind, Needles, is_dis
 from glasshouse.runtime.secretmem import SecretMemory
 from glasshouse.wire import frames
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import PUBLIC_BYTES, RecipientKey
+from glasshouse.wire.record import Codec, Record, Sha256, integer, octets, text
 
 __all__ = ["Custodian", "Opened", "Regions"]
 
@@ -44,18 +44,47 @@ _ENTRY_BYTES = 92
 _KEY_NEEDLES = 1 + 3 + 1
 
 
+# Neither is longer than the frame; what is no hexadecimal raises `ValueError`.
+_HEX_TEXT = text(frames.MAX_CONTROL_BYTES)
+Hex: TypeAlias = Annotated[bytes, Codec(lambda value, where: bytes.fromhex(_HEX_TEXT.read(value, where)), bytes.hex)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
-    """What the agent learns of an opened release.
+class _Made(Record, name="custodian"):
+    """The custodian's first message."""
 
-    Attributes:
-        assets, needles: how many.
-        limits: what the job may return.
-    """
+    public: Annotated[bytes, octets(PUBLIC_BYTES)]
 
-    assets: int
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request(Record, name="request"):
+    """The agent's one message."""
+
+    group: Group | None  # of a job with ranks, whose secret is derived beside the asset keys
+    info: Hex  # from the checked release, as `sealed_key`
+    manifest_sha256: Sha256  # of the package that the release is for
+    sealed_key: Hex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Failed(Record, name="custodian"):
+    """The answer where the release did not open."""
+
+    code: Code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened(Record, name="custodian"):
+    """What the agent learns of an opened release."""
+
+    assets: int  # how many
     needles: int
-    limits: OutputLimits
+    max_outputs: Annotated[int, integer(0, MAX_COUNT)]  # what the job may return
+    max_output_bytes: Annotated[int, integer(0, MAX_BYTES)]
+
+    @property
+    def limits(self) -> OutputLimits:
+        return OutputLimits(count=self.max_outputs, bytes=self.max_output_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +132,7 @@ class Custodian:
         self._socket = connection
         self._loop = loop
         self._decoder = frames.Decoder()
-        self._answers: list[Fields] = []
+        self._answers: list[Json] = []
         self._ended = False
         loop.watch(connection.fileno(), self._receive)
 
@@ -136,7 +165,7 @@ class Custodian:
         Raises:
             InternalError: the custodian did not make one.
         """
-        return self._answer().octets("public", length=PUBLIC_BYTES)
+        return _Made.from_json(self._answer()).public
 
     def open(self, *, sealed_key: bytes, info: bytes, manifest_sha256: bytes, group: Group | None = None) -> Opened:
         """Have the release opened, and wait until the custodian is gone.
@@ -151,30 +180,18 @@ class Custodian:
             PackageError: the package is not what its owner sealed.
             InternalError: the custodian died.
         """
-        request: dict[str, Json] = {
-            "group": None if group is None else group.to_json(),
-            "info": info.hex(),
-            "manifest_sha256": manifest_sha256.hex(),
-            "sealed_key": sealed_key.hex(),
-        }
+        request = _Request(group=group, info=info, manifest_sha256=manifest_sha256, sealed_key=sealed_key)
         try:
-            self._socket.sendall(frames.control(request))
+            self._socket.sendall(frames.control(request.to_json()))
         except OSError:
             raise _gone() from None
         answer = self._answer()
         if not self._loop.run_until(lambda: self._ended, within_s=PATIENCE_S):
             raise _gone()
         self.dismiss()
-        if answer.has("code"):
-            raise _explained(Code(answer.choice("code", list(Code))))
-        return Opened(
-            assets=answer.integer("assets"),
-            needles=answer.integer("needles"),
-            limits=OutputLimits(
-                count=answer.integer("max_outputs", high=MAX_COUNT),
-                bytes=answer.integer("max_output_bytes", high=MAX_BYTES),
-            ),
-        )
+        if isinstance(answer, dict) and "code" in answer:
+            raise _explained(_Failed.from_json(answer).code)
+        return Opened.from_json(answer)
 
     def dismiss(self) -> None:
         """End the process if it lives, and reap it; doing this twice is allowed.
@@ -190,7 +207,7 @@ class Custodian:
                 time.sleep(0.001)
             self.pid = 0
 
-    def _answer(self) -> Fields:
+    def _answer(self) -> Json:
         self._loop.run_until(lambda: bool(self._answers) or self._ended, within_s=PATIENCE_S)
         if not self._answers:
             raise _gone()
@@ -206,7 +223,7 @@ class Custodian:
             self._ended = True
         for _, value in self._decoder.feed(data):
             if not isinstance(value, bytearray):
-                self._answers.append(Fields(value, "custodian"))
+                self._answers.append(value)
 
 
 def _gone() -> InternalError:
@@ -231,10 +248,10 @@ def _live(
         _withdraw(keep={connection.fileno(), stream.fileno(), regions.grant.fd, regions.needles.fd})
         key = make_key()
         _add_private(Needles(regions.needles.view), key)
-        connection.sendall(frames.control({"public": b64encode(key.public)}))
+        connection.sendall(frames.control(_Made(public=key.public).to_json()))
         request = _receive(connection)
         if request is not None:
-            connection.sendall(frames.control(_answer(request, key, stream, regions)))
+            connection.sendall(frames.control(_answer(request, key, stream, regions).to_json()))
         status = 0
     finally:
         # Without unwinding: no handler, buffer or exit hook of the agent's runs here.
@@ -257,49 +274,41 @@ def _withdraw(keep: set[int]) -> None:
         return  # `memory-locked` and `no-swap` say so of the agent, whose limits these are too
 
 
-def _receive(connection: socket.socket) -> Fields | None:
+def _receive(connection: socket.socket) -> Json:
+    """Return the request; None where the agent has ended, or sends something else."""
     decoder = frames.Decoder()
     while data := connection.recv(65536):
         for kind, value in decoder.feed(data):
-            return None if kind != frames.CONTROL or isinstance(value, bytearray) else Fields(value, "request")
+            return None if kind != frames.CONTROL or isinstance(value, bytearray) else value
     return None
 
 
-def _answer(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions) -> dict[str, Json]:
+def _answer(request: Json, key: RecipientKey, stream: BinaryIO, regions: Regions) -> Opened | _Failed:
     try:
-        opened = _open(request, key, stream, regions)
+        return _open(_Request.from_json(request), key, stream, regions)
     except (FormatError, PackageError) as error:
         regions.grant.wipe()
-        return {"code": error.code.value}
+        return _Failed(code=error.code)
     except BaseException:
         regions.grant.wipe()
-        return {"code": Code.INTERNAL.value}
-    return {
-        "assets": opened.assets,
-        "max_output_bytes": opened.limits.bytes,
-        "max_outputs": opened.limits.count,
-        "needles": opened.needles,
-    }
+        return _Failed(code=Code.INTERNAL)
 
 
-def _open(request: Fields, key: RecipientKey, stream: BinaryIO, regions: Regions) -> Opened:
-    info = bytes.fromhex(request.text("info", max_chars=frames.MAX_CONTROL_BYTES))
-    sealed_key = bytes.fromhex(request.text("sealed_key", max_chars=frames.MAX_CONTROL_BYTES))
-    manifest_sha256 = request.digest("manifest_sha256")
-    group = None if request.null("group") else Group.from_json(request.any("group"))
-    package_key = key.open(sealed_key, info=info)
+def _open(request: _Request, key: RecipientKey, stream: BinaryIO, regions: Regions) -> Opened:
+    package_key = key.open(request.sealed_key, info=request.info)
     package = Package.open(stream)
-    if package.manifest.sha256 != manifest_sha256:
+    if package.manifest.sha256 != request.manifest_sha256:
         raise PackageError(Code.PACKAGE_TAMPERED, "the package was changed while the runtime attested itself")
     index = package.unlock(package_key)
-    secret = None if group is None else group.secret(package_key)
-    encoded = _write_grant(grant(package, package_key, index, group_secret=secret), regions.grant)
+    secret = None if request.group is None else request.group.secret(package_key)
+    assets = _write_grant(grant(package, package_key, index, group_secret=secret), regions.grant)
     needles = Needles(regions.needles.view)
     needles.add(NeedleKind.PACKAGE_KEY, package_key)
     if secret is not None:
         needles.add(NeedleKind.GROUP_SECRET, secret)
     _add_assets(needles, package, package_key, index)
-    return Opened(assets=encoded, needles=len(needles), limits=OutputLimits.of(index.job))
+    limits = OutputLimits.of(index.job)
+    return Opened(assets=assets, needles=len(needles), max_outputs=limits.count, max_output_bytes=limits.bytes)
 
 
 def _add_private(needles: Needles, key: RecipientKey) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
@@ -29,9 +29,10 @@ from glasshouse.runtime.named_directory import NamedDirectory
 from glasshouse.runtime.session_record import members
 from glasshouse.runtime.shown import Look
 from glasshouse.runtime.surroundings import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
+from glasshouse.wire import frames
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import IDENTIFIER, Fields
 from glasshouse.wire.policy import GROUP_EGRESS
+from glasshouse.wire.record import Identifier, Record, items, raw, table, text
 
 __all__ = ["SandboxReport", "SandboxSpec", "Spawn", "Worker", "default_devices", "default_read_paths", "start"]
 
@@ -110,40 +111,14 @@ Spawn: TypeAlias = Callable[[SandboxSpec, list[int]], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SandboxReport:
-    """What the launcher saw from inside, just before it became the worker.
+class SandboxReport(Record, name="sandbox", constants={"type": "sandbox"}):
+    """What the launcher saw from inside, just before it became the worker; `launcher.report` writes it."""
 
-    Attributes:
-        observed: the checks that it tried; the others are observed from outside.
-        workspace: where the worker's files live.
-        base: the directory that holds the workspace, as the worker sees it.
-        notes: small words, for people and for `HardeningReport.details`.
-    """
-
-    observed: Mapping[str, CheckResult]
+    # The checks that it tried, as many as a frame holds; the others are observed from outside.
+    observed: Annotated[Mapping[str, CheckResult], table(frames.MAX_CONTROL_BYTES, raw())]
     workspace: WorkspaceKind
-    base: str
-    notes: tuple[str, ...]
-
-    @classmethod
-    def from_json(cls, value: Json) -> SandboxReport:
-        """Read the `sandbox` frame; raises `FormatError`."""
-        fields = Fields(value, "sandbox")
-        fields.choice("type", ["sandbox"])
-        observed = fields.any("observed")
-        if not isinstance(observed, Mapping):
-            raise FormatError(Code.SCHEMA, "sandbox.observed is not an object")
-        results = Fields(observed, "sandbox.observed")
-        report = cls(
-            observed={name: CheckResult(results.choice(name, list(CheckResult))) for name in sorted(observed)},
-            workspace=WorkspaceKind(fields.choice("workspace", list(WorkspaceKind))),
-            base=fields.text("base", max_chars=4096),
-            notes=tuple(fields.texts("notes", max_items=_MAX_NOTES, max_chars=128)),
-        )
-        fields.end()
-        if not all(IDENTIFIER.fullmatch(note) for note in report.notes):
-            raise FormatError(Code.SCHEMA, "sandbox.notes holds more than words")
-        return report
+    base: Annotated[str, text(4096)]  # the directory that holds the workspace, as the worker sees it
+    notes: Annotated[tuple[Identifier, ...], items(_MAX_NOTES)]  # for people and for `HardeningReport.details`
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""What the worker may say to the agent, read strictly: the worker runs the owner's script and is not
+"""The messages of a worker to its agent, read strictly: the worker runs the owner's script and is not
 trusted to describe anything but its own work.
 
 Laws: every message is one of the types below, within limits, or `worker-failed`; no text of the worker's
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias, cast
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.evidence.events import is_loss
 from glasshouse.evidence.results import STOP_REASONS
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.fields import DECIMAL, IDENTIFIER
+from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, digest, integer, one_of, table, text
 
 __all__ = [
     "Failed",
     "Finished",
     "Imported",
+    "Losses",
     "Message",
     "Opened",
     "OutputBegins",
@@ -38,7 +40,6 @@ MAX_OUTPUT_BYTES = 1 << 44
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\\]+(/[^\x00-\x1f\x7f/\\]+)*")
 _DIGEST_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MAX_DIGESTS = 64
-_UNITS = ("epoch", "step")
 
 # The reasons a worker may give for its own end; it cannot speak for the gate, the agent or the verifier.
 _FAILURES = frozenset(
@@ -73,6 +74,25 @@ _FAILURES = frozenset(
 )
 
 
+def _loss(value: Json, where: str) -> str:
+    """Read a number as its one text with six significant digits."""
+    loss = f"{float(_DECIMAL.read(value, where)):.6g}"
+    if not is_loss(loss):
+        raise FormatError(Code.SCHEMA, f"{where} is no finite number")
+    return loss
+
+
+def _failure(value: Json, where: str) -> Code:
+    """Read a code; one that is unknown, or not the worker's to give, is `worker-failed`."""
+    name = _CODE.read(value, where)
+    return Code(name) if name in _FAILURES else Code.WORKER_FAILED
+
+
+_DECIMAL, _CODE = text(48, DECIMAL), text(128, IDENTIFIER)
+Loss: TypeAlias = Annotated[str, Codec(_loss)]
+Unit: TypeAlias = Annotated[str, choice(("epoch", "step"))]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sandbox:
     """The launcher's report, whole, for `sandbox` to read."""
@@ -81,87 +101,100 @@ class Sandbox:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
+class Ready(Record, constants={"type": "ready"}):
     """The worker has closed itself to debuggers and waits."""
 
-    pid: int
+    pid: Annotated[int, integer(1, 2**31 - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Imported:
+class Imported(Record, constants={"type": "imported"}):
     """Third-party frameworks are loaded."""
 
     us: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class Opened(Record, constants={"type": "opened"}):
     """The grant was understood and the inputs are usable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class Running(Record, constants={"type": "running"}):
     """Training begins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class Progress(Record, constants={"type": "progress"}):
     """How far the work is."""
 
     done: int
     total: int | None
-    unit: str
-    loss: str | None
+    unit: Unit
+    loss: Loss | None
     elapsed_us: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputBegins:
+class OutputBegins(Record, constants={"type": "output"}):
     """An output of `size` bytes follows in data frames."""
 
-    name: str
-    kind: str
-    content: str
-    size: int
+    name: Annotated[str, text(128, _NAME)]
+    kind: Annotated[str, choice(("checkpoint", "output"))]
+    content: Annotated[str, Member("class"), choice(("file", "weights"))]
+    size: Annotated[int, Member("bytes"), integer(0, MAX_OUTPUT_BYTES)]
+
+    def __post_init__(self) -> None:
+        if any(part in (".", "..") for part in self.name.split("/")):
+            raise FormatError(Code.SCHEMA, "an output whose name leaves its folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputEnds:
-    """The output is complete; its SHA-256 as the worker saw it."""
+class OutputEnds(Record, constants={"type": "output-end"}):
+    """The output is complete."""
 
-    sha256: bytes
+    sha256: Sha256  # as the worker computed it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(Record):
     """How much was done, and why it stopped."""
 
-    unit: str
+    unit: Unit
     done: int
     elapsed_us: int
-    stop_reason: str
+    stop_reason: Annotated[str, choice(STOP_REASONS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """The work is complete; `loss` is the first and the final one."""
+class Losses(Record):
+    """The first loss that was reported, and the last."""
+
+    first: Loss
+    final: Loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished(Record, constants={"type": "finished"}):
+    """The work is complete."""
 
     work: Work
-    loss: tuple[str, str] | None
-    trainable: int | None
-    digests: tuple[tuple[str, bytes], ...]
+    loss: Losses | None
+    trainable: int | None  # how many parameters were trained
+    digests: Annotated[dict[str, bytes], table(_MAX_DIGESTS, text(64, _DIGEST_NAME), digest())]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
-    """The worker gives up; its words are in the sealed log."""
+class Failed(Record, constants={"type": "failed"}):
+    """The worker gives up; why is in the sealed log."""
 
-    code: Code
+    code: Annotated[Code, Codec(_failure, str)]
 
 
 Message: TypeAlias = (
     Sandbox | Ready | Imported | Opened | Running | Progress | OutputBegins | OutputEnds | Finished | Failed
 )
+_MESSAGE = one_of("type", Ready, Imported, Opened, Running, Progress, OutputBegins, OutputEnds, Finished, Failed)
 
 
 def parse(value: Json) -> Message:
@@ -170,114 +203,10 @@ def parse(value: Json) -> Message:
     Raises:
         RunError: `worker-failed`: not a message, or beyond its limits.
     """
+    if isinstance(value, dict) and value.get("type") == "sandbox":
+        return Sandbox(report=value)
     try:
-        return _parse(value)
+        return cast(Message, _MESSAGE.read(value, "worker message"))
     except FormatError:
         # Its text may quote the worker, so it goes no further.
         raise RunError(Code.WORKER_FAILED, "the worker sent a message that it must not send") from None
-
-
-def _parse(value: Json) -> Message:
-    fields = Fields(value, "worker message")
-    kind = fields.identifier("type")
-    if kind == "sandbox":
-        return Sandbox(report=value)
-    message: Message
-    match kind:
-        case "ready":
-            message = Ready(pid=fields.integer("pid", low=1, high=2**31 - 1))
-        case "imported":
-            message = Imported(us=fields.integer("us"))
-        case "opened":
-            message = Opened()
-        case "running":
-            message = Running()
-        case "progress":
-            message = _progress(fields)
-        case "output":
-            message = OutputBegins(
-                name=_output_name(fields),
-                kind=fields.choice("kind", ("checkpoint", "output")),
-                content=fields.choice("class", ("file", "weights")),
-                size=fields.integer("bytes", high=MAX_OUTPUT_BYTES),
-            )
-        case "output-end":
-            message = OutputEnds(sha256=fields.digest("sha256"))
-        case "finished":
-            message = _finished(fields)
-        case "failed":
-            message = Failed(code=_failure(fields.identifier("code")))
-        case _:
-            raise FormatError(Code.SCHEMA, "an unknown message")
-    fields.end()
-    return message
-
-
-def _progress(fields: Fields) -> Progress:
-    return Progress(
-        done=fields.integer("done"),
-        total=_optional_integer(fields, "total"),
-        unit=fields.choice("unit", _UNITS),
-        loss=_optional_decimal(fields, "loss"),
-        elapsed_us=fields.integer("elapsed_us"),
-    )
-
-
-def _finished(fields: Fields) -> Finished:
-    work = fields.child("work")
-    done = Work(
-        unit=work.choice("unit", _UNITS),
-        done=work.integer("done"),
-        elapsed_us=work.integer("elapsed_us"),
-        stop_reason=work.choice("stop_reason", STOP_REASONS),
-    )
-    work.end()
-    losses = fields.any("loss")
-    loss = None
-    if losses is not None:
-        both = Fields(losses, "loss")
-        loss = _loss(both.decimal("first")), _loss(both.decimal("final"))
-        both.end()
-    digests = fields.any("digests")
-    if not isinstance(digests, dict) or len(digests) > _MAX_DIGESTS or not all(map(_DIGEST_NAME.fullmatch, digests)):
-        raise FormatError(Code.SCHEMA, "digests that are not few and named")
-    named = Fields(digests, "digests")
-    return Finished(
-        work=done,
-        loss=loss,
-        trainable=_optional_integer(fields, "trainable"),
-        digests=tuple((name, named.digest(name)) for name in sorted(digests)),
-    )
-
-
-def _output_name(fields: Fields) -> str:
-    name = fields.text("name", max_chars=128, pattern=_NAME)
-    if any(part in (".", "..") for part in name.split("/")):
-        raise FormatError(Code.SCHEMA, "an output whose name leaves its folder")
-    return name
-
-
-def _failure(text: str) -> Code:
-    try:
-        code = Code(text)
-    except ValueError:
-        return Code.WORKER_FAILED
-    return code if code in _FAILURES else Code.WORKER_FAILED
-
-
-def _optional_integer(fields: Fields, name: str) -> int | None:
-    value = fields.any(name)
-    return None if value is None else Fields({name: value}, "worker message").integer(name)
-
-
-def _optional_decimal(fields: Fields, name: str) -> str | None:
-    value = fields.any(name)
-    return None if value is None else _loss(Fields({name: value}, "worker message").decimal(name))
-
-
-def _loss(text: str) -> str:
-    """Return the one spelling of a number with six significant digits."""
-    loss = f"{float(text):.6g}"
-    if not is_loss(loss):
-        raise FormatError(Code.SCHEMA, "a loss that is no finite number")
-    return loss

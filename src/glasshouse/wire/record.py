@@ -42,6 +42,7 @@ __all__ = [
     "items",
     "nullable",
     "octets",
+    "one_of",
     "raw",
     "table",
     "text",
@@ -140,15 +141,37 @@ def items(max_items: int, item: Codec | None = None, *, min_items: int = 0) -> C
     return _Items(bound) if item is None else bound(item)  # type: ignore[return-value]  # bound when a field has it
 
 
-def table(max_items: int, name: Codec, item: Codec, *, min_items: int = 0) -> Codec:
-    """An object of `min_items` to `max_items` members of one kind, kept as a mapping."""
+def table(max_items: int, name: Codec, item: Codec | None = None, *, min_items: int = 0) -> Codec:
+    """An object of `min_items` to `max_items` members of one kind, kept as a mapping.
 
-    def read(value: Json, where: str) -> dict[str, Any]:
-        if not isinstance(value, dict) or not min_items <= len(value) <= max_items:
-            raise _wrong(where, f"an object of {min_items} to {max_items} members")
-        return {name.read(key, where): item.read(each, f"{where}.{key[:64]}") for key, each in value.items()}
+    Args:
+        item: of each value; a field of the type ``Mapping[str, X]``, where X needs no codec, needs none.
+    """
 
-    return Codec(read, lambda value: {key: item.write(each) for key, each in value.items()})
+    def bound(item: Codec) -> Codec:
+        def read(value: Json, where: str) -> dict[str, Any]:
+            if not isinstance(value, dict) or not min_items <= len(value) <= max_items:
+                raise _wrong(where, f"an object of {min_items} to {max_items} members")
+            return {name.read(key, where): item.read(each, f"{where}.{key[:64]}") for key, each in value.items()}
+
+        return Codec(read, lambda value: {key: item.write(each) for key, each in value.items()})
+
+    return _Items(bound) if item is None else bound(item)  # type: ignore[return-value]  # bound when a field has it
+
+
+def one_of(member: str, *kinds: type[Record]) -> Codec:
+    """One of several records, which differ in the constant that they have as `member`."""
+    known = {kind._constants[member]: kind for kind in kinds}
+
+    def read(value: Json, where: str) -> Record:
+        if not isinstance(value, dict):
+            raise FormatError(Code.SCHEMA, f"{where} is not an object")
+        found = value.get(member)
+        if not isinstance(found, str) or found not in known:
+            raise _wrong(f"{where}.{member}", "one of " + ", ".join(sorted(map(str, known))))
+        return known[found].from_json(value, where)
+
+    return Codec(read, lambda record: record.to_json())
 
 
 def fixed(**members: Codec) -> Codec:
@@ -277,7 +300,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """A list whose codec depends on the field's type."""
+    """A list or a table whose codec depends on the field's type."""
 
     of: Callable[[Codec], Codec]
 
@@ -306,7 +329,8 @@ class _Object:
             raise FormatError(Code.SCHEMA, f"{where} is not an object")
         left = dict(value)
         for name, constant in self.constants.items():
-            if name not in left or encode(left.pop(name)) != encode(constant):
+            # A text equals nothing but itself; 1 and true are equal to Python, and differ as they are written.
+            if name not in left or ((one := left.pop(name)) != constant) or not _alike(one, constant):
                 raise _wrong(f"{where}.{name}", f"{constant!r}")
         for name, member in self.members.items():
             if name in left:
@@ -368,7 +392,8 @@ def _declared(hint: Any, name: str) -> tuple[Codec, list[Any]]:
             break
     codec = next((mark for mark in marks if isinstance(mark, Codec | _Items)), None) or _by_type(hint, name)
     if isinstance(codec, _Items):
-        codec = codec.of(_declared(get_args(hint)[0], name)[0])
+        item = [each for each in get_args(hint) if each is not Ellipsis][-1]  # of tuple[X, ...] or Mapping[str, X]
+        codec = codec.of(_declared(item, name)[0])
     return (nullable(codec) if may_be_null and LEFT_OUT not in marks else codec), marks
 
 
@@ -384,6 +409,10 @@ def _by_type(hint: Any, name: str) -> Codec:
     if hasattr(hint, "from_json"):
         return Codec(lambda value, _where: hint.from_json(value), hint.to_json)
     raise TypeError(f"{name} needs a codec")
+
+
+def _alike(one: Json, constant: Json) -> bool:
+    return isinstance(constant, str) or encode(one) == encode(constant)
 
 
 def _flag(value: Json, where: str) -> bool:

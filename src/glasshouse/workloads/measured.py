@@ -42,7 +42,7 @@ class Measured:
         hooks: Hooks,
         profile: int | None = None,
     ) -> None:
-        plan = Plan.parse(dict(slots))
+        plan = Plan.from_json(dict(slots))
         self._pacer = Pacer(plan, synchronise=wait_for_device, hooks_ns=lambda: hooks.ns)
         self._profiler = None if profile is None else Profiler(profile, after=plan.warmup_steps, hooks=hooks)
         self._task, self._end = task, end

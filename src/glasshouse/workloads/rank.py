@@ -54,26 +54,26 @@ def _tell() -> int:
 
 def _failed(channel: RankChannel, error: BaseException) -> int:
     from glasshouse.workloads import failures
+    from glasshouse.workloads.rank_messages import Failed
 
     sys.stdout.flush()
     sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
     failures.explain(error)
-    code, words = failures.code_of(error).value, failures.in_a_line(error)
-    channel.send({"type": "failed", "code": code, "words": words})
+    channel.send(Failed(code=failures.code_of(error), words=failures.in_a_line(error)).to_json())
     return 1
 
 
 def _ended(channel: RankChannel, result: Result) -> int:
-    channel.send(
-        {
-            "type": "ended",
-            "unit": result.unit,
-            "done": result.done,
-            "elapsed_us": result.elapsed_us,
-            "loss_first": result.loss_first,
-            "loss_final": result.loss_final,
-        }
+    from glasshouse.workloads.rank_messages import Report
+
+    report = Report(
+        unit=result.unit,
+        done=result.done,
+        elapsed_us=result.elapsed_us,
+        loss_first=result.loss_first,
+        loss_final=result.loss_final,
     )
+    channel.send(report.to_json())
     return 0
 
 

@@ -15,11 +15,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import BinaryIO
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.task.channel import AgentLink, Message
 from glasshouse.wire import frames, ranks
+from glasshouse.wire.record import Record
+from glasshouse.workloads.rank_messages import Call, Dial, Door, Join, Output, Secret
 
 __all__ = ["OtherMachines", "RankChannel"]
 
@@ -57,7 +60,7 @@ class RankChannel:
                 request = ranks.Request(kind="join", token=bytes.fromhex(token)).frame()
             else:
                 self._socket = _inherited(inherited)
-                request = frames.control({"type": "join"})
+                request = frames.control(Join().to_json())
             self._link = AgentLink(self._socket)
             self._socket.sendall(request)
             self.joined = self._link.receive()
@@ -92,7 +95,7 @@ class RankChannel:
                 "wrote them",
             )
         with _as_file(source) as descriptor:
-            request = {"kind": header["kind"], "name": header["name"], "type": "output"}
+            request = partial(Output, kind=str(header["kind"]), name=str(header["name"]))
             answer, _ = self._ask(request, [descriptor])
         if answer.get("type") == "delivered":
             return str(answer["sha256"])
@@ -105,7 +108,7 @@ class RankChannel:
             OSError: there is none, or none in time.
         """
         try:
-            _, descriptor = self._ask({"machine": machine, "port": port, "type": "dial"}, timeout_s=timeout_s)
+            _, descriptor = self._ask(partial(Dial, machine=machine, port=port), timeout_s=timeout_s)
         except queue.Empty:
             raise TimeoutError(f"machine {machine} does not answer") from None
         if descriptor is None:
@@ -114,7 +117,7 @@ class RankChannel:
 
     def group_secret(self) -> bytes:
         """Return the group's secret, where it is inherited: once; raises `CollectiveError`."""
-        answer, _ = self._ask({"type": "group-secret"})
+        answer, _ = self._ask(Secret)
         return ranks.read_secret({name: value for name, value in answer.items() if name != "id"})
 
     def ask_store(self, question: Message, limit_s: float) -> Message:
@@ -134,7 +137,7 @@ class RankChannel:
 
     def open_door(self) -> tuple[socket.socket, str]:
         """Return a socket on which connections come as descriptors, and the name by which other ranks call it."""
-        answer, descriptor = self._ask({"type": "door"})
+        answer, descriptor = self._ask(Door)
         if descriptor is None:
             raise ConnectionRefusedError("the worker gave no door")
         return _kept_from_children(descriptor), str(answer["name"])
@@ -142,7 +145,7 @@ class RankChannel:
     def call(self, name: str, timeout_s: float) -> socket.socket:
         """Return a connection that went through another rank's door; raises `OSError`."""
         try:
-            _, descriptor = self._ask({"name": name, "type": "call"}, timeout_s=timeout_s)
+            _, descriptor = self._ask(partial(Call, name=name), timeout_s=timeout_s)
         except queue.Empty:
             raise TimeoutError("the worker does not answer") from None
         if descriptor is None:
@@ -150,11 +153,11 @@ class RankChannel:
         return _kept_from_children(descriptor)
 
     def _ask(
-        self, request: Message, descriptors: Sequence[int] = (), *, timeout_s: float | None = None
+        self, request: Callable[..., Record], descriptors: Sequence[int] = (), *, timeout_s: float | None = None
     ) -> tuple[Message, int | None]:
         """Return the worker's answer, and the descriptor that came with it, if one did; raises `queue.Empty`."""
         with self._numbered() as (number, answers):
-            self._link.send({"id": number, **request}, descriptors)
+            self._link.send(request(number=number).to_json(), descriptors)
             return answers.get(timeout=timeout_s)
 
     @contextmanager

@@ -29,7 +29,8 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
-from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.fields import b64encode
+from glasshouse.workloads.rank_messages import DOOR_NAME_CHARS, Call, Door, Join, Secret
 from glasshouse.workloads.rank_server import Given, RankLinks, child_place, closed_to_others, first_message, tell
 from glasshouse.workloads.rank_store import KeyValues
 
@@ -37,7 +38,6 @@ __all__ = ["PairServer"]
 
 # Of one rank: one for each group that it is meeting in.
 _MOST_DOORS = 1 << 10
-_NAME_CHARS = 32
 
 
 class PairServer(RankLinks):
@@ -85,9 +85,7 @@ class PairServer(RankLinks):
     def _welcome(self, rank: int, pid: int, own: socket.socket, start: int) -> None:
         try:
             # It takes as long as its interpreter does; its end ends the waiting.
-            fields = Fields(first_message(own, None), "rank request")
-            fields.choice("type", ["join"])
-            fields.end()
+            Join.from_json(first_message(own, None))
             place = child_place(pid)
             if place is not None and (not self._given.closed_to_others or closed_to_others(place)):
                 self.join(rank, own, start)
@@ -114,10 +112,7 @@ class PairServer(RankLinks):
             super()._take(rank, link, message, start)
 
     def _secret(self, rank: int, message: Message, start: int) -> Message:
-        fields = Fields(message, "group secret")
-        fields.choice("type", ["group-secret"])
-        number = fields.integer("id")
-        fields.end()
+        number = Secret.from_json(message).number
         with self._lock:
             self._of_this_start(start)
             again = rank in self._asked_secret
@@ -127,10 +122,7 @@ class PairServer(RankLinks):
         return {"id": number, "secret": b64encode(self._given.secret), "type": "group-secret"}
 
     def _open_door(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
-        fields = Fields(message, "door")
-        fields.choice("type", ["door"])
-        number = fields.integer("id")
-        fields.end()
+        number = Door.from_json(message).number
         try:
             own, theirs = socket.socketpair()
         except OSError:  # as many descriptors as this process may have
@@ -138,7 +130,7 @@ class PairServer(RankLinks):
             return
         own.setblocking(False)  # before Python 3.13 `send_fds` takes no notice of its flags
         with theirs:
-            name = secrets.token_hex(_NAME_CHARS // 2)
+            name = secrets.token_hex(DOOR_NAME_CHARS // 2)
             with self._lock:
                 self._of_this_start(start)
                 for old in [old for old, (owner, door) in self._doors.items() if owner == rank and _is_shut(door)]:
@@ -149,20 +141,17 @@ class PairServer(RankLinks):
             link.send({"id": number, "name": name, "type": "door"}, [theirs.fileno()])
 
     def _call(self, link: AgentLink, message: Message) -> None:
-        fields = Fields(message, "call")
-        fields.choice("type", ["call"])
-        number, name = fields.integer("id"), fields.text("name", max_chars=_NAME_CHARS)
-        fields.end()
+        asked = Call.from_json(message)
         try:
             ours, theirs = socket.socketpair()
         except OSError:
-            link.send({"id": number, "type": "unreachable"})
+            link.send({"id": asked.number, "type": "unreachable"})
             return
         with ours, theirs:
-            if self._goes_through(name, theirs):
-                link.send({"id": number, "type": "called"}, [ours.fileno()])
+            if self._goes_through(asked.name, theirs):
+                link.send({"id": asked.number, "type": "called"}, [ours.fileno()])
             else:
-                link.send({"id": number, "type": "unreachable"})
+                link.send({"id": asked.number, "type": "unreachable"})
 
     def _goes_through(self, name: str, connection: socket.socket) -> bool:
         with self._lock:

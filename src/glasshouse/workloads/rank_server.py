@@ -32,15 +32,13 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
-from glasshouse.workloads import failures
 from glasshouse.workloads.machines import Machines
+from glasshouse.workloads.rank_messages import Dial, Failed, Output, Report
 
 __all__ = [
     "Failure",
     "Given",
     "RankLinks",
-    "Report",
     "Server",
     "child_place",
     "closed_to_others",
@@ -79,51 +77,12 @@ class Given:
     machines: Machines | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What rank 0 said at its end; see `task.result.Result`."""
-
-    unit: str = "step"
-    done: int = 0
-    elapsed_us: int = 0
-    loss_first: str | None = None
-    loss_final: str | None = None
-
-    @classmethod
-    def from_message(cls, message: Message) -> Report:
-        """Read ``{"type": "ended", …}``; raises `FormatError`."""
-        fields = Fields(message, "ended")
-        fields.choice("type", ["ended"])
-        found = cls(
-            unit=fields.choice("unit", ("epoch", "step")),
-            done=fields.integer("done"),
-            elapsed_us=fields.integer("elapsed_us"),
-            loss_first=None if fields.null("loss_first") else fields.decimal("loss_first"),
-            loss_final=None if fields.null("loss_final") else fields.decimal("loss_final"),
-        )
-        fields.end()
-        return found
-
-
 class Failure(NamedTuple):
-    """How a rank failed, by what it said: the code, and a line for the sealed log."""
+    """How a rank failed, by its own message: the code, and a line for the sealed log."""
 
     rank: int
     code: Code
     words: str = ""
-
-    @classmethod
-    def from_message(cls, rank: int, message: Message) -> Failure:
-        """Read ``{"type": "failed", …}``; raises `FormatError`."""
-        fields = Fields(message, "failed")
-        fields.choice("type", ["failed"])
-        found = cls(
-            rank=rank,
-            code=Code(fields.choice("code", list(Code))),
-            words=fields.text("words", max_chars=failures.MOST_WORDS),
-        )
-        fields.end()
-        return found
 
 
 class RankLinks:
@@ -216,42 +175,41 @@ class RankLinks:
             link.send(self._output(rank, message, link.take_descriptors(1)[0]))
         elif kind == "dial":
             # Not here: a machine that is slow to answer would keep this rank's own words waiting.
-            threading.Thread(target=self._dial, args=(link, message), name="glasshouse-dial", daemon=True).start()
+            asked = Dial.from_json(message)
+            threading.Thread(target=self._dial, args=(link, asked), name="glasshouse-dial", daemon=True).start()
         elif kind == "failed":
+            failed = Failed.from_json(message)
             with self._lock:
-                self.failures.append(Failure.from_message(rank, message))
+                self.failures.append(Failure(rank, failed.code, failed.words))
         elif rank == 0 and kind == "ended":
-            self.report = Report.from_message(message)
+            self.report = Report.from_json(message)
         elif rank == 0 and kind == "progress":
             self._channel.send(message)
 
-    def _dial(self, link: AgentLink, message: Message) -> None:
+    def _dial(self, link: AgentLink, asked: Dial) -> None:
         """Answer a rank that wants a connection with another machine's."""
-        fields = Fields(message, "dial")
-        number, machine, port = fields.integer("id"), fields.integer("machine"), fields.integer("port", high=65535)
         try:
             if self._given.machines is None:
                 raise ConnectionRefusedError("a job on one machine")
-            connection = self._given.machines.dial(machine, port)
+            connection = self._given.machines.dial(asked.machine, asked.port)
         except OSError:
-            tell(link, {"id": number, "type": "unreachable"})
+            tell(link, {"id": asked.number, "type": "unreachable"})
             return
         with connection:
-            tell(link, {"id": number, "type": "dialled"}, [connection.fileno()])
+            tell(link, {"id": asked.number, "type": "dialled"}, [connection.fileno()])
 
     def _output(self, rank: int, message: Message, descriptor: int) -> Message:
         """Deliver an output, and return what to answer."""
-        fields = Fields(message, "output")
-        number = fields.integer("id")
         with open(descriptor, "rb") as content:
+            asked = Output.from_json(message)
             try:
                 if rank != 0:
                     raise RunError(Code.OUTPUT_REFUSED, "only the first rank of a machine saves outputs")
-                digest = self._task.pass_on(fields.text("name"), fields.text("kind"), content)
+                digest = self._task.pass_on(asked.name, asked.kind, content)
             except GlasshouseError as error:
                 text, hint = error.message[:_MOST_TEXT], error.hint[:_MOST_TEXT]
-                return {"code": error.code.value, "hint": hint, "id": number, "text": text, "type": "refused"}
-        return {"id": number, "sha256": digest, "type": "delivered"}
+                return {"code": error.code.value, "hint": hint, "id": asked.number, "text": text, "type": "refused"}
+        return {"id": asked.number, "sha256": digest, "type": "delivered"}
 
 
 class Server(RankLinks):

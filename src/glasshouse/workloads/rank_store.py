@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.task.channel import Message
-from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.fields import b64encode
+from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, integer, items, octets, text
 
 __all__ = ["MAX_KEYS", "MAX_KEY_CHARS", "MAX_VALUE_BYTES", "KeyValues"]
 
@@ -42,34 +44,23 @@ _MAX_AMOUNT = 10**_MOST_DIGITS
 Answer: TypeAlias = Callable[[Message], None]
 
 
-class _Question(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question(Record, name="store", constants={"type": "store"}):
     """One message of a rank, as above."""
 
-    number: int
-    what: str
-    keys: list[str]
-    value: bytes
-    expected: bytes
-    amount: int
+    number: Annotated[int, Member("id")]
+    what: Annotated[str, choice(_WORDS)]
+    keys: Annotated[tuple[str, ...], items(MAX_KEYS, text(MAX_KEY_CHARS))]
+    value: Annotated[bytes | None, octets(max_length=MAX_VALUE_BYTES), LEFT_OUT] = None
+    expected: Annotated[bytes | None, octets(max_length=MAX_VALUE_BYTES), LEFT_OUT] = None
+    amount: Annotated[int | None, integer(-_MAX_AMOUNT, _MAX_AMOUNT), LEFT_OUT] = None
 
-    @classmethod
-    def read(cls, message: Message) -> _Question:
-        """Read a message; raises `FormatError`."""
-        fields = Fields(message, "store")
-        fields.choice("type", ["store"])
-        what = fields.choice("what", _WORDS)
-        question = cls(
-            number=fields.integer("id"),
-            what=what,
-            keys=fields.texts("keys", max_items=MAX_KEYS, max_chars=MAX_KEY_CHARS),
-            value=fields.octets("value", max_length=MAX_VALUE_BYTES) if what in _WITH_VALUE else b"",
-            expected=fields.octets("expected", max_length=MAX_VALUE_BYTES) if what == "compare" else b"",
-            amount=fields.integer("amount", low=-_MAX_AMOUNT, high=_MAX_AMOUNT) if what == "add" else 0,
-        )
-        fields.end()
-        if what in _OF_ONE and len(question.keys) != 1:
-            raise FormatError(Code.SCHEMA, f"{len(question.keys)} keys where one belongs")
-        return question
+    def __post_init__(self) -> None:
+        given = tuple(one is not None for one in (self.value, self.expected, self.amount))
+        if given != (self.what in _WITH_VALUE, self.what == "compare", self.what == "add"):
+            raise FormatError(Code.SCHEMA, f"{self.what} with other members than it has")
+        if self.what in _OF_ONE and len(self.keys) != 1:
+            raise FormatError(Code.SCHEMA, f"{len(self.keys)} keys where one belongs")
 
 
 class _Waiting(NamedTuple):
@@ -97,7 +88,7 @@ class KeyValues:
         Raises:
             FormatError: it is none of these messages.
         """
-        question = _Question.read(message)
+        question = _Question.from_json(message)
         try:
             with self._lock:
                 answers = self._carry_out(rank, question, answer)
@@ -130,18 +121,19 @@ class KeyValues:
     def _change(self, question: _Question) -> Message:
         (key,) = question.keys
         held = self._values.get(key)
-        if question.what == "add":
+        if question.amount is not None:
             total = _number(held) + question.amount
             self._put(key, str(total).encode())
             return {"count": total}
-        if question.what == "compare":
+        value = question.value or b""
+        if question.expected is not None:
             # As TCPStore: a key that is not there is set if nothing was expected, else what was expected comes back.
             if held is not None and held != question.expected:
                 return {"value": b64encode(held)}
             if held is None and question.expected:
                 return {"value": b64encode(question.expected)}
-        self._put(key, (held or b"") + question.value if question.what == "append" else question.value)
-        return {"value": b64encode(question.value)}
+        self._put(key, (held or b"") + value if question.what == "append" else value)
+        return {"value": b64encode(value)}
 
     def _put(self, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE_BYTES or (key not in self._values and len(self._values) >= _MOST_VALUES):

@@ -13,12 +13,12 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.record import Codec, Record, Sha256, choice, text
 
 __all__ = [
     "ALONE",
@@ -44,7 +44,8 @@ NONFINITE = "nonfinite"
 _ORDERS = ("RPPR", "PRRP")
 _DOMAIN = b"glasshouse/slots/v1\x00"
 # A clock that counts nanoseconds since the machine's start passes 2^53 after 104 days, so it travels as text.
-_INSTANT = re.compile(r"0|[1-9][0-9]{0,18}")
+_INSTANT = text(19, re.compile(r"0|[1-9][0-9]{0,18}"))
+Instant: TypeAlias = Annotated[int, Codec(lambda value, where: int(_INSTANT.read(value, where)), str)]
 # Clocks read one after the other differ by what interrupts the reading; a reading within this is taken.
 _TIGHT_NS = 100_000
 
@@ -55,29 +56,20 @@ def order_of(seed: bytes, block: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(Record, name="slots"):
     """What is sealed into one worker's parameters.
-
-    Args:
-        seed: 32 bytes, the same in both arms.
-        arm: `R`, `P`, or `A` for a worker that has the machine for itself.
-        slot_ns: length of a slot, L; slot k begins at k·L of CLOCK_MONOTONIC.
-        steps: counted steps in a slot, N.
-        uncounted: steps before them in each slot, which run cold.
-        warmup_steps: steps after which the worker is warm; they run in slots like all others.
-        end_ns: no step begins at or after this instant of CLOCK_MONOTONIC.
 
     Raises:
         UsageError: `usage`, for a value outside its limits.
     """
 
-    seed: bytes
-    arm: str
-    slot_ns: int
-    steps: int
-    uncounted: int
-    warmup_steps: int
-    end_ns: int
+    seed: Sha256  # 32 random bytes, the same in both arms
+    arm: Annotated[str, choice((ALONE, *ARMS))]  # `A` for a worker that has the machine for itself
+    slot_ns: int  # length of a slot, L; slot k begins at k·L of CLOCK_MONOTONIC
+    steps: int  # counted steps in a slot, N
+    uncounted: int  # steps before them in each slot, which run cold
+    warmup_steps: int  # steps after which the worker is warm; they run in slots like all others
+    end_ns: Instant  # no step begins at or after this one of CLOCK_MONOTONIC
 
     def __post_init__(self) -> None:
         limits = {
@@ -104,39 +96,6 @@ class Plan:
         while self.arm != ALONE and order_of(self.seed, slot // BLOCK)[slot % BLOCK] != self.arm:
             slot += 1
         return slot
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the members that `parse` reads; ``parse(to_json()) == self``."""
-        return {
-            "arm": self.arm,
-            "end_ns": str(self.end_ns),
-            "seed": self.seed.hex(),
-            "slot_ns": self.slot_ns,
-            "steps": self.steps,
-            "uncounted": self.uncounted,
-            "warmup_steps": self.warmup_steps,
-        }
-
-    @classmethod
-    def parse(cls, value: Json) -> Plan:
-        """Inverse of `to_json`.
-
-        Raises:
-            FormatError: `schema-invalid`.
-            UsageError: `usage`, for a value outside its limits.
-        """
-        fields = Fields(value, "slots")
-        plan = cls(
-            arm=fields.choice("arm", (ALONE, *ARMS)),
-            end_ns=int(fields.text("end_ns", max_chars=19, pattern=_INSTANT)),
-            seed=fields.digest("seed"),
-            slot_ns=fields.integer("slot_ns"),
-            steps=fields.integer("steps"),
-            uncounted=fields.integer("uncounted"),
-            warmup_steps=fields.integer("warmup_steps"),
-        )
-        fields.end()
-        return plan
 
 
 @dataclass(frozen=True, slots=True)

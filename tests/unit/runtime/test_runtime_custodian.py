@@ -84,7 +84,7 @@ def test_a_package_with_a_limit_that_is_none_does_not_open(tmp_path: Path) -> No
 
 
 def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
-    assert bench.open() == Opened(assets=3, needles=3 + 1 + 3 + 3, limits=OutputLimits())
+    assert bench.open() == Opened(assets=3, needles=3 + 1 + 3 + 3, max_outputs=256, max_output_bytes=64 << 30)
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.job == {"entry": "train.py"}
     with granted.open(bench.stream, "data.bin") as reader:

@@ -20,6 +20,7 @@ from glasshouse.runtime.worker_link import WorkerLink
 from glasshouse.runtime.worker_messages import (
     Failed,
     Finished,
+    Losses,
     Message,
     Opened,
     OutputBegins,
@@ -170,9 +171,9 @@ def test_a_worker_whose_bytes_take_long_to_receive_keeps_nothing_else_waiting(
 def test_a_finished_worker_says_what_it_did() -> None:
     assert parse(FINISHED) == Finished(
         work=Work(unit="step", done=3, elapsed_us=7, stop_reason="steps"),
-        loss=("1.5", "0.25"),
+        loss=Losses(first="1.5", final="0.25"),
         trainable=270336,
-        digests=(("adapter", bytes.fromhex("ab" * 32)),),
+        digests={"adapter": bytes.fromhex("ab" * 32)},
     )
     assert parse({**FINISHED, "loss": None, "trainable": None, "digests": {}}).loss is None  # type: ignore[union-attr]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from glasshouse.wire.record import (
     items,
     nullable,
     octets,
+    one_of,
     raw,
     table,
     text,
@@ -71,6 +73,7 @@ class Thing(
     steps: Annotated[dict[str, int | None], table(2, choice(("a", "b")), nullable(integer()), min_items=2)]
     pairs: Annotated[tuple[tuple[str, Colour], ...], items(2, fixed(name=text(4), colour=choice(list(Colour))))]
     pair: Annotated[tuple[int, int] | None, fixed(low=integer(), high=integer())]
+    marks: Annotated[Mapping[str, Colour], table(2, text(3))]
     free: Annotated[Any, raw()]
     extra: Annotated[Sha256 | None, LEFT_OUT] = None
     disk: Annotated[int, LEFT_OUT] = 7
@@ -107,6 +110,7 @@ def thing(**changes: Any) -> Thing:
         "steps": {"a": 1, "b": None},
         "pairs": (("x", Colour.RED), ("y", Colour.BLUE)),
         "pair": (1, 2),
+        "marks": {"a": Colour.RED},
         "free": [{"any": None}],
     }
     return Thing(**{**given, **changes})
@@ -198,6 +202,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"label": None}, "thing.label"),
     ({"leaves_out": []}, "thing.leaves_out"),
     ({"leaves_out": ["x", "x"]}, "thing.leaves_out"),
+    ({"marks": {"a": "green"}}, "thing.marks.a"),
     ({"extra": None}, "thing.extra"),
     ({"disk": None}, "thing.disk"),
     ({"version": 2}, "thing.version"),
@@ -235,6 +240,33 @@ def test_an_error_shows_no_value() -> None:
         with pytest.raises(FormatError) as refused:
             Thing.from_json({**thing().to_json(), name: secret})
         assert "hunter2" not in refused.value.message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Square(Record, constants={"shape": "square"}):
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Circle(Record, constants={"shape": "circle"}):
+    radius: int
+
+
+def test_one_of_several_records_is_told_by_a_constant_member() -> None:
+    shape = one_of("shape", Square, Circle)
+    for one in (Square(side=1), Circle(radius=2)):
+        assert shape.read(shape.write(one), "shape") == one
+    for wrong, words in (
+        ({"shape": "line"}, "figure.shape is not one of circle, square"),
+        ({"shape": ["square"]}, "figure.shape"),
+        ({"side": 1}, "figure.shape"),
+        ({"shape": "square", "radius": 1}, "figure.side is missing"),
+        (["square"], "figure is not an object"),
+    ):
+        with pytest.raises(FormatError) as refused:
+            shape.read(wrong, "figure")
+        assert refused.value.code is Code.SCHEMA
+        assert words in refused.value.message
 
 
 def test_bytes_beyond_the_limit_and_another_form_are_refused() -> None:

@@ -199,6 +199,7 @@ NONSENSE = [
     {"type": "call", "id": 1, "name": None},
     {"type": "group-secret", "id": 1, "token": "00" * 32},
     {"type": "group-secret"},
+    {"type": "dial", "id": 1, "machine": 1, "port": 65536},
 ]
 
 

@@ -20,7 +20,8 @@ from glasshouse.errors import Code
 from glasshouse.runtime.kernel import REAL
 from glasshouse.wire import frames, ranks
 from glasshouse.workloads import rank_server
-from glasshouse.workloads.rank_server import Report, Server
+from glasshouse.workloads.rank_messages import Report
+from glasshouse.workloads.rank_server import Server
 from simulators.rank_places import PATIENCE_S, SECRET, RankPlace
 from tools.forked import in_child
 from tools.sandboxed import is_gone
@@ -321,9 +322,9 @@ def test_a_last_word_that_is_none_is_not_believed(change: dict[str, Any]) -> Non
     good: dict[str, Any] = json.loads(
         '{"type": "ended", "unit": "step", "done": 1, "elapsed_us": 1, "loss_first": null, "loss_final": "1"}'
     )
-    assert Report.from_message(good).loss_final == "1"
+    assert Report.from_json(good).loss_final == "1"
     with pytest.raises(Exception, match="ended"):
-        Report.from_message({**good, **change})
+        Report.from_json({**good, **change})
 
 
 def test_the_meeting_place_is_closed_to_other_users_and_gone_at_the_end(place: Place) -> None:

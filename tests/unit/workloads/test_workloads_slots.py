@@ -172,7 +172,7 @@ def test_the_device_is_waited_for_before_each_instant() -> None:
 
 def test_a_plan_travels_in_sealed_parameters_and_comes_back() -> None:
     given = plan("P", end_ns=2**62 - 1)
-    assert Plan.parse(given.to_json()) == given
+    assert Plan.from_json(given.to_json()) == given
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_a_plan_outside_its_limits_is_refused(change: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(change))):
         plan(**change)
     with pytest.raises(UsageError):
-        Plan.parse({**plan().to_json(), **change})
+        Plan.from_json({**plan().to_json(), **change})
 
 
 @pytest.mark.parametrize("change", [{"arm": "X"}, {"end_ns": "01"}, {"seed": "00"}, {"more": 1}])
 def test_a_plan_of_another_form_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
-        Plan.parse({**plan().to_json(), **change})
+        Plan.from_json({**plan().to_json(), **change})
 
 
 def test_the_machines_own_clocks_agree_with_each_other() -> None:

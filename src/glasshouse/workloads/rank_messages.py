@@ -1,0 +1,84 @@
+"""The messages of a rank to its worker, beside progress and those of `rank_store`.
+
+`rank_channel` writes them, `rank_server` and `rank_pairs` read them. What a rank asks has a number, and the worker's
+answer has the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from glasshouse.errors import Code
+from glasshouse.wire.record import Decimal, Member, Record, choice, integer, text
+from glasshouse.workloads.failures import MOST_WORDS
+
+__all__ = ["DOOR_NAME_CHARS", "Call", "Dial", "Door", "Failed", "Join", "Output", "Report", "Secret"]
+
+DOOR_NAME_CHARS = 32
+
+Number: TypeAlias = Annotated[int, Member("id")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Join(Record, name="rank request", constants={"type": "join"}):
+    """The first message over an inherited connection; elsewhere it has a token (`wire.ranks`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report(Record, name="ended", constants={"type": "ended"}):
+    """The work of rank 0 at its end; see `task.result.Result`."""
+
+    unit: Annotated[str, choice(("epoch", "step"))] = "step"
+    done: int = 0
+    elapsed_us: int = 0
+    loss_first: Decimal | None = None
+    loss_final: Decimal | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed(Record, name="failed", constants={"type": "failed"}):
+    """The end of a rank that failed."""
+
+    code: Code
+    words: Annotated[str, text(MOST_WORDS)]  # for the sealed log
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output(Record, name="output", constants={"type": "output"}):
+    """An output of rank 0, in the file whose descriptor comes along."""
+
+    number: Number
+    kind: Annotated[str, text()]  # this and the name are checked by `Task.pass_on`
+    name: Annotated[str, text()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dial(Record, name="dial", constants={"type": "dial"}):
+    """Asks for a connection with a listener on another machine's loopback."""
+
+    number: Number
+    machine: int
+    port: Annotated[int, integer(0, 65535)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secret(Record, name="group secret", constants={"type": "group-secret"}):
+    """Asks for the group secret over an inherited connection."""
+
+    number: Number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Door(Record, name="door", constants={"type": "door"}):
+    """Asks for a socket on which connections of other ranks come as descriptors."""
+
+    number: Number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Record, name="call", constants={"type": "call"}):
+    """Asks for a connection through the door of that name."""
+
+    number: Number
+    name: Annotated[str, text(DOOR_NAME_CHARS)]
