@@ -41,7 +41,7 @@ def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
 
 
 def _ear(text: str) -> Ear:
-    return Ear.parse(text, broker_public=BROKER, evidence_public=WORLD.evidence_key.public, now_us=NOW_US)
+    return Ear.parse_token(text, broker_public=BROKER, evidence_public=WORLD.evidence_key.public, now_us=NOW_US)
 
 
 PARSERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {

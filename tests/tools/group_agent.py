@@ -54,5 +54,5 @@ def _read(connection: socket.socket) -> ranks.Request | None:
     decoder = Decoder()
     while data := connection.recv(ranks.MAX_FRAME_BYTES):
         for _, value in decoder.feed(data):
-            return ranks.read_request(value)  # type: ignore[arg-type]
+            return ranks.Request.from_json(value)  # type: ignore[arg-type]
     return None

@@ -195,7 +195,7 @@ def token(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def ear(given: dict[str, Any]) -> dict[str, Any]:
-    found = Ear.parse(
+    found = Ear.parse_token(
         given["ear"],
         broker_public=b64decode(given["broker_public"]),
         evidence_public=b64decode(given["evidence_public"]),

@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-from glasshouse.attestation.confirmation import confirmation, confirmed_key
+from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.attestation.hardening import HardeningReport
 from glasshouse.attestation.measured import Measured
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import hpke, jwt
-from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.fields import IDENTIFIER, Fields, b64encode
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.policy import Assurance
+from glasshouse.wire.record import Codec, Id, Identifier, Member, Record, Sha256, digest, items, octets, text
 from glasshouse.wire.states import State
 
 __all__ = ["EAT_PROFILE", "EAT_PROFILE_1", "ID_BYTES", "NONCE_BYTES", "Claims", "ContainerSource", "Gpu", "composite"]
@@ -42,80 +44,48 @@ class ContainerSource(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    """One accelerator as the runtime sees it.
+class Gpu(Record, name="claims.gpus"):
+    """One accelerator as the runtime sees it."""
 
-    Attributes:
-        name: the driver's product name.
-        memory_bytes: its memory.
-        driver: the driver's version.
-        uuid: the device's identifier.
-    """
-
-    name: str
+    name: Annotated[str, text(128, _PRINTABLE)]  # of the product, by the driver
     memory_bytes: int
-    driver: str
-    uuid: str
+    driver: Annotated[str, text(64, _PRINTABLE)]  # its version
+    uuid: Annotated[str, text(64, _PRINTABLE)]
 
-    def to_json(self) -> dict[str, Json]:
-        return {"driver": self.driver, "memory_bytes": self.memory_bytes, "name": self.name, "uuid": self.uuid}
 
-    @classmethod
-    def from_json(cls, value: Json) -> Gpu:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "claims.gpus")
-        gpu = cls(
-            name=fields.text("name", max_chars=128, pattern=_PRINTABLE),
-            memory_bytes=fields.integer("memory_bytes"),
-            driver=fields.text("driver", max_chars=64, pattern=_PRINTABLE),
-            uuid=fields.text("uuid", max_chars=64, pattern=_PRINTABLE),
-        )
-        fields.end()
-        return gpu
+def _read_measurement(value: Json, where: str) -> Measured | bytes:
+    return digest().read(value, where) if isinstance(value, str) else Measured.from_json(value)
+
+
+def _write_measurement(measured: Measured | bytes) -> Json:
+    return measured.to_json() if isinstance(measured, Measured) else measured.hex()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claims:
-    """What a runtime says about itself; nothing in it is believed before the gate's checks.
+class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profile": "eat_profile"}):
+    """The claims of a runtime about itself; nothing in it is believed before the gate's checks."""
 
-    Law: ``Claims.from_json(c.to_json()) == c``.
-
-    Attributes:
-        nonce: the challenge's 32 bytes.
-        issued_us: when the claims were made, by the runtime's clock.
-        started_us: when the runtime started.
-        manifest_sha256, package_id: the package it wants to open.
-        deployment, run_id, container_id, container_source: the launch it belongs to.
-        measurement: the runtime measurement (`measurement.measure_runtime`); of evidence of profile 1, which has no
-            parts, its digest.
-        environment_sha256: the digest of what else is installed.
-        hardening: what was observed of agent and worker.
-        state: the runtime's state, `measured` in acceptable evidence.
-        gpus: accelerators in sight.
-        assurance: the level that the hardware evidence beside the claims is to prove.
-        hpke_public: where a release goes; its private half never left the custodian.
-        evidence_public: the key that signs this evidence and later the run's log and receipt.
-        token: the launch token, compact.
-    """
-
-    nonce: bytes
-    issued_us: int
-    started_us: int
-    manifest_sha256: bytes
-    package_id: str
-    deployment: str
-    run_id: str
-    container_id: str
-    container_source: ContainerSource
-    measurement: Measured | bytes
-    environment_sha256: bytes
-    hardening: HardeningReport
-    state: State
-    gpus: tuple[Gpu, ...]
-    assurance: Assurance
-    hpke_public: bytes
-    evidence_public: bytes
-    token: str
+    nonce: Annotated[bytes, octets(NONCE_BYTES), Member("eat_nonce")]  # the challenge's
+    issued_us: int  # when the claims were made, by the runtime's clock
+    started_us: int  # when the runtime started
+    # The package that it wants to open.
+    manifest_sha256: Sha256
+    package_id: Id
+    # The launch that it belongs to.
+    deployment: Id
+    run_id: Id
+    container_id: Annotated[Identifier, Member("container", "id")]
+    container_source: Annotated[ContainerSource, Member("container", "source")]
+    # By part (`measurement.measure_runtime`); of evidence of profile 1, which has no parts, one digest.
+    measurement: Annotated[Measured | bytes, Codec(_read_measurement, _write_measurement)]
+    environment_sha256: Sha256  # of what else is installed
+    hardening: HardeningReport  # as observed of agent and worker
+    state: State  # `measured` in acceptable evidence
+    gpus: Annotated[tuple[Gpu, ...], items(MAX_GPUS)]  # in sight
+    assurance: Assurance  # that the hardware evidence beside the claims is to prove
+    hpke_public: Annotated[bytes, octets(hpke.PUBLIC_BYTES)]  # its private half never left the custodian
+    evidence_public: Confirmed  # the key that signs this evidence and later the run's log and receipt
+    token: Annotated[str, text(jwt.MAX_TOKEN_BYTES)]  # the launch token, compact
 
     def __post_init__(self) -> None:
         sizes = (
@@ -136,64 +106,10 @@ class Claims:
         """One digest over the whole runtime measurement: what receipt and artifact name."""
         return self.measurement.sha256 if isinstance(self.measurement, Measured) else self.measurement
 
-    def to_json(self) -> dict[str, Json]:
-        measured = self.measurement
-        return {
-            "assurance": self.assurance.value,
-            "cnf": confirmation(self.evidence_public),
-            "container": {"id": self.container_id, "source": self.container_source.value},
-            "deployment": self.deployment,
-            "eat_nonce": b64encode(self.nonce),
-            "eat_profile": EAT_PROFILE if isinstance(measured, Measured) else EAT_PROFILE_1,
-            "environment_sha256": self.environment_sha256.hex(),
-            "gpus": [gpu.to_json() for gpu in self.gpus],
-            "hardening": self.hardening.to_json(),
-            "hpke_public": b64encode(self.hpke_public),
-            "issued_us": self.issued_us,
-            "manifest_sha256": self.manifest_sha256.hex(),
-            "measurement": measured.to_json() if isinstance(measured, Measured) else measured.hex(),
-            "package_id": self.package_id,
-            "run_id": self.run_id,
-            "started_us": self.started_us,
-            "state": self.state.value,
-            "token": self.token,
-        }
-
-    def encode(self) -> bytes:
-        """Return the canonical bytes: what the composite is over."""
-        return encode(self.to_json())
-
-    @classmethod
-    def from_json(cls, value: Json) -> Claims:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "claims")
-        profile = fields.choice("eat_profile", [EAT_PROFILE, EAT_PROFILE_1])
-        container = fields.child("container")
-        claims = cls(
-            nonce=fields.octets("eat_nonce", length=NONCE_BYTES),
-            issued_us=fields.integer("issued_us"),
-            started_us=fields.integer("started_us"),
-            manifest_sha256=fields.digest("manifest_sha256"),
-            package_id=fields.digest("package_id", length=ID_BYTES).hex(),
-            deployment=fields.digest("deployment", length=ID_BYTES).hex(),
-            run_id=fields.digest("run_id", length=ID_BYTES).hex(),
-            container_id=container.identifier("id"),
-            container_source=ContainerSource(container.choice("source", list(ContainerSource))),
-            measurement=Measured.from_json(fields.any("measurement"))
-            if profile == EAT_PROFILE
-            else fields.digest("measurement"),
-            environment_sha256=fields.digest("environment_sha256"),
-            hardening=HardeningReport.from_json(fields.any("hardening")),
-            state=State(fields.choice("state", list(State))),
-            gpus=tuple(Gpu.from_json(item) for item in fields.items("gpus", max_items=MAX_GPUS)),
-            assurance=Assurance(fields.choice("assurance", list(Assurance))),
-            hpke_public=fields.octets("hpke_public", length=hpke.PUBLIC_BYTES),
-            evidence_public=confirmed_key(fields),
-            token=fields.text("token", max_chars=jwt.MAX_TOKEN_BYTES),
-        )
-        container.end()
-        fields.end()
-        return claims
+    @property
+    def eat_profile(self) -> str:
+        """The profile of the evidence, by whether its measurement has parts."""
+        return EAT_PROFILE if isinstance(self.measurement, Measured) else EAT_PROFILE_1
 
 
 def composite(claims: Claims) -> bytes:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields, b64encode
+from typing import Annotated, TypeAlias
 
-__all__ = ["confirmation", "confirmed_key"]
+from glasshouse.wire.record import Member, octets
 
+__all__ = ["CONFIRMATION", "Confirmed"]
 
-def confirmation(public: bytes) -> dict[str, Json]:
-    """Return the `cnf` value for a raw public key of 32 bytes."""
-    return {"jwk": {"crv": "Ed25519", "kty": "OKP", "x": b64encode(public)}}
+CONFIRMATION = {"cnf": {"jwk": {"crv": "Ed25519", "kty": "OKP"}}}
+"""Constants of a record with a field of the type `Confirmed`."""
 
-
-def confirmed_key(fields: Fields) -> bytes:
-    """Take `cnf` from `fields` and return its raw public key; raises `FormatError`."""
-    outer = fields.child("cnf")
-    jwk = outer.child("jwk")
-    outer.end()
-    jwk.choice("crv", ["Ed25519"])
-    jwk.choice("kty", ["OKP"])
-    public = jwk.octets("x", length=32)
-    jwk.end()
-    return public
+Confirmed: TypeAlias = Annotated[bytes, octets(32), Member("cnf", "jwk", "x")]
+"""A raw public key."""

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Annotated
 
 from glasshouse import __version__
-from glasshouse.attestation.claims import ID_BYTES, NONCE_BYTES
-from glasshouse.attestation.confirmation import confirmation, confirmed_key
+from glasshouse.attestation.claims import NONCE_BYTES
+from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt, signing
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.record import Id, Member, Record, Sha256, choice, integer, octets, table, text
 
 __all__ = ["EAR_PROFILE", "EAR_TYPE", "SOFTWARE_VECTOR", "Ear", "EarStatus"]
 
@@ -51,42 +51,46 @@ class EarStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ear:
+class Ear(
+    Record,
+    name="ear",
+    constants={**CONFIRMATION, "eat_profile": EAR_PROFILE, "ear_verifier_id": {"developer": _DEVELOPER}},
+    derived={
+        ("submods", "runtime", "ear_appraisal_policy_ids"): "policy_ids",
+        ("submods", "runtime", "ear_status"): "status",
+    },
+):
     """The broker's verdict on one piece of evidence.
 
-    Law: ``Ear.parse(e.issue(k), ...) == e`` while it is valid.
-
-    Attributes:
-        issued_s, expires_s: validity, whole seconds.
-        nonce: the challenge's.
-        evidence_public: the key that the verdict is about and for (`cnf`; `aud` is its key id).
-        deployment, run_id: what was released to.
-        manifest_sha256, floor_sha256, policy_sha256, evidence_sha256: what was judged, and by what.
-        assurance: the level that the evidence proved.
-        profile: the hardening profile that it showed.
-        status: the overall tier.
-        vector: AR4SI trustworthiness claims.
-        lease_s, max_duration_s: the policy's limits, told to the runtime.
-        build: the verifier's version.
+    Law: ``Ear.parse_token(e.issue(k), ...) == e`` while it is valid.
     """
 
-    issued_s: int
-    expires_s: int
-    nonce: bytes
-    evidence_public: bytes
-    deployment: str
-    run_id: str
-    manifest_sha256: bytes
-    floor_sha256: bytes
-    policy_sha256: bytes
-    evidence_sha256: bytes
-    assurance: Assurance
-    profile: Profile
-    status: EarStatus
-    vector: Mapping[str, int]
-    lease_s: int
-    max_duration_s: int
-    build: str = __version__
+    # Validity, whole seconds.
+    issued_s: Annotated[int, Member("iat")]
+    expires_s: Annotated[int, Member("exp")]
+    nonce: Annotated[bytes, octets(NONCE_BYTES), Member("eat_nonce")]  # the challenge's
+    evidence_public: Confirmed  # the key that the verdict is about and for; `aud` is its key id
+    # What was released to.
+    deployment: Annotated[Id, Member("glasshouse", "deployment")]
+    run_id: Annotated[Id, Member("glasshouse", "run_id")]
+    # What was judged, and by what.
+    manifest_sha256: Annotated[Sha256, Member("glasshouse", "manifest_sha256")]
+    floor_sha256: Annotated[Sha256, Member("glasshouse", "floor_sha256")]
+    policy_sha256: Annotated[Sha256, Member("glasshouse", "policy_sha256")]
+    evidence_sha256: Annotated[Sha256, Member("glasshouse", "evidence_sha256")]
+    assurance: Annotated[Assurance, Member("glasshouse", "assurance")]  # that the evidence proved
+    profile: Annotated[Profile, Member("glasshouse", "profile")]  # the hardening that it showed
+    status: Annotated[EarStatus, Member("ear_status")]  # the overall tier
+    # AR4SI trustworthiness claims.
+    vector: Annotated[
+        Mapping[str, int],
+        table(len(_ASPECTS), choice(_ASPECTS), integer(-128, 127)),
+        Member("submods", "runtime", "ear_trustworthiness_vector"),
+    ]
+    # The policy's limits, for the runtime.
+    lease_s: Annotated[int, integer(1), Member("glasshouse", "lease_s")]
+    max_duration_s: Annotated[int, integer(1), Member("glasshouse", "max_duration_s")]
+    build: Annotated[str, text(64), Member("ear_verifier_id", "build")] = __version__  # the verifier's version
 
     def __post_init__(self) -> None:
         if not self.vector or not self.vector.keys() <= set(_ASPECTS):
@@ -97,41 +101,20 @@ class Ear:
             # The threat model's promise: software evidence never looks like hardware evidence.
             raise FormatError(Code.SCHEMA, "a software attestation result that claims more than software can show")
 
+    @property
+    def policy_ids(self) -> list[str]:
+        """The policy as an EAR names it."""
+        return [_POLICY_PREFIX + self.policy_sha256.hex()]
+
     def issue(self, broker: signing.SigningKey) -> str:
         """Return the signed token."""
-        submodule: dict[str, Json] = {
-            "ear_appraisal_policy_ids": [_POLICY_PREFIX + self.policy_sha256.hex()],
-            "ear_status": self.status.value,
-            "ear_trustworthiness_vector": dict(self.vector),
-        }
-        claims: dict[str, Json] = {
-            "aud": signing.key_id(self.evidence_public),
-            "cnf": confirmation(self.evidence_public),
-            "ear_status": self.status.value,
-            "ear_verifier_id": {"build": self.build, "developer": _DEVELOPER},
-            "eat_nonce": b64encode(self.nonce),
-            "eat_profile": EAR_PROFILE,
-            "exp": self.expires_s,
-            "glasshouse": {
-                "assurance": self.assurance.value,
-                "deployment": self.deployment,
-                "evidence_sha256": self.evidence_sha256.hex(),
-                "floor_sha256": self.floor_sha256.hex(),
-                "lease_s": self.lease_s,
-                "manifest_sha256": self.manifest_sha256.hex(),
-                "max_duration_s": self.max_duration_s,
-                "policy_sha256": self.policy_sha256.hex(),
-                "profile": self.profile.value,
-                "run_id": self.run_id,
-            },
-            "iat": self.issued_s,
-            "iss": broker.key_id,
-            "submods": {"runtime": submodule},
-        }
-        return jwt.issue(broker, typ=EAR_TYPE, claims=claims)
+        parties = {"aud": signing.key_id(self.evidence_public), "iss": broker.key_id}
+        return jwt.issue(broker, typ=EAR_TYPE, claims=self.to_json() | parties)
 
     @classmethod
-    def parse(cls, text: str, *, broker_public: bytes, evidence_public: bytes, now_us: int, leeway_s: int = 0) -> Ear:
+    def parse_token(
+        cls, text: str, *, broker_public: bytes, evidence_public: bytes, now_us: int, leeway_s: int = 0
+    ) -> Ear:
         """Parse and verify a token: signed by this broker, about and for this evidence key, valid at this time.
 
         Args:
@@ -153,47 +136,9 @@ class Ear:
             now_s=now_us // 1_000_000,
             leeway_s=leeway_s,
         )
-        ear = cls._from_claims(Fields(dict(claims), "ear"), issuer=signing.key_id(broker_public))
+        ear = cls.from_json(jwt.stated(claims, issuer=broker_public))
         if ear.evidence_public != evidence_public:
             raise FormatError(Code.TOKEN_CLAIM, "an attestation result about another evidence key")
-        return ear
-
-    @classmethod
-    def _from_claims(cls, fields: Fields, *, issuer: str) -> Ear:
-        fields.text("aud", max_chars=64)
-        fields.choice("iss", [issuer])
-        fields.choice("eat_profile", [EAR_PROFILE])
-        verifier, ours, submods = fields.child("ear_verifier_id"), fields.child("glasshouse"), fields.child("submods")
-        verifier.choice("developer", [_DEVELOPER])
-        runtime = submods.child("runtime")
-        submods.end()
-        status = fields.choice("ear_status", list(EarStatus))
-        runtime.choice("ear_status", [status])
-        policy_sha256 = ours.digest("policy_sha256")
-        if runtime.texts("ear_appraisal_policy_ids", max_items=1) != [_POLICY_PREFIX + policy_sha256.hex()]:
-            raise FormatError(Code.SCHEMA, "an attestation result that names another policy than it applied")
-        vector = runtime.child("ear_trustworthiness_vector")
-        ear = cls(
-            issued_s=fields.integer("iat"),
-            expires_s=fields.integer("exp"),
-            nonce=fields.octets("eat_nonce", length=NONCE_BYTES),
-            evidence_public=confirmed_key(fields),
-            deployment=ours.digest("deployment", length=ID_BYTES).hex(),
-            run_id=ours.digest("run_id", length=ID_BYTES).hex(),
-            manifest_sha256=ours.digest("manifest_sha256"),
-            floor_sha256=ours.digest("floor_sha256"),
-            policy_sha256=policy_sha256,
-            evidence_sha256=ours.digest("evidence_sha256"),
-            assurance=Assurance(ours.choice("assurance", list(Assurance))),
-            profile=Profile(ours.choice("profile", list(Profile))),
-            status=EarStatus(status),
-            vector={name: vector.integer(name, low=-128, high=127) for name in _ASPECTS if vector.has(name)},
-            lease_s=ours.integer("lease_s", low=1),
-            max_duration_s=ours.integer("max_duration_s", low=1),
-            build=verifier.text("build", max_chars=64),
-        )
-        for part in (vector, runtime, verifier, ours, fields):
-            part.end()
         return ear
 
 

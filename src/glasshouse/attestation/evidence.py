@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.attestation.claims import Claims, ContainerSource, composite
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import IDENTIFIER, Fields, b64decode, b64encode
+from glasshouse.wire.fields import IDENTIFIER, b64decode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance
+from glasshouse.wire.record import Identifier, Record, Sha256, items, octets
 from glasshouse.wire.signing import SigningKey
 
 __all__ = [
@@ -46,66 +47,28 @@ _BEGIN_CHARACTERS = 1024  # are more than it can have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HardwareEvidence:
-    """One report of one hardware root, as its maker wrote it.
+class HardwareEvidence(Record, name="evidence.hardware"):
+    """One report of one hardware root, as its maker wrote it."""
 
-    Attributes:
-        kind: names the root's module, e.g. ``tpm``.
-        data: the report's bytes.
-    """
-
-    kind: str
-    data: bytes
-
-    def to_json(self) -> dict[str, Json]:
-        return {"data": b64encode(self.data), "kind": self.kind}
-
-    @classmethod
-    def from_json(cls, value: Json) -> HardwareEvidence:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "evidence.hardware")
-        item = cls(kind=fields.identifier("kind"), data=fields.octets("data", max_length=MAX_HARDWARE_BYTES))
-        fields.end()
-        return item
+    kind: Identifier  # names the root's module, e.g. ``tpm``
+    data: Annotated[bytes, octets(max_length=MAX_HARDWARE_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """The signed payload. Law: ``Evidence.parse(e.encode()) == e`` and the reverse, byte for byte.
-
-    Attributes:
-        claims: what the runtime says.
-        composite: what it says their digest is; recomputed by check 9.
-        hardware: reports of hardware roots over the composite; empty at the level `software`.
-    """
+class Evidence(
+    dsse.Signed,
+    name="evidence",
+    max_bytes=MAX_EVIDENCE_BYTES,
+    max_elements=MAX_EVIDENCE_ELEMENTS,
+    payload_type=EVIDENCE_TYPE,
+    max_message_bytes=MAX_EVIDENCE_BYTES,
+):
+    """The signed payload."""
 
     claims: Claims
-    composite: bytes
-    hardware: tuple[HardwareEvidence, ...]
-
-    def encode(self) -> bytes:
-        return encode(
-            {
-                "claims": self.claims.to_json(),
-                "composite": self.composite.hex(),
-                "hardware": [item.to_json() for item in self.hardware],
-            }
-        )
-
-    @classmethod
-    def parse(cls, payload: bytes) -> Evidence:
-        """Inverse of `encode`; raises `FormatError`."""
-        value = decode(payload, max_bytes=MAX_EVIDENCE_BYTES, max_elements=MAX_EVIDENCE_ELEMENTS)
-        fields = Fields(value, "evidence")
-        evidence = cls(
-            claims=Claims.from_json(fields.any("claims")),
-            composite=fields.digest("composite"),
-            hardware=tuple(
-                HardwareEvidence.from_json(item) for item in fields.items("hardware", max_items=MAX_HARDWARE_ITEMS)
-            ),
-        )
-        fields.end()
-        return evidence
+    composite: Sha256  # their digest, as claimed; recomputed by check 9
+    # Reports of hardware roots over the composite; empty at the level `software`.
+    hardware: Annotated[tuple[HardwareEvidence, ...], items(MAX_HARDWARE_ITEMS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,8 +115,7 @@ class EvidenceEnvelope:
     def open(cls, message: bytes) -> EvidenceEnvelope:
         """Open the envelope; raises what `SignedEvidence.parse` raises."""
         envelope = dsse.Envelope.parse(message, max_bytes=MAX_EVIDENCE_BYTES)
-        if envelope.payload_type != EVIDENCE_TYPE:
-            raise FormatError(Code.WRONG_TYPE, "an envelope of another type where evidence was expected")
+        envelope.payload_of(EVIDENCE_TYPE)
         if len(envelope.signatures) != 2:
             raise FormatError(Code.SCHEMA, "evidence that does not carry exactly two signatures")
         named = _BEGIN.match(envelope.payload[:_BEGIN_CHARACTERS].decode("latin-1"))
@@ -184,4 +146,4 @@ def sign_evidence(
 ) -> bytes:
     """Return the evidence message for `claims` with its composite, signed by both keys."""
     evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))
-    return dsse.sign(EVIDENCE_TYPE, evidence.encode(), [evidence_key, launch_key]).encode()
+    return evidence.sign(evidence_key, launch_key).encode()

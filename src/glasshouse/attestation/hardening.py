@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import IDENTIFIER, Fields
+from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.policy import Profile
+from glasshouse.wire.record import Record, choice, raw, table
 
 __all__ = [
     "CHECKS",
@@ -94,28 +95,30 @@ REQUIRED: Mapping[Profile, Mapping[Process, frozenset[str]]] = MappingProxyType(
 _ANTI_DEBUG = frozenset({"not-dumpable", "not-traced", "watched"})
 
 
+def _details(value: Json) -> dict[str, str | int]:
+    if not isinstance(value, dict):
+        raise FormatError(Code.SCHEMA, "hardening.details is not an object")
+    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in value.values()):
+        raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HardeningReport:
+class HardeningReport(Record, name="hardening"):
     """What the runtime observed of its own processes; data, not a judgement.
 
     A report may contradict itself: `consistent` finds that out, and check 11c refuses it.
-    Law: ``HardeningReport.from_json(r.to_json()) == r``.
-
-    Attributes:
-        profile: the profile that the runtime claims.
-        anti_debug: whether it claims that debuggers are kept out of, or noticed in, both processes.
-        agent, worker: an answer for each check of `CHECKS`, no more and no fewer.
-        workspace, secret_memory: the means in use.
-        details: small facts (kernel feature versions), for people; identifiers or integers.
     """
 
-    profile: Profile
-    anti_debug: bool
-    agent: Mapping[str, CheckResult]
-    worker: Mapping[str, CheckResult]
+    profile: Profile  # that the runtime claims
+    anti_debug: bool  # whether it claims that debuggers are kept out of, or noticed in, both processes
+    # An answer for each check of `CHECKS`, no more and no fewer.
+    agent: Annotated[Mapping[str, CheckResult], table(len(CHECKS["agent"]), choice(CHECKS["agent"]))]
+    worker: Annotated[Mapping[str, CheckResult], table(len(CHECKS["worker"]), choice(CHECKS["worker"]))]
     workspace: WorkspaceKind
     secret_memory: SecretMemoryKind
-    details: Mapping[str, str | int] = field(default_factory=dict)
+    # Small facts (kernel feature versions), for people; identifiers or integers.
+    details: Annotated[Mapping[str, str | int], raw(_details)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for process, results in (("agent", self.agent), ("worker", self.worker)):
@@ -126,33 +129,6 @@ class HardeningReport:
         for name, value in self.details.items():
             if not IDENTIFIER.fullmatch(name) or (isinstance(value, str) and not IDENTIFIER.fullmatch(value)):
                 raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "agent": {name: result.value for name, result in self.agent.items()},
-            "anti_debug": self.anti_debug,
-            "details": dict(self.details),
-            "profile": self.profile.value,
-            "secret_memory": self.secret_memory.value,
-            "worker": {name: result.value for name, result in self.worker.items()},
-            "workspace": self.workspace.value,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> HardeningReport:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "hardening")
-        report = cls(
-            profile=Profile(fields.choice("profile", list(Profile))),
-            anti_debug=fields.flag("anti_debug"),
-            agent=_results(fields.child("agent"), "agent"),
-            worker=_results(fields.child("worker"), "worker"),
-            workspace=WorkspaceKind(fields.choice("workspace", list(WorkspaceKind))),
-            secret_memory=SecretMemoryKind(fields.choice("secret_memory", list(SecretMemoryKind))),
-            details=_details(fields.any("details")),
-        )
-        fields.end()
-        return report
 
 
 def missing(report: HardeningReport, profile: Profile) -> list[str]:
@@ -204,20 +180,3 @@ def consistent(report: HardeningReport) -> bool:
 
 def _process(name: str) -> Process:
     return "agent" if name == "agent" else "worker"
-
-
-def _results(fields: Fields, process: Process) -> dict[str, CheckResult]:
-    results = {name: CheckResult(fields.choice(name, list(CheckResult))) for name in sorted(CHECKS[process])}
-    fields.end()
-    return results
-
-
-def _details(value: Json) -> dict[str, str | int]:
-    if not isinstance(value, dict):
-        raise FormatError(Code.SCHEMA, "hardening.details is not an object")
-    found: dict[str, str | int] = {}
-    for name, item in value.items():
-        if isinstance(item, bool) or not isinstance(item, str | int):
-            raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
-        found[name] = item
-    return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.record import Record, Sha256, digest, items
 
 __all__ = ["MAX_REFERENCES", "PARTS", "Measured", "References", "digest_of_part"]
 
@@ -23,24 +23,17 @@ MAX_REFERENCES = 32
 _PART_LABEL = b"glasshouse measured part v1"
 _LABEL = b"glasshouse runtime measurement v2"
 
+Digests: TypeAlias = Annotated[tuple[bytes, ...], items(MAX_REFERENCES, digest())]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The runtime measurement, as a digest of 32 bytes for each part.
+class Measured(Record, name="measurement"):
+    """The runtime measurement, as a digest for each part."""
 
-    Law: ``Measured.from_json(m.to_json()) == m``.
-
-    Attributes:
-        cryptography: what encrypts and hashes beside the plaintext, with its native code.
-        glasshouse: this distribution.
-        interpreter: the interpreter and its standard library.
-        start_up: what runs before the first line of the runtime.
-    """
-
-    cryptography: bytes
-    glasshouse: bytes
-    interpreter: bytes
-    start_up: bytes
+    cryptography: Sha256  # of what encrypts and hashes beside the plaintext, with its native code
+    glasshouse: Sha256  # of this distribution
+    interpreter: Sha256  # and of its standard library
+    start_up: Sha256  # of what runs before the first line of the runtime
 
     def __post_init__(self) -> None:
         if any(len(digest) != 32 for digest in self.parts().values()):
@@ -60,29 +53,15 @@ class Measured:
         """One digest over all parts: what receipts and artifacts name."""
         return sha256(lengths_prefixed(_LABEL, *(both for one in self.parts().items() for both in _bytes(one))))
 
-    def to_json(self) -> dict[str, Json]:
-        return {part: digest.hex() for part, digest in self.parts().items()}
-
-    @classmethod
-    def from_json(cls, value: Json) -> Measured:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "measurement")
-        measured = cls(**{part: fields.digest(part) for part in PARTS})
-        fields.end()
-        return measured
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class References:
-    """The digests that are acceptable for each part: sorted, distinct, and at least one each.
+class References(Record, name="policy.references"):
+    """The digests that are acceptable for each part: sorted, distinct, and at least one each."""
 
-    Law: ``References.from_json(r.to_json()) == r``.
-    """
-
-    cryptography: tuple[bytes, ...]
-    glasshouse: tuple[bytes, ...]
-    interpreter: tuple[bytes, ...]
-    start_up: tuple[bytes, ...]
+    cryptography: Digests
+    glasshouse: Digests
+    interpreter: Digests
+    start_up: Digests
 
     def __post_init__(self) -> None:
         for part, digests in self.parts().items():
@@ -112,17 +91,6 @@ class References:
         recorded = self.parts()
         return next((part for part, digest in measured.parts().items() if digest not in recorded[part]), None)
 
-    def to_json(self) -> dict[str, Json]:
-        return {part: [digest.hex() for digest in digests] for part, digests in self.parts().items()}
-
-    @classmethod
-    def from_json(cls, value: Json) -> References:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "policy.references")
-        references = cls(**{part: _digests(fields, part) for part in PARTS})
-        fields.end()
-        return references
-
 
 def digest_of_part(part: str, files: Mapping[str, bytes]) -> bytes:
     """Return the digest of one part, given as file name → SHA-256 of its content."""
@@ -132,8 +100,3 @@ def digest_of_part(part: str, files: Mapping[str, bytes]) -> bytes:
 
 def _bytes(one: tuple[str, bytes]) -> tuple[bytes, bytes]:
     return one[0].encode(), one[1]
-
-
-def _digests(fields: Fields, part: str) -> tuple[bytes, ...]:
-    texts = fields.texts(part, max_items=MAX_REFERENCES, max_chars=64)
-    return tuple(Fields({part: text}, "policy.references").digest(part) for text in texts)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.attestation.measured import References
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
+from glasshouse.wire.record import Record, items, text
 
 __all__ = ["MAX_LEASE_S", "DeploymentPolicy"]
 
@@ -21,33 +21,21 @@ MAX_POLICY_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeploymentPolicy:
+class DeploymentPolicy(Record, name="policy", max_bytes=MAX_POLICY_BYTES):
     """What must hold for a release; there is no default that accepts.
 
-    Laws: ``DeploymentPolicy.from_json(p.to_json()) == p``; a policy with nothing to compare with, no
-    release to give or hardening off does not exist.
-
-    Attributes:
-        assurance: least level of assurance.
-        profile: least hardening profile.
-        egress: peers of the worker, as a floor has them; a subset of the floor's.
-        references: of each part of a runtime measurement, the digests recorded on the owner's side.
-        release_budget: how many distinct attested pairs of keys, HPKE and evidence, may be given the package key.
-        not_after_us: no release after this time.
-        lease_s: a runtime without broker contact for so long zeroizes.
-        max_duration_s: a run longer than this zeroizes.
-        clock_skew_us: how far the runtime's clock may be from the broker's.
+    Law: a policy with nothing to compare with, no release to give or hardening off does not exist.
     """
 
-    assurance: Assurance
-    profile: Profile
-    egress: tuple[str, ...]
-    references: References
-    release_budget: int
-    not_after_us: int
-    lease_s: int
-    max_duration_s: int
-    clock_skew_us: int = 60_000_000
+    assurance: Assurance  # at least
+    profile: Profile  # at least
+    egress: Annotated[tuple[str, ...], items(16, text())]  # peers of the worker, a subset of the floor's
+    references: References  # of each part of a runtime measurement, the digests recorded on the owner's side
+    release_budget: int  # how many distinct attested pairs of keys, HPKE and evidence, may be given the package key
+    not_after_us: int  # no release after this time
+    lease_s: int  # a runtime without broker contact for so long zeroizes
+    max_duration_s: int  # a run longer than this zeroizes
+    clock_skew_us: int = 60_000_000  # how far the runtime's clock may be from the broker's
 
     def __post_init__(self) -> None:
         Floor(assurance=self.assurance, profile=self.profile, egress=self.egress)  # the same laws hold
@@ -61,45 +49,6 @@ class DeploymentPolicy:
         for name, value, low, high in limits:
             if not low <= value <= high:
                 raise FormatError(Code.POLICY_IMPOSSIBLE, f"policy.{name} must be from {low} to {high}, not {value}")
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "assurance": self.assurance.value,
-            "clock_skew_us": self.clock_skew_us,
-            "egress": list(self.egress),
-            "lease_s": self.lease_s,
-            "max_duration_s": self.max_duration_s,
-            "not_after_us": self.not_after_us,
-            "profile": self.profile.value,
-            "references": self.references.to_json(),
-            "release_budget": self.release_budget,
-        }
-
-    def encode(self) -> bytes:
-        return encode(self.to_json())
-
-    @classmethod
-    def parse(cls, data: bytes) -> DeploymentPolicy:
-        """Inverse of `encode`; raises `FormatError`."""
-        return cls.from_json(decode(data, max_bytes=MAX_POLICY_BYTES))
-
-    @classmethod
-    def from_json(cls, value: Json) -> DeploymentPolicy:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "policy")
-        policy = cls(
-            assurance=Assurance(fields.choice("assurance", list(Assurance))),
-            profile=Profile(fields.choice("profile", list(Profile))),
-            egress=tuple(fields.texts("egress", max_items=16)),
-            references=References.from_json(fields.any("references")),
-            release_budget=fields.integer("release_budget"),
-            not_after_us=fields.integer("not_after_us"),
-            lease_s=fields.integer("lease_s"),
-            max_duration_s=fields.integer("max_duration_s"),
-            clock_skew_us=fields.integer("clock_skew_us"),
-        )
-        fields.end()
-        return policy
 
     @property
     def sha256(self) -> bytes:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from glasshouse.attestation.claims import ID_BYTES, ContainerSource
+from glasshouse.attestation.claims import ContainerSource
 from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import TokenClaims, issue_token, parse_token, parse_token_at_issue
 from glasshouse.wire import dsse, jwt
-from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.fields import IDENTIFIER, Fields, b64encode
+from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.policy import Profile
+from glasshouse.wire.record import Id, Identifier, Member, Record, octets, text
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["MAX_LAUNCH_BYTES", "LaunchFile", "TokenClaims", "issue_token", "parse_token"]
@@ -25,31 +26,18 @@ _URL = re.compile(r"http://[A-Za-z0-9.\[\]:-]{1,255}:[0-9]{1,5}|unix:/[\x21-\x7e
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchFile:
-    """Everything a runtime starts from, beside the package.
+class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
+    """Everything a runtime starts from, beside the package."""
 
-    Law: ``LaunchFile.parse(f.encode()) == f``.
-
-    Attributes:
-        token: the launch token, compact.
-        launch_seed: the launch key's private half, 32 bytes.
-        broker_public: the pinned key of the only broker to believe.
-        broker_url: ``http://host:port`` or ``unix:/path``; not believed, only called.
-        delegation: the owner's delegation to that broker.
-        run_id: which run this is.
-        container_id, container_source: where it runs, and who says so.
-        profile: the hardening profile to reach and claim.
-    """
-
-    token: str = field(repr=False)
-    launch_seed: bytes = field(repr=False)
-    broker_public: bytes
-    broker_url: str
-    delegation: dsse.Envelope
-    run_id: str
-    container_id: str
-    container_source: ContainerSource
-    profile: Profile
+    token: Annotated[str, text(jwt.MAX_TOKEN_BYTES)] = field(repr=False)  # the launch token, compact
+    launch_seed: Annotated[bytes, octets(32)] = field(repr=False)  # the launch key's private half
+    broker_public: Annotated[bytes, octets(32)]  # the pinned key of the only broker to believe
+    broker_url: Annotated[str, text(512)]  # ``http://host:port`` or ``unix:/path``; not believed, only called
+    delegation: dsse.Envelope  # of the owner to that broker
+    run_id: Id
+    container_id: Annotated[Identifier, Member("container", "id")]
+    container_source: Annotated[ContainerSource, Member("container", "source")]
+    profile: Profile  # the hardening to reach and claim
 
     def __post_init__(self) -> None:
         if not _URL.fullmatch(self.broker_url):
@@ -59,43 +47,15 @@ class LaunchFile:
         if not IDENTIFIER.fullmatch(self.container_id) or self.profile is Profile.OFF:
             raise FormatError(Code.SCHEMA, "a launch file without a container or without hardening")
 
-    def encode(self) -> bytes:
-        return encode(
-            {
-                "broker_public": b64encode(self.broker_public),
-                "broker_url": self.broker_url,
-                "container": {"id": self.container_id, "source": self.container_source.value},
-                "delegation": self.delegation.to_json(),
-                "launch_seed": b64encode(self.launch_seed),
-                "profile": self.profile.value,
-                "run_id": self.run_id,
-                "token": self.token,
-            }
-        )
-
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview) -> LaunchFile:
+    def parse(cls, data: bytes | bytearray | memoryview) -> LaunchFile:  # type: ignore[override]  # no field apart
         """Inverse of `encode`; also checks that token, keys and binding belong together.
 
         Raises:
             FormatError: `too-large`, `not-canonical`, `schema-invalid`, `wrong-type`,
                 `signature-invalid`, `token-key-mismatch` or `token-claim-mismatch`.
         """
-        fields = Fields(decode(data, max_bytes=MAX_LAUNCH_BYTES), "launch")
-        container = fields.child("container")
-        launch = cls(
-            token=fields.text("token", max_chars=jwt.MAX_TOKEN_BYTES),
-            launch_seed=fields.octets("launch_seed", length=32),
-            broker_public=fields.octets("broker_public", length=32),
-            broker_url=fields.text("broker_url", max_chars=512),
-            delegation=dsse.Envelope.from_json(fields.any("delegation")),
-            run_id=fields.digest("run_id", length=ID_BYTES).hex(),
-            container_id=container.identifier("id"),
-            container_source=ContainerSource(container.choice("source", list(ContainerSource))),
-            profile=Profile(fields.choice("profile", list(Profile))),
-        )
-        container.end()
-        fields.end()
+        launch = super(LaunchFile, cls).parse(data)
         claims = launch.claims()
         if claims.launch_public != launch.key().public:
             raise FormatError(Code.TOKEN_KEY, "a launch file whose token is for another launch key")

@@ -129,7 +129,7 @@ def check_release(
     """
     try:
         release = ReleaseMessage.parse(data)
-        ear = Ear.parse(
+        ear = Ear.parse_token(
             release.ear,
             broker_public=launch.broker_public,
             evidence_public=evidence_public,

@@ -7,14 +7,15 @@ evidence are signed by the launch key that its `cnf` names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from glasshouse.attestation.claims import ID_BYTES, ContainerSource
-from glasshouse.attestation.confirmation import confirmation, confirmed_key
+from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt, signing
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import IDENTIFIER, Fields
+from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.group import Group
+from glasshouse.wire.record import LEFT_OUT, Id, Identifier, Member, Record, Sha256
 
 __all__ = ["TOKEN_AUDIENCE", "TOKEN_TYPE", "TokenClaims", "issue_token", "parse_token", "parse_token_at_issue"]
 
@@ -25,33 +26,27 @@ CLOCK_STEP_S = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenClaims:
-    """What a launch token says.
+class TokenClaims(Record, name="token", constants=CONFIRMATION):
+    """The claims of a launch token, but for `aud` and `iss`."""
 
-    Attributes:
-        jti: the token's id, 32 hex characters.
-        deployment, run_id: what is launched.
-        package_id, manifest_sha256: the package that it may ask the key of.
-        floor_sha256, policy_sha256: the demands it will be judged by.
-        container_id, container_source: where it must run.
-        launch_public: the key that must sign beside the token (`cnf`).
-        issued_s, expires_s: validity, whole seconds.
-        group: the ranks that it belongs to; None for an ordinary run, whose token has no such claim.
-    """
-
-    jti: str
-    deployment: str
-    run_id: str
-    package_id: str
-    manifest_sha256: bytes
-    floor_sha256: bytes
-    policy_sha256: bytes
-    container_id: str
-    container_source: ContainerSource
-    launch_public: bytes
-    issued_s: int
-    expires_s: int
-    group: Group | None = None
+    jti: Id  # the token's own
+    # What is launched.
+    deployment: Id
+    run_id: Id
+    # The package that it may ask the key of.
+    package_id: Id
+    manifest_sha256: Sha256
+    # The demands that it will be judged by.
+    floor_sha256: Sha256
+    policy_sha256: Sha256
+    # Where it must run.
+    container_id: Annotated[Identifier, Member("container", "id")]
+    container_source: Annotated[ContainerSource, Member("container", "source")]
+    launch_public: Confirmed  # the key that must sign beside the token
+    # Validity, whole seconds.
+    issued_s: Annotated[int, Member("iat")]
+    expires_s: Annotated[int, Member("exp")]
+    group: Annotated[Group | None, LEFT_OUT] = None  # the ranks that it belongs to; left out for an ordinary run
 
     def __post_init__(self) -> None:
         if not IDENTIFIER.fullmatch(self.container_id):
@@ -60,24 +55,8 @@ class TokenClaims:
 
 def issue_token(broker: signing.SigningKey, token: TokenClaims) -> str:
     """Return the signed compact token."""
-    claims: dict[str, Json] = {
-        "aud": TOKEN_AUDIENCE,
-        "cnf": confirmation(token.launch_public),
-        "container": {"id": token.container_id, "source": token.container_source.value},
-        "deployment": token.deployment,
-        "exp": token.expires_s,
-        "floor_sha256": token.floor_sha256.hex(),
-        "iat": token.issued_s,
-        "iss": broker.key_id,
-        "jti": token.jti,
-        "manifest_sha256": token.manifest_sha256.hex(),
-        "package_id": token.package_id,
-        "policy_sha256": token.policy_sha256.hex(),
-        "run_id": token.run_id,
-    }
-    if token.group is not None:
-        claims["group"] = token.group.to_json()
-    return jwt.issue(broker, typ=TOKEN_TYPE, claims=claims)
+    parties = {"aud": TOKEN_AUDIENCE, "iss": broker.key_id}
+    return jwt.issue(broker, typ=TOKEN_TYPE, claims=token.to_json() | parties)
 
 
 def parse_token(text: str, *, broker_public: bytes, now_us: int) -> TokenClaims:
@@ -108,25 +87,4 @@ def _verified(token: jwt.Token, broker_public: bytes, now_s: int) -> TokenClaims
     claims = token.verify(
         public=broker_public, typ=TOKEN_TYPE, audience=TOKEN_AUDIENCE, now_s=now_s, early_s=CLOCK_STEP_S
     )
-    fields = Fields(dict(claims), "token")
-    fields.text("aud", max_chars=64)
-    fields.choice("iss", [signing.key_id(broker_public)])
-    container = fields.child("container")
-    parsed = TokenClaims(
-        jti=fields.digest("jti", length=ID_BYTES).hex(),
-        deployment=fields.digest("deployment", length=ID_BYTES).hex(),
-        run_id=fields.digest("run_id", length=ID_BYTES).hex(),
-        package_id=fields.digest("package_id", length=ID_BYTES).hex(),
-        manifest_sha256=fields.digest("manifest_sha256"),
-        floor_sha256=fields.digest("floor_sha256"),
-        policy_sha256=fields.digest("policy_sha256"),
-        container_id=container.identifier("id"),
-        container_source=ContainerSource(container.choice("source", list(ContainerSource))),
-        launch_public=confirmed_key(fields),
-        issued_s=fields.integer("iat"),
-        expires_s=fields.integer("exp"),
-        group=Group.from_json(fields.any("group")) if fields.has("group") else None,
-    )
-    container.end()
-    fields.end()
-    return parsed
+    return TokenClaims.from_json(jwt.stated(claims, issuer=broker_public))

@@ -204,7 +204,7 @@ def _ear(
     with _link(Code.CHAIN_EAR):
         issued = jwt.parse(bundle.ear).claims.get("iat")
         issued_us = issued * 1_000_000 if isinstance(issued, int) else -1
-        ear = Ear.parse(
+        ear = Ear.parse_token(
             bundle.ear, broker_public=broker, evidence_public=claims.evidence_public, now_us=max(issued_us, 0)
         )
     for what, holds in (

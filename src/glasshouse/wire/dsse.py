@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import signing
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.record import Codec, Member, Record, fixed, items, text
 
-__all__ = ["MAX_SIGNATURES", "Envelope", "pae", "sign"]
+__all__ = ["MAX_SIGNATURES", "Envelope", "Signed", "pae", "sign"]
 
 MAX_SIGNATURES = 4
 _MAX_ELEMENTS = 64
@@ -29,35 +30,47 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _unb64(text: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise FormatError(Code.SCHEMA, "not base64") from None
+    if _b64(data) != text:
+        raise FormatError(Code.SCHEMA, "not the one valid base64 form")
+    return data
+
+
+def _base64(max_chars: int, length: int | None = None) -> Codec:
+    """Bytes in standard base64: exactly `length`, if given."""
+    form = text(max_chars)
+
+    def read(value: Json, where: str) -> bytes:
+        data = _unb64(form.read(value, where))
+        if length is not None and len(data) != length:
+            raise FormatError(Code.SCHEMA, f"{where} is not {length} bytes")
+        return data
+
+    return Codec(read, _b64)
+
+
+_SIGNATURE = fixed(keyid=text(64), sig=_base64(88, signing.SIGNATURE_BYTES))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Envelope:
-    """A signed payload.
+class Envelope(Record, name="envelope"):
+    """A signed payload."""
 
-    Law: ``Envelope.parse(e.encode()) == e`` and the reverse, byte for byte.
-
-    Attributes:
-        payload_type: a media type that names what the payload is.
-        payload: the signed bytes.
-        signatures: (key id, 64-byte signature), in order of key id, no key twice.
-    """
-
-    payload_type: str
-    payload: bytes
-    signatures: tuple[tuple[str, bytes], ...]
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the envelope as a JSON value, for embedding in another document."""
-        return {
-            "payload": _b64(self.payload),
-            "payloadType": self.payload_type,
-            "signatures": [{"keyid": name, "sig": _b64(value)} for name, value in self.signatures],
-        }
-
-    def encode(self) -> bytes:
-        return encode(self.to_json())
+    payload_type: Annotated[str, text(128), Member("payloadType")]  # a media type that names what the payload is
+    payload: Annotated[bytes, _base64(2**30)]  # what is signed
+    # (key id, signature) in order of key id, no key twice
+    signatures: Annotated[tuple[tuple[str, bytes], ...], items(MAX_SIGNATURES, _SIGNATURE)]
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview, *, max_bytes: int) -> Envelope:
+    def parse(cls, data: bytes | bytearray | memoryview, *, max_bytes: int) -> Envelope:  # type: ignore[override]  # the limit is the reader's
         """Parse an envelope's canonical bytes.
 
         Raises:
@@ -77,25 +90,13 @@ class Envelope:
         return cls.from_json({**around, "payload": raw[len(_BEGIN) : end].decode("latin-1")})
 
     @classmethod
-    def from_json(cls, value: Json) -> Envelope:
+    def from_json(cls, value: Json, where: str | None = None) -> Envelope:  # type: ignore[override]  # has no field apart
         """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "envelope")
-        payload = _unb64(fields.text("payload", max_chars=2**30))
-        payload_type = fields.text("payloadType", max_chars=128)
-        signatures: list[tuple[str, bytes]] = []
-        for item in fields.items("signatures", max_items=MAX_SIGNATURES):
-            one = Fields(item, "envelope.signatures")
-            name = one.text("keyid", max_chars=64)
-            value_bytes = _unb64(one.text("sig", max_chars=88))
-            one.end()
-            if len(value_bytes) != signing.SIGNATURE_BYTES:
-                raise FormatError(Code.SCHEMA, "a signature that is not 64 bytes")
-            signatures.append((name, value_bytes))
-        fields.end()
-        names = [name for name, _ in signatures]
+        envelope = super(Envelope, cls).from_json(value, where)
+        names = [name for name, _ in envelope.signatures]
         if not names or names != sorted(set(names)):
             raise FormatError(Code.SCHEMA, "signatures that are missing, repeated or out of order")
-        return cls(payload_type=payload_type, payload=payload, signatures=tuple(signatures))
+        return envelope
 
     def payload_of(self, payload_type: str) -> bytes:
         """Return the payload if it is of this type; no signature is checked. Raises `FormatError` (`wrong-type`)."""
@@ -130,15 +131,51 @@ def sign(payload_type: str, payload: bytes, keys: Sequence[signing.SigningKey]) 
     return Envelope(payload_type=payload_type, payload=payload, signatures=tuple(signatures))
 
 
-def _b64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+class Signed(Record):
+    """Base of the records that travel as the payload of an envelope of their own type.
 
+    Class arguments:
+        payload_type: a media type.
+        max_message_bytes: of the envelope's encoding.
+    """
 
-def _unb64(text: str) -> bytes:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError:
-        raise FormatError(Code.SCHEMA, "not base64") from None
-    if _b64(data) != text:
-        raise FormatError(Code.SCHEMA, "not the one valid base64 form")
-    return data
+    __slots__ = ()
+    _payload_type: ClassVar[str]
+    _max_message_bytes: ClassVar[int] = 0
+
+    def __init_subclass__(
+        cls, *, payload_type: str | None = None, max_message_bytes: int | None = None, **record: Any
+    ) -> None:
+        super().__init_subclass__(**record)
+        if payload_type is not None:
+            cls._payload_type = payload_type
+        if max_message_bytes is not None:
+            cls._max_message_bytes = max_message_bytes
+
+    def sign(self, *keys: signing.SigningKey) -> Envelope:
+        """Return the record signed with every key given."""
+        return sign(self._payload_type, self.encode(), keys)
+
+    @classmethod
+    def from_envelope(cls, envelope: Envelope, *publics: bytes) -> Self:
+        """Return what was signed, if exactly these keys signed it.
+
+        Raises:
+            FormatError: `wrong-type`, `signature-invalid`, `too-large`, `not-canonical` or `schema-invalid`.
+        """
+        return cls.parse(envelope.verify(cls._payload_type, *publics))
+
+    @classmethod
+    def parse_signed(cls, message: bytes, *publics: bytes) -> Self:
+        """Return what was signed, from an envelope's canonical bytes; as `from_envelope`."""
+        return cls.from_envelope(Envelope.parse(message, max_bytes=cls._max_message_bytes), *publics)
+
+    @classmethod
+    def parse_unverified(cls, message: bytes) -> tuple[Self, Envelope]:
+        """Return the record and its envelope, whose signatures are **not** checked.
+
+        Raises:
+            FormatError: `wrong-type`, `too-large`, `not-canonical` or `schema-invalid`.
+        """
+        envelope = Envelope.parse(message, max_bytes=cls._max_message_bytes)
+        return cls.parse(envelope.payload_of(cls._payload_type)), envelope

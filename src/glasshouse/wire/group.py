@@ -6,11 +6,11 @@ Source: spec/key-release.md section 2.4 (the launch token's `group`) and spec/se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import derive
+from glasshouse.wire.record import Record, digest, integer
 
 __all__ = ["ID_BYTES", "MAX_MACHINES", "MAX_RANKS", "SECRET_BYTES", "Group"]
 
@@ -24,22 +24,13 @@ _LABEL = b"glasshouse group v1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """One machine's place in a group of ranks.
+class Group(Record, name="group"):
+    """One machine's place in a group of ranks."""
 
-    Law: ``Group.from_json(g.to_json()) == g``.
-
-    Attributes:
-        id: 32 random bytes, the same on all machines of the group and in no other group.
-        machines: how many machines there are.
-        machine: which of them this is, from 0.
-        ranks: how many ranks each machine has.
-    """
-
-    id: bytes
-    machines: int
-    machine: int
-    ranks: int
+    id: Annotated[bytes, digest(ID_BYTES)]  # random, the same on all machines of the group and in no other group
+    machines: Annotated[int, integer(1, MAX_MACHINES)]
+    machine: Annotated[int, integer(0, MAX_MACHINES - 1)]  # which of them this is
+    ranks: Annotated[int, integer(1, MAX_RANKS)]  # on each machine
 
     def __post_init__(self) -> None:
         if len(self.id) != ID_BYTES:
@@ -65,19 +56,3 @@ class Group:
         The holder of the package key of one machine's release derives the same on every machine of the group.
         """
         return derive(package_key, _LABEL, self.id, self.world_size.to_bytes(4, "big"), length=SECRET_BYTES)
-
-    def to_json(self) -> dict[str, Json]:
-        return {"id": self.id.hex(), "machine": self.machine, "machines": self.machines, "ranks": self.ranks}
-
-    @classmethod
-    def from_json(cls, value: Json) -> Group:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "group")
-        group = cls(
-            id=fields.digest("id", length=ID_BYTES),
-            machines=fields.integer("machines", low=1, high=MAX_MACHINES),
-            machine=fields.integer("machine", high=MAX_MACHINES - 1),
-            ranks=fields.integer("ranks", low=1, high=MAX_RANKS),
-        )
-        fields.end()
-        return group

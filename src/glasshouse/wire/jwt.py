@@ -9,17 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import signing
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64decode, b64encode
+from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.record import Record, text
 
-__all__ = ["MAX_TOKEN_BYTES", "Token", "issue", "parse"]
+__all__ = ["MAX_TOKEN_BYTES", "Token", "issue", "parse", "stated"]
 
 MAX_TOKEN_BYTES = 16384
 MAX_TOKEN_ELEMENTS = 256
 _SIGNING_INPUT = "utf-8"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Header(Record, name="token header", max_bytes=512, max_elements=16, constants={"alg": "EdDSA"}):
+    kid: Annotated[str, text(64)]
+    typ: Annotated[str, text(64)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +85,20 @@ def issue(key: signing.SigningKey, *, typ: str, claims: Mapping[str, Json]) -> s
     for name in ("aud", "exp", "iat"):
         if name not in claims:
             raise ValueError(f"a token needs {name}")
-    header = encode({"alg": "EdDSA", "kid": key.key_id, "typ": typ})
-    head = f"{b64encode(header)}.{b64encode(encode(claims))}"
+    header = _Header(kid=key.key_id, typ=typ)
+    head = f"{b64encode(header.encode())}.{b64encode(encode(claims))}"
     return f"{head}.{b64encode(key.sign(head.encode(_SIGNING_INPUT)))}"
+
+
+def stated(claims: Mapping[str, Json], *, issuer: bytes) -> dict[str, Json]:
+    """Return verified claims without `aud`, and without `iss`, which must be the key id of the issuer's public key.
+
+    Raises:
+        FormatError: `schema-invalid`.
+    """
+    if claims.get("iss") != signing.key_id(issuer):
+        raise FormatError(Code.SCHEMA, "a token that does not name its issuer as iss")
+    return {name: value for name, value in claims.items() if name not in ("aud", "iss")}
 
 
 def parse(text: str) -> Token:
@@ -93,14 +112,10 @@ def parse(text: str) -> Token:
     parts = text.split(".")
     if len(parts) != 3:
         raise FormatError(Code.SCHEMA, "not a compact token")
-    header = Fields(decode(b64decode(parts[0]), max_bytes=512, max_elements=16), "token header")
-    header.choice("alg", ["EdDSA"])
-    kid = header.text("kid", max_chars=64)
-    typ = header.text("typ", max_chars=64)
-    header.end()
+    header = _Header.parse(b64decode(parts[0]))
     claims = decode(b64decode(parts[1]), max_bytes=MAX_TOKEN_BYTES, max_elements=MAX_TOKEN_ELEMENTS)
     if not isinstance(claims, dict):
         raise FormatError(Code.SCHEMA, "token claims that are not an object")
     if len(b64decode(parts[2])) != signing.SIGNATURE_BYTES:
         raise FormatError(Code.SCHEMA, "a signature that is not 64 bytes")
-    return Token(text=text, kid=kid, typ=typ, claims=claims)
+    return Token(text=text, kid=header.kid, typ=header.typ, claims=claims)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.record import LEFT_OUT, Codec, Member, Record, choice, items, text
 
 __all__ = ["GROUP_EGRESS", "Assurance", "Floor", "Profile"]
 
@@ -19,6 +19,7 @@ GROUP_EGRESS = "group"
 _PEER = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}")
 _MAX_PEERS = 16
 _DISK = "disk"  # memory has no word: that it is left out is its one encoding
+_ON_DISK = Codec(lambda value, where: choice((_DISK,)).read(value, where) == _DISK, lambda _: _DISK)
 
 
 class _Ordered(StrEnum):
@@ -47,22 +48,15 @@ class Profile(_Ordered):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
-    """What the owner demands of every runtime that may open a package; a deployment may only tighten it.
+class Floor(Record, name="floor"):
+    """What the owner demands of every runtime that may open a package; a deployment may only tighten it."""
 
-    Law: ``Floor.from_json(f.to_json()) == f``.
-
-    Attributes:
-        assurance: least level of assurance.
-        profile: least hardening profile, `standard` or `strict`.
-        egress: ``host:port`` peers that the worker may reach, or `GROUP_EGRESS`; empty means none.
-        disk: whether the worker's files may lie on the machine's disk where nothing can be mounted.
-    """
-
-    assurance: Assurance
-    profile: Profile
-    egress: tuple[str, ...] = ()
-    disk: bool = False
+    assurance: Assurance  # at least
+    profile: Profile  # at least: `standard` or `strict`
+    # ``host:port`` peers that the worker may reach, or `GROUP_EGRESS`; empty means none.
+    egress: Annotated[tuple[str, ...], items(_MAX_PEERS, text())] = ()
+    # Whether the worker's files may lie on the machine's disk where nothing can be mounted.
+    disk: Annotated[bool, Member("workspace"), _ON_DISK, LEFT_OUT] = False
 
     def __post_init__(self) -> None:
         if self.profile is Profile.OFF:
@@ -75,28 +69,7 @@ class Floor:
             if not _PEER.fullmatch(peer) or not 0 < int(peer.rpartition(":")[2]) < 65536:
                 raise FormatError(Code.SCHEMA, "an egress peer that is neither host:port nor group")
 
-    def to_json(self) -> dict[str, Json]:
-        floor: dict[str, Json] = {
-            "assurance": self.assurance.value,
-            "egress": list(self.egress),
-            "profile": self.profile.value,
-        }
-        return {**floor, "workspace": _DISK} if self.disk else floor
-
-    @classmethod
-    def from_json(cls, value: Json) -> Floor:
-        """Inverse of `to_json`; raises `FormatError`."""
-        fields = Fields(value, "floor")
-        floor = cls(
-            assurance=Assurance(fields.choice("assurance", list(Assurance))),
-            profile=Profile(fields.choice("profile", list(Profile))),
-            egress=tuple(fields.texts("egress", max_items=_MAX_PEERS)),
-            disk=fields.has("workspace") and fields.choice("workspace", [_DISK]) == _DISK,
-        )
-        fields.end()
-        return floor
-
     @property
     def sha256(self) -> bytes:
         """SHA-256 of the canonical form: the floor digest in token, EAR and receipt."""
-        return sha256(encode(self.to_json()))
+        return sha256(self.encode())

@@ -18,13 +18,15 @@ does I/O; no error quotes a token or a secret.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire import frames
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.group import SECRET_BYTES
+from glasshouse.wire.record import Identifier, Member, Record, choice, digest, octets
 
 __all__ = [
     "CHANNEL",
@@ -36,7 +38,6 @@ __all__ = [
     "Request",
     "ask_secret",
     "give_secret",
-    "read_request",
     "read_secret",
     "refuse",
 ]
@@ -58,31 +59,25 @@ _TOKEN = re.compile(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What a rank asks for first on a connection.
+class Request(Record, name="rank request"):
+    """What a rank asks for first on a connection."""
 
-    Attributes:
-        kind: ``join`` or ``group-secret``.
-        token: its right to ask; never shown.
-    """
-
-    kind: str
-    token: bytes = field(repr=False)
+    kind: Annotated[str, Member("type"), choice(("group-secret", "join"))]
+    token: Annotated[bytes, digest(TOKEN_BYTES)] = field(repr=False)  # its right to ask; never shown
 
     def frame(self) -> bytes:
-        """Return the control frame; inverse of `read_request` of its value."""
-        return frames.control({"token": self.token.hex(), "type": self.kind})
+        """Return the control frame."""
+        return frames.control(self.to_json())
 
 
-def read_request(value: Json) -> Request:
-    """Read a rank's first message; raises `FormatError`."""
-    fields = Fields(value, "rank request")
-    request = Request(
-        kind=fields.choice("type", ("group-secret", "join")),
-        token=fields.digest("token", length=TOKEN_BYTES),
-    )
-    fields.end()
-    return request
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Given(Record, name="group secret", constants={"type": "group-secret"}):
+    secret: Annotated[bytes, octets(SECRET_BYTES)] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Refused(Record, name="group secret", constants={"type": "refused"}):
+    code: Identifier
 
 
 def ask_secret(token: str) -> bytes:
@@ -103,12 +98,12 @@ def give_secret(secret: bytes | bytearray | memoryview) -> bytes:
     """Return the frame that answers with the group secret."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a group secret of {len(secret)} bytes")
-    return frames.control({"secret": b64encode(bytes(secret)), "type": "group-secret"})
+    return frames.control(_Given(secret=bytes(secret)).to_json())
 
 
 def refuse(code: Code) -> bytes:
     """Return the frame that answers that the request is refused."""
-    return frames.control({"code": code.value, "type": "refused"})
+    return frames.control(_Refused(code=code.value).to_json())
 
 
 def read_secret(value: Json) -> bytes:
@@ -121,16 +116,11 @@ def read_secret(value: Json) -> bytes:
         FormatError: `schema-invalid`: it is no answer.
         CollectiveError: `group-secret-missing`: refused.
     """
-    fields = Fields(value, "group secret")
-    kind = fields.choice("type", ("group-secret", "refused"))
-    if kind == "refused":
-        fields.identifier("code")
-        fields.end()
+    if isinstance(value, Mapping) and value.get("type") == "refused":
+        _Refused.from_json(value)
         raise CollectiveError(
             Code.GROUP_SECRET,
             "what started this rank does not give it the secret of its group",
             hint="the secret is given once to each rank that `glasshouse run --ranks` started, and not to its children",
         )
-    secret = fields.octets("secret", length=SECRET_BYTES)
-    fields.end()
-    return secret
+    return _Given.from_json(value).secret

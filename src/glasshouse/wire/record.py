@@ -227,8 +227,9 @@ class Record:
     Class arguments:
         name: what errors call the object.
         max_bytes, max_elements: limits of `parse`, as of `canonical.decode`.
-        constants: members that always have these values, and no field.
-        derived: members that follow from the others, as the property that is named gives them.
+        constants: members that always have these values, and no field; those of a `Member`'s object stand within its.
+        derived: members that follow from the fields: by name, or by the names from the outside inwards, the property
+            that has the value. What is read must be the same.
     """
 
     __slots__ = ()
@@ -236,7 +237,7 @@ class Record:
     _max_bytes: ClassVar[int] = 0
     _max_elements: ClassVar[int | None] = None
     _constants: ClassVar[Mapping[str, Json]] = {}
-    _derived: ClassVar[Mapping[str, str]] = {}
+    _derived: ClassVar[Mapping[str | tuple[str, ...], str]] = {}
 
     def __init_subclass__(
         cls,
@@ -245,7 +246,7 @@ class Record:
         max_bytes: int | None = None,
         max_elements: int | None = None,
         constants: Mapping[str, Json] | None = None,
-        derived: Mapping[str, str] | None = None,
+        derived: Mapping[str | tuple[str, ...], str] | None = None,
     ) -> None:
         given = {
             "_name": name,
@@ -275,13 +276,12 @@ class Record:
             FormatError: `schema-invalid`, and what ``__post_init__`` raises.
         """
         found: dict[str, Any] = {}
-        where = where or cls._name
-        _object(cls).read(value, where, found)
-        given = {name: (attribute, found.pop(attribute)) for name, attribute in cls._derived.items()}
+        _object(cls).read(value, where or cls._name, found)
+        derived = found.pop(_DERIVED, ())
         record = cls(**found, **apart)
-        for name, (attribute, one) in given.items():
-            if one != getattr(record, attribute):
-                raise _wrong(f"{where}.{name}", "what follows from the rest")
+        for place, attribute, given in derived:
+            if encode(given) != encode(getattr(record, attribute)):
+                raise _wrong(place, "what follows from the rest")
         return record
 
     def encode(self) -> bytes:
@@ -317,12 +317,25 @@ class _Leaf:
         found[self.field] = self.codec.read(value, where)
 
 
+_DERIVED = ""  # no field's name: where, property and value of each derived member that was read
+
+
+@dataclass(frozen=True, slots=True)
+class _Derived:
+    """A member that has the value of a property."""
+
+    attribute: str
+
+    def read(self, value: Json, where: str, found: dict[str, Any]) -> None:
+        found.setdefault(_DERIVED, []).append((where, self.attribute, value))
+
+
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """An object's members: fields, and objects that group fields."""
+    """An object's members: fields, derived ones, and objects that group them."""
 
-    members: dict[str, _Leaf | _Object]
-    constants: Mapping[str, Json]
+    members: dict[str, _Leaf | _Derived | _Object]
+    constants: dict[str, Json]
 
     def read(self, value: Json, where: str, found: dict[str, Any]) -> None:
         if not isinstance(value, dict):
@@ -335,7 +348,7 @@ class _Object:
         for name, member in self.members.items():
             if name in left:
                 member.read(left.pop(name), f"{where}.{name}", found)
-            elif isinstance(member, _Object) or member.default is MISSING:
+            elif not isinstance(member, _Leaf) or member.default is MISSING:
                 raise FormatError(Code.SCHEMA, f"{where}.{name} is missing")
         if left:
             raise FormatError(Code.SCHEMA, f"{where} has an unknown field {min(left)[:64]!r}")
@@ -345,6 +358,8 @@ class _Object:
         for name, member in self.members.items():
             if isinstance(member, _Object):
                 written[name] = member.write(record)
+            elif isinstance(member, _Derived):
+                written[name] = getattr(record, member.attribute)
             elif (value := getattr(record, member.field)) != member.default or member.default is MISSING:
                 written[name] = member.codec.write(value)
         return written
@@ -361,20 +376,27 @@ def _object(kind: type[Record]) -> _Object:
 
 
 def _worked_out(kind: type[Record]) -> _Object:
-    whole = _Object({}, kind._constants)
+    whole = _Object({}, dict(kind._constants))
     hints = get_type_hints(kind, include_extras=True)
     for one in fields(kind):  # type: ignore[arg-type]  # a record is a dataclass
         hint = hints[one.name]
         if APART in getattr(hint, "__metadata__", ()):
             continue
         codec, marks = _declared(hint, f"{kind.__name__}.{one.name}")
-        *outer, name = next((mark.path for mark in marks if isinstance(mark, Member)), (one.name,))
-        at = whole.members
-        for group in outer:
-            at = at.setdefault(group, _Object({}, {})).members  # type: ignore[union-attr]  # a group is no field
-        at[name] = _Leaf(one.name, codec, one.default if LEFT_OUT in marks else MISSING)
-    whole.members.update({name: _Leaf(attribute, raw(), MISSING) for name, attribute in kind._derived.items()})
+        path = next((mark.path for mark in marks if isinstance(mark, Member)), (one.name,))
+        _place(whole, path, _Leaf(one.name, codec, one.default if LEFT_OUT in marks else MISSING))
+    for place, attribute in kind._derived.items():
+        _place(whole, (place,) if isinstance(place, str) else place, _Derived(attribute))
     return whole
+
+
+def _place(whole: _Object, path: tuple[str, ...], member: _Leaf | _Derived) -> None:
+    *outer, name = path
+    for group in outer:
+        if group not in whole.members:
+            whole.members[group] = _Object({}, dict(whole.constants.pop(group, {})))  # type: ignore[arg-type]  # is one
+        whole = whole.members[group]  # type: ignore[assignment]  # a group is no field
+    whole.members[name] = member
 
 
 def _declared(hint: Any, name: str) -> tuple[Codec, list[Any]]:

@@ -262,7 +262,7 @@ class Server(RankLinks):
                 connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
-        request = ranks.read_request(first_message(connection, time.monotonic() + _ASKING_S))
+        request = ranks.Request.from_json(first_message(connection, time.monotonic() + _ASKING_S))
         rank = self._redeem(request)
         if rank is None or not self._is_own(connection):
             connection.sendall(ranks.refuse(Code.RANK_REFUSED))

@@ -105,7 +105,9 @@ def test_software_accepts_exactly_nothing() -> None:
 
 def ear_of(world: World) -> Ear:
     text = ReleaseMessage.parse(world.release(world.message())).ear
-    return Ear.parse(text, broker_public=world.broker.public, evidence_public=world.evidence_key.public, now_us=NOW_US)
+    return Ear.parse_token(
+        text, broker_public=world.broker.public, evidence_public=world.evidence_key.public, now_us=NOW_US
+    )
 
 
 def test_a_software_result_warns_and_claims_nothing_about_hardware(world: World) -> None:
@@ -114,7 +116,7 @@ def test_a_software_result_warns_and_claims_nothing_about_hardware(world: World)
     assert ear.vector.keys() == {"configuration", "executables"}
     assert ear.expires_s - ear.issued_s == world.policy.max_duration_s + world.policy.lease_s + 3600
     assert (
-        Ear.parse(
+        Ear.parse_token(
             ear.issue(world.broker),
             broker_public=world.broker.public,
             evidence_public=world.evidence_key.public,
@@ -173,7 +175,9 @@ def test_the_status_is_the_worst_tier_of_the_vector(world: World, value: int, st
 def test_a_result_for_another_key_is_no_result(world: World) -> None:
     text = ear_of(world).issue(world.broker)
     with pytest.raises(FormatError) as refusal:
-        Ear.parse(text, broker_public=world.broker.public, evidence_public=signing_key("other").public, now_us=NOW_US)
+        Ear.parse_token(
+            text, broker_public=world.broker.public, evidence_public=signing_key("other").public, now_us=NOW_US
+        )
     assert refusal.value.code is Code.TOKEN_CLAIM
 
 

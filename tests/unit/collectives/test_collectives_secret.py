@@ -44,7 +44,7 @@ def agent(path: Path, answer: Callable[[ranks.Request], bytes]) -> Iterator[list
             decoder = Decoder()
             while data := connection.recv(4096):
                 for _, value in decoder.feed(data):
-                    asked.append(ranks.read_request(value))  # type: ignore[arg-type]
+                    asked.append(ranks.Request.from_json(value))  # type: ignore[arg-type]
                     with suppress(ConnectionError):  # who has heard enough hangs up
                         for piece in (answered := answer(asked[-1]))[:9], answered[9:]:
                             connection.sendall(piece)

@@ -24,9 +24,9 @@ def value_of(frame: bytes) -> Any:
 def test_a_request_arrives_as_it_was_made_and_shows_no_token() -> None:
     for kind in ("join", "group-secret"):
         request = ranks.Request(kind=kind, token=TOKEN)
-        assert ranks.read_request(value_of(request.frame())) == request
+        assert ranks.Request.from_json(value_of(request.frame())) == request
         assert TOKEN.hex() not in repr(request)
-    assert ranks.read_request(value_of(ranks.ask_secret(TOKEN.hex()))).kind == "group-secret"
+    assert ranks.Request.from_json(value_of(ranks.ask_secret(TOKEN.hex()))).kind == "group-secret"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_request_arrives_as_it_was_made_and_shows_no_token() -> None:
 )
 def test_what_is_no_request_is_refused(request_: Any) -> None:
     with pytest.raises(FormatError):
-        ranks.read_request(request_)
+        ranks.Request.from_json(request_)
 
 
 @pytest.mark.parametrize("text", ["", "00", "g" * 64, TOKEN.hex() + "0", TOKEN.hex().upper(), "\x00" * 64])

@@ -50,8 +50,14 @@ class Thing(
     Record,
     name="thing",
     max_bytes=4096,
-    constants={"version": 1, "done": False, "leaves_out": ["x"]},
-    derived={"label": "label"},
+    constants={
+        "version": 1,
+        "done": False,
+        "leaves_out": ["x"],
+        "loss": {"unit": "nat", "base": {"e": 1}},
+        "of": {"a": []},
+    },
+    derived={"label": "label", "length": "length", ("loss", "known"): "length"},
 ):
     id: Id
     name: Identifier
@@ -74,6 +80,7 @@ class Thing(
     pairs: Annotated[tuple[tuple[str, Colour], ...], items(2, fixed(name=text(4), colour=choice(list(Colour))))]
     pair: Annotated[tuple[int, int] | None, fixed(low=integer(), high=integer())]
     marks: Annotated[Mapping[str, Colour], table(2, text(3))]
+    hues: Annotated[Mapping[str, Colour], table(2, text(3))]
     free: Annotated[Any, raw()]
     extra: Annotated[Sha256 | None, LEFT_OUT] = None
     disk: Annotated[int, LEFT_OUT] = 7
@@ -81,6 +88,10 @@ class Thing(
     @property
     def label(self) -> str:
         return f"{self.kind}-{self.count}"
+
+    @property
+    def length(self) -> int:
+        return len(self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +122,7 @@ def thing(**changes: Any) -> Thing:
         "pairs": (("x", Colour.RED), ("y", Colour.BLUE)),
         "pair": (1, 2),
         "marks": {"a": Colour.RED},
+        "hues": {"a": Colour.RED},
         "free": [{"any": None}],
     }
     return Thing(**{**given, **changes})
@@ -134,7 +146,9 @@ def test_what_is_written_is_read_back(changes: dict[str, Any]) -> None:
 
 def test_what_stands_where() -> None:
     written = thing(extra=b"\x02" * 32).to_json()
-    assert written["loss"] == {"first": "0.5", "last": None}
+    assert written["loss"] == {"first": "0.5", "last": None, "unit": "nat", "base": {"e": 1}, "known": 2}
+    assert written["length"] == 2
+    assert written["of"] == {"a": []}
     assert (written["version"], written["done"]) == (1, False)
     assert written["extra"] == "02" * 32
     assert "disk" not in written
@@ -155,7 +169,9 @@ def test_what_stands_apart_is_no_member_and_is_given_by_name() -> None:
         Signed.from_json({"size": 1, "envelope": "x"}, envelope=b"x")
 
 
-# Beside each change, what the error says of it.
+LOSS: dict[str, Any] = thing().to_json()["loss"]  # type: ignore[assignment]  # an object
+
+# Beside each change, what the error says of it; `...` takes a member out.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"id": "AB" * 16}, "thing.id"),
     ({"id": "ab" * 15}, "thing.id"),
@@ -177,8 +193,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"key": "MTIzNB"}, "base64url"),  # other spare bits
     ({"blob": "AAAAAAAAAA"}, "thing.blob"),
     ({"sha256": "00"}, "thing.sha256"),
-    ({"loss": {"first": "0.5"}}, "thing.loss.last is missing"),
-    ({"loss": {"first": "0.5", "last": None, "more": 1}}, "thing.loss has an unknown field 'more'"),
+    ({"loss": {**LOSS, "last": ...}}, "thing.loss.last is missing"),
+    ({"loss": {**LOSS, "more": 1}}, "thing.loss has an unknown field 'more'"),
+    ({"loss": {**LOSS, "unit": "bit"}}, "thing.loss.unit is not 'nat'"),
+    ({"loss": {**LOSS, "unit": ...}}, "thing.loss.unit is not 'nat'"),
+    ({"loss": {**LOSS, "base": {"e": True}}}, "thing.loss.base"),
+    ({"of": {"a": {}}}, "thing.of"),
+    ({"length": 1}, "thing.length is not what follows from the rest"),
+    ({"length": "2"}, "thing.length"),
+    ({"parts": []}, "what follows from the rest"),
+    ({"loss": {**LOSS, "known": True}}, "thing.loss.known"),
+    ({"loss": {**LOSS, "known": ...}}, "thing.loss.known is missing"),
+    ({"hues": {"a": "green"}}, "thing.hues.a"),
     ({"loss": None}, "thing.loss is not an object"),
     ({"part": {"size": -1}}, "thing.part.size"),
     ({"part": []}, "thing.part is not an object"),
@@ -214,6 +240,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "words"), WRONG, ids=[f"{number}" for number in range(len(WRONG))])
 def test_what_a_field_does_not_allow_is_refused_by_its_name(change: dict[str, Any], words: str) -> None:
+    if "loss" in change and change["loss"] is not None:
+        change = {"loss": {name: value for name, value in change["loss"].items() if value is not ...}}
     with pytest.raises(FormatError) as refused:
         Thing.from_json({**thing().to_json(), **change})
     assert refused.value.code is Code.SCHEMA
