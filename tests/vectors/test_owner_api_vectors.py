@@ -68,12 +68,12 @@ def test_a_signed_policy_is_read_or_refused_as_the_vector_says(name: str) -> Non
     data, expected = POLICIES[name]["input"]["envelope"].encode(), POLICIES[name]["expect"]
     owner = bytes.fromhex(KEYS["owners"][0])
     if expected["code"] is None:
-        signed = SignedPolicy.parse(data, owner_public=owner)
+        signed = SignedPolicy.parse_signed(data, owner)
         assert signed.policy.sha256.hex() == expected["policy_sha256"]
         assert signed.broker_public.hex() == KEYS["gate"]
         return
     with pytest.raises(GlasshouseError) as caught:
-        SignedPolicy.parse(data, owner_public=owner)
+        SignedPolicy.parse_signed(data, owner)
     assert caught.value.code is Code(expected["code"])
 
 

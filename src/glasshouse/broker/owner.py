@@ -162,7 +162,7 @@ class OwnerSide:
             policy = DeploymentPolicy.from_json(said)
             return policy, policy.encode()
         envelope = Envelope.from_json(said)
-        signed = SignedPolicy.from_envelope(envelope, owner_public=scope.owner)
+        signed = SignedPolicy.from_envelope(envelope, scope.owner)
         if (signed.broker_public, signed.manifest_sha256) != (self._key.public, manifest.sha256):
             raise FormatError(Code.SIGNATURE, "a policy that was signed for another gate or another package")
         return signed.policy, envelope.encode()

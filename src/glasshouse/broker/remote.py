@@ -128,7 +128,7 @@ class GateClient(OwnerClient):
         (number, sha256), seen = kept if newer else (0, GENESIS), newer or kept[0] == 0
         while True:
             page, signed = self._page(number)
-            head = AuditHead.from_envelope(Envelope.from_json(signed), gate_public=self._public)
+            head = AuditHead.from_envelope(Envelope.from_json(signed), self._public)
             for record in page:
                 sha256, number = verify_chain([record], previous=sha256, sequence=number), number + 1
                 seen = seen or (number, sha256) == kept

@@ -208,7 +208,7 @@ def _said(
     if package_row == manifest.package_id:  # it came by the socket of the broker's own user
         said = DeploymentPolicy.parse(policy)
     else:
-        signed = SignedPolicy.parse(policy, owner_public=owner)
+        signed = SignedPolicy.parse_signed(policy, owner)
         if (signed.broker_public, signed.manifest_sha256) != (broker_public, manifest.sha256):
             raise FormatError(Code.SIGNATURE, "a policy that was signed for another gate or another package")
         said = signed.policy

@@ -209,7 +209,7 @@ def test_an_edited_database_releases_nothing_by_a_policy_that_its_owner_did_not_
         MALLORY
     )
     # Nor by the very policy that its owner signed, when they signed it for another gate.
-    elsewhere = SignedPolicy.parse(bytes(signed), owner_public=ALICE.public)
+    elsewhere = SignedPolicy.parse_signed(bytes(signed), ALICE.public)
     elsewhere = replace(elsewhere, broker_public=SigningKey.generate().public)
     for edited in (looser.encode(), forged.encode(), elsewhere.sign(ALICE).encode()):
         gate.edit("UPDATE deployments SET policy = ?", edited)
