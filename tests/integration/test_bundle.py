@@ -247,6 +247,20 @@ def test_it_is_sent_once_goes_on_where_the_line_broke_and_a_damaged_one_leaves_n
         install(here, "lab", bundle, python=str(machine), folder=str(place))
 
 
+def test_a_machine_that_was_cut_off_while_it_unpacked_unpacks_anew_also_as_a_process_of_the_same_number(
+    bundle: Path, machine: Path, tmp_path: Path
+) -> None:
+    """A container that starts anew keeps its disk, and numbers its processes as it did before."""
+    digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
+
+    def left(command: Any) -> list[str]:
+        make = f'mkdir -p {tmp_path}/place/runtimes/{digest}.$$.new/bin; exec "$@"'
+        return ["sh", "-c", make, "sh", *command]
+
+    python = install(left, "lab", bundle, python=str(machine), folder=str(tmp_path / "place"))
+    assert Path(python).exists()
+
+
 def test_a_disk_without_room_for_a_bundle_is_told_and_left_as_it_was(
     bundle: Path, machine: Path, tmp_path: Path
 ) -> None:

@@ -124,7 +124,7 @@ def install(folder: str, digest: str, size: int, source: BinaryIO, say: Callable
         os.utime(goal)  # it is used: none that makes room takes it away
         return python
     _sweep(folder, digest)
-    scratch = f"{goal}.{os.getpid()}.new"
+    scratch = f"{goal}.{os.urandom(8).hex()}.new"  # a container that starts anew counts its processes anew too
     with open(os.open(goal + ".part", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as part:
         try:
             _receive(part, size, source, say)
@@ -175,7 +175,7 @@ def _sweep(folder: str, digest: str) -> None:
     if os.path.isdir(runs) and not all(os.path.exists(os.path.join(runs, run, "ended")) for run in os.listdir(runs)):
         return
     for name in os.listdir(kept):
-        path, gone = os.path.join(kept, name), os.path.join(kept, f"{name}.{os.getpid()}.gone")
+        path, gone = os.path.join(kept, name), os.path.join(kept, f"{name}.{os.urandom(8).hex()}.gone")
         try:
             if name != f"{digest}.part" and os.lstat(path).st_mtime < time.time() - _UNUSED_S:
                 os.rename(path, gone)  # what is removed in part is not there for another
