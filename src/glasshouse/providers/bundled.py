@@ -74,7 +74,11 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
         )
     path = " ".join(answer[1:])
     if answer[:1] != ["have"] or not path.startswith("/"):
-        raise PeerError(Code.PLACE_UNREACHABLE, f"{name} does not take the bundle{said}")
+        raise PeerError(
+            Code.PLACE_UNREACHABLE,
+            f"{name} does not take the bundle{said}",
+            hint="the connection ended while it was sent: see whether the machine stays up and its disk has room",
+        )
     return path
 
 
