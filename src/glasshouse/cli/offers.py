@@ -20,7 +20,7 @@ _ANY_USD = Decimal(1_000_000)
 
 def command(
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.toml]", help="Whose `[machine]` says what it needs.")
+        Path | None, typer.Argument(metavar="[JOB.toml]", help="Its table `machine` says what it needs.")
     ] = None,
     on: Annotated[
         str | None,

@@ -188,7 +188,7 @@ def _giving_back(output: Output, home: Home, run: RunFolder, say: Callable[[str]
         try:
             with runner.giving_back(_heard):
                 if not _is_kept_elsewhere(home, run):
-                    return_machine(home, run, say=say)
+                    gave_back(output, return_machine(home, run, say=say))
         except GlasshouseError as left:
             if isinstance(error, GlasshouseError):
                 with contextlib.suppress(OSError):

@@ -59,7 +59,7 @@ def command(
             "--on",
             metavar="MACHINE",
             help="Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
-            "or rent one: runpod, vast, slurm. By default as `[machine]` says, else this machine.",
+            "or rent one: runpod, vast, slurm. By default as the job's table `machine` says, else this machine.",
         ),
     ] = None,
     yes: Yes = False,

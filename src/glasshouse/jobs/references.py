@@ -240,14 +240,22 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
     nearest = min(found, key=lambda name: len(found[name]))
     files = found[nearest]
     listed = ", ".join(f"{one.name[:_NAME_CHARS]} ({one.how})" for one in files[:_NAMED])
+    if ":" in place.name:  # rented for this run, and given back before anyone could look at it
+        accept = (
+            "record its image, without running it: glasshouse reference add NAME --tree DIR --bundle BUNDLE, or a "
+            "machine that you keep and that runs the same: glasshouse reference add NAME --on MACHINE"
+        )
+    else:
+        accept = (
+            f"see all of them: glasshouse measure --on {place.name} --diff {nearest}; if you trust that installation: "
+            f"glasshouse reference add NAME --on {place.name}, or --tree DIR of its unpacked image"
+        )
     raise RefusedError(
         Code.MEASUREMENT_UNKNOWN,
         f"{place.name} has another {part} than the reference {nearest}: {len(files)} files differ, {listed}"
         + (", …" if len(files) > _NAMED else "")
         + "; nothing was released",
-        hint=f"see all of them: glasshouse measure --on {place.name} --diff {nearest}; if you trust that installation: "
-        f"glasshouse reference add NAME --on {place.name}, or --tree DIR of its unpacked image; and then "
-        '[policy] reference = ["NAME"] in the job',
+        hint=f'{accept}; and then [policy] reference = ["NAME"] in the job',
     )
 
 

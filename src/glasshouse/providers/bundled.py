@@ -16,6 +16,7 @@ from typing import IO
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.providers import unpack
+from glasshouse.providers.channel import hint_of
 
 __all__ = ["digest_of", "install"]
 
@@ -77,7 +78,9 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
         raise PeerError(
             Code.PLACE_UNREACHABLE,
             f"{name} does not take the bundle{said}",
-            hint="the connection ended while it was sent: see whether the machine stays up and its disk has room",
+            hint=hint_of(
+                said, "the connection ended while it was sent: see whether the machine stays up and its disk has room"
+            ),
         )
     return path
 

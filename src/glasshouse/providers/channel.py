@@ -28,7 +28,7 @@ from glasshouse.providers.streams import FIRST_CALL, MAX_CALLS, Streams
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 
-__all__ = ["ANSWER_S", "Channel", "digest_of"]
+__all__ = ["ANSWER_S", "Channel", "digest_of", "hint_of"]
 
 # For an answer to anything that a place does at once; a line that is slow, or down for a moment, takes some of it.
 ANSWER_S = 30.0
@@ -390,9 +390,14 @@ class Channel:
         words = self._words.decode("utf-8", "replace")
         lines = [line for line in words.splitlines() if line.strip()]
         said = f"; it printed: {lines[-1][:300]}" if lines else ""
-        hint = next((hint for word, hint in _HINTS if word in words), _SILENT if self.silent else _ELSE)
+        hint = hint_of(words, _SILENT if self.silent else _ELSE)
         self.lost = True
         return PeerError(Code.PLACE_UNREACHABLE, f"the place cannot be reached: {why}{said}", hint=hint)
+
+
+def hint_of(words: str, otherwise: str) -> str:
+    """Return what to do about what a command printed before its connection ended."""
+    return next((hint for word, hint in _HINTS if word in words), otherwise)
 
 
 def _check_version(told: str) -> None:
