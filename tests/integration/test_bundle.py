@@ -261,6 +261,17 @@ def test_a_machine_that_was_cut_off_while_it_unpacked_unpacks_anew_also_as_a_pro
     assert Path(python).exists()
 
 
+def test_a_job_of_slurms_that_is_over_is_named_where_its_node_is_sent_a_bundle(
+    bundle: Path, machine: Path, tmp_path: Path
+) -> None:
+    def over(_command: Any) -> list[str]:
+        return ["sh", "-c", "echo 'srun: error: Slurm job 1 has expired' >&2"]
+
+    with pytest.raises(PeerError, match="has expired") as refused:
+        install(over, "node", bundle, python=str(machine), folder=str(tmp_path / "place"))
+    assert "submit another" in refused.value.hint
+
+
 def test_a_disk_without_room_for_a_bundle_is_told_and_left_as_it_was(
     bundle: Path, machine: Path, tmp_path: Path
 ) -> None:

@@ -144,6 +144,18 @@ def test_a_terminal_that_was_closed_leaves_no_machine_rented(
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ended", "failed"])
+def test_what_a_machine_came_to_is_told_also_of_a_run_that_failed(
+    rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(renting, "agreed", lambda *_of, **_how: None)
+    with failing(fails), rents.rented(Output(as_json=False)):
+        end(fails)
+    told = " ".join("".join(capfd.readouterr()).split())
+    assert "is gone, by id and in two listings; 0.0" in told
+    assert "$ by its price" in told
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ended", "failed"])
 def test_signals_while_a_machine_is_given_back_do_not_leave_it(rents: Rents, fails: bool) -> None:
     rents.provider.signals = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
     with failing(fails), rents.rented(Output(as_json=True)):

@@ -49,8 +49,8 @@ def files_like_ours(**changes: dict[str, bytes | None]) -> Files:
 class Told(SshPlace):
     """A machine that says what a test tells it to."""
 
-    def __init__(self, files: Files, *, parts: Json = None) -> None:
-        super().__init__("lab", SshHost(host="nowhere"), "python3", "-", connect=lambda: pytest.fail("nobody calls"))
+    def __init__(self, files: Files, *, parts: Json = None, name: str = "lab") -> None:
+        super().__init__(name, SshHost(host="nowhere"), "python3", "-", connect=lambda: pytest.fail("nobody calls"))
         self._files, self._parts = files, parts
 
     def measurement(self) -> Json:
@@ -142,6 +142,13 @@ def test_a_machine_that_measures_otherwise_is_refused_by_part_and_file(home: Hom
     for told in ("lab has another interpreter", "reference this", "3 files", "evil.py (more)", "nothing was released"):
         assert told in refused.message
     assert "glasshouse measure --on lab --diff this" in refused.hint
+
+
+def test_a_rented_machine_that_was_given_back_is_not_to_be_asked_again(home: Home) -> None:
+    refused = refusal(home, Told(files_like_ours(interpreter=OTHER), name="runpod:4798f41d"))
+    assert refused.code is Code.MEASUREMENT_UNKNOWN
+    assert "glasshouse reference add NAME --tree DIR" in refused.hint
+    assert "runpod:4798f41d" not in refused.hint
 
 
 def test_a_machine_is_compared_with_the_nearest_reference_and_one_that_is_recorded_passes(home: Home) -> None:
