@@ -293,15 +293,16 @@ def bind_unix(path: Path) -> tuple[socket.socket, str]:
     private_directory(path.parent, what="socket's directory")
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
     try:
+        # The umask is one for all threads. Linux gives the name the socket's mode; elsewhere its folder keeps it.
+        with contextlib.suppress(OSError):
+            os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
+        path.chmod(0o600)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise UsageError(Code.USAGE, f"cannot listen on {path}: {error.strerror}") from None
-    finally:
-        os.umask(before)
     return listener, f"unix:{path}"
 
 

@@ -61,11 +61,9 @@ class Gates:
         fresh = path.with_name(f"{run}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(fresh))
-        finally:
-            os.umask(before)
+        # Linux gives the name the socket's mode; the umask is one for all threads.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(fresh))
         listener.listen(MAX_CALLS)
         listener.setblocking(False)
         number = fresh.stat().st_ino

@@ -104,17 +104,16 @@ def relay_of(folder: Path) -> dict[str, Any] | None:
 def _listener(path: str) -> socket.socket:
     """Listen where the runtime will call; raises `OSError`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
+        # Linux gives the name the socket's mode; the umask is one for all threads.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
         listener.listen()
     except OSError:
         listener.close()
         raise
-    finally:
-        os.umask(before)
     return listener
 
 

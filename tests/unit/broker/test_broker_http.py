@@ -391,6 +391,21 @@ def test_a_socket_that_a_dead_process_left_is_replaced(private: Path) -> None:
         assert stat.S_IMODE((private / "x").stat().st_mode) == 0o600
 
 
+def test_a_socket_is_its_owners_alone_and_the_umask_of_other_threads_is_left_alone(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patch:
+            # Two threads that set it and set it back may leave the other's.
+            patch.setattr(os, "umask", lambda _: pytest.fail("the umask was changed"))
+            listener, _ = listen.bind_unix(private / "x")
+    finally:
+        os.umask(before)
+    with listener:
+        assert stat.S_IMODE((private / "x").stat().st_mode) == 0o600
+
+
 def test_a_socket_that_others_could_use_is_refused(private: Path) -> None:
     first, _ = listen.bind_unix(private / "x")
     first.close()
