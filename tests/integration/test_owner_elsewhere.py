@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import ExitCode
-from simulators.command_line import Shell
+from simulators.command_line import Answer, Shell
 from tools.sshd import needs_sshd, serving_ssh
 
 NOT_LINUX = Path(__file__).resolve().parents[1] / "tools" / "not_linux.py"  # never imported: it changes its process
@@ -45,6 +45,14 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def refused(shell: Shell) -> Answer:
+    """What the first run on `lab` is answered; its measurement is recorded then, for every other test's run."""
+    answer = shell.ask("run", "refused.toml", "--on", "lab", "--json")
+    assert shell.ask("reference", "add", "lab", "--on", "lab").code == ExitCode.DONE
+    return answer
+
+
 def programs_of(module: str, home: Path) -> list[str]:
     """Return the command lines of a module's processes that serve a home."""
     found = []
@@ -66,14 +74,13 @@ def test_the_stand_in_lacks_what_it_should(shell: Shell) -> None:
     assert (bundle.code, bundle.error["code"]) == (ExitCode.USAGE, "requirement-missing")
 
 
-def test_what_this_machine_measures_to_is_no_reference_for_that_one(shell: Shell) -> None:
+def test_what_this_machine_measures_to_is_no_reference_for_that_one(refused: Answer) -> None:
     """Its interpreter is another, as a Mac's is: the owner records the machine's."""
-    refused = shell.ask("run", "refused.toml", "--on", "lab", "--json")
     assert (refused.code, refused.error["code"]) == (ExitCode.REFUSED, "measurement-unknown"), refused.out
     assert "lab has another interpreter than the reference this" in refused.error["message"]
-    assert shell.ask("reference", "add", "lab", "--on", "lab").code == ExitCode.DONE
 
 
+@pytest.mark.usefixtures("refused")
 def test_a_run_elsewhere_from_sealing_to_the_outputs(shell: Shell) -> None:
     looked = shell.ask("doctor", "--on", "lab", "--json")
     assert looked.code == ExitCode.DONE, looked.err
@@ -104,6 +111,7 @@ def test_a_package_is_sealed_looked_at_and_revoked(shell: Shell) -> None:
     assert shell.ask("revoke", "short.sealed").code == ExitCode.DONE
 
 
+@pytest.mark.usefixtures("refused")
 def test_a_detached_run_is_attached_to_and_stopped(shell: Shell) -> None:
     placed = shell.ask("run", "long.toml", "--on", "lab", "--detach", "--json").object
     run = shell.wait_until_running()
@@ -116,6 +124,7 @@ def test_a_detached_run_is_attached_to_and_stopped(shell: Shell) -> None:
     assert shell.ask("machine", "sweep", "lab").code == ExitCode.DONE
 
 
+@pytest.mark.usefixtures("refused")
 def test_an_upload_of_many_pieces(shell: Shell, tmp_path: Path) -> None:
     (shell.folder / "large.bin").write_bytes(os.urandom(24 << 20))
     job = (
