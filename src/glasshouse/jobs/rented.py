@@ -43,6 +43,8 @@ __all__ = [
 
 NO_MACHINE = wanted(read(MACHINE, {}, "machine"), Path())
 """What a job file says that says nothing of its machine."""
+# For the login to one that is up only when its boot deadline has nearly come.
+_LOGIN_US = 60_000_000
 
 
 def tag_prefix(home: Home) -> str:
@@ -147,9 +149,12 @@ def take(
     say("logging in")
     rental = journal.load()
     places = [place_of(home, name) for name in rental.places]
+    # One deadline from the request to the login; one that came up late in it is tried for a minute.
+    asked_us = clock.now_us() if rental.up is None else rental.up.asked_us
+    until_us = max(asked_us + machine.caps.boot_s * 1_000_000, clock.now_us() + _LOGIN_US)
     with watched(home, rental.run_id, interrupt, clock=clock):
         for place in places:
-            _reach(place, until_us=clock.now_us() + machine.caps.boot_s * 1_000_000, clock=clock)
+            _reach(place, until_us=until_us, clock=clock)
             place.close()
             _look(home, place.name, profile)
     return places

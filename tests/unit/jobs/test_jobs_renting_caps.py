@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from glasshouse.errors import Code, PeerError, UsageError
+from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.jobs import rented, runner
 from glasshouse.jobs.files import write_private
 from glasshouse.jobs.home import Home
@@ -205,6 +205,40 @@ def test_a_machine_that_boots_beyond_the_money_is_ended_by_the_cap_and_not_by_it
     renter(journal, world).give_back()  # as the command does that fails
     assert world.running == []
     assert cost_at_most(journal, world, "0.30")
+
+
+@pytest.mark.parametrize(("boots_in_s", "given_up_after_s"), [(40, 600), (590, 650)])
+def test_booting_and_logging_in_share_one_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boots_in_s: float, given_up_after_s: float
+) -> None:
+    world = World(boot_s=boots_in_s)
+    journal = begun(tmp_path, world)
+    write_private(journal.key, private_key())
+
+    class Refusing:
+        name = "world:c0ffee00"
+
+        def check(self) -> None:
+            raise PeerError(Code.PLACE_UNREACHABLE, "connection refused")
+
+    monkeypatch.setattr(rented, "provider_for", lambda *_of: WorldProvider(world))
+    monkeypatch.setattr(rented, "tag_prefix", lambda _home: OWNER)
+    monkeypatch.setattr(rented, "place_of", lambda *_of: Refusing())
+    machine, provider = replace(NO_MACHINE, options=OPTIONS, caps=CAPS), WorldProvider(world)
+    with pytest.raises(PlatformError) as caught:
+        rented.take(
+            Home(path=tmp_path),
+            journal,
+            provider,
+            provider.offers(OPTIONS),
+            machine,
+            profile=Profile.STANDARD,
+            interrupt=runner.interrupt,
+            clock=world.clock,
+        )
+    assert caught.value.code is Code.BOOT_FAILED
+    (attempt,) = journal.load().attempts
+    assert 0 <= (world.clock.now_us() - attempt.asked_us) / 1e6 - given_up_after_s <= 4 * POLL_S
 
 
 def test_a_machine_that_is_up_and_silent_is_ended_by_the_cap_while_it_is_logged_in_to(
