@@ -24,6 +24,7 @@ GUIDE = ROOT / "docs" / "how-to" / "own-machine.md"
 RENT = ROOT / "docs" / "how-to" / "rent.md"
 SLURM = ROOT / "docs" / "how-to" / "slurm.md"
 CONTAINER = ROOT / "docs" / "how-to" / "container.md"
+PYTHON = ROOT / "docs" / "how-to" / "python.md"
 ADDRESS = "ssh://trainer@lab.example.org --python '~/glasshouse/bin/python'"
 NODE = "slurm://you@login.example.org/4711/gpu-7 --python '~/glasshouse/bin/python'"
 CONTAINED = "ssh://root@gpu.example.org:2222"
@@ -112,6 +113,40 @@ def test_a_run_on_a_node_of_a_cluster_is_what_the_how_to_says(tmp_path: Path) ->
         cluster.until_over(job)
         assert not list(Path("/tmp").glob(f"glasshouse-{job}-{cluster.nodes[0]}"))
     assert shell.left_running() == []
+
+
+def test_the_programs_of_the_page_for_python_run_and_type_check(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    assert shell.ask("init").code == 0
+    shell.job("job", "24")
+    outputs = []
+    for number, program in enumerate(blocks("python", PYTHON)):
+        file = tmp_path / f"program{number}.py"
+        file.write_text(program)
+        done = shell.end(shell.start_with(file))
+        assert done.code == 0, done.err
+        outputs.append(done.out.splitlines())
+    first, second = outputs
+    assert "completed good True" in first
+    assert [line for line in first if line.startswith("software Loss(first=")]
+    assert [line for line in first if re.fullmatch(r"[0-9]+ of 24 steps, loss [0-9.]+", line)]
+    assert first[-1] == f"result.txt {(tmp_path / 'outputs' / 'result.txt').stat().st_size} outputs/result.txt"
+    assert second[-1] == "True True"
+    assert shell.left_running() == []
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        "",
+        "--cache-dir",
+        str(tmp_path / "mypy"),
+        "--no-incremental",
+    ]
+    checked = subprocess.run(
+        [*mypy, *map(str, sorted(tmp_path.glob("program*.py")))], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_every_command_and_option_of_the_how_tos_is_one() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode
 from glasshouse.providers.runs import Runs
-from simulators.command_line import Shell
+from simulators.command_line import Answer, Shell
 from tools.ports import free_port
 from tools.sshd import needs_sshd, serving_ssh
 from tools.waiting import wait_for
@@ -91,6 +91,16 @@ def keeper(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def ended(shell: Shell, keeper: Keeper) -> Answer:
+    """A run whose gate stays."""
+    serving = shell.home / "broker" / "serving.json"
+    before = serving.read_bytes() if serving.exists() else None
+    answer = shell.ask("run", "short.toml", "--gate", "small", "--json")
+    assert (serving.read_bytes() if serving.exists() else None) == before, "no broker was started here"
+    return answer
+
+
 def test_another_gate_than_the_one_that_is_pinned_is_not_added(shell: Shell, keeper: Keeper) -> None:
     for key, certificate in (("00" * 32, keeper.told["certificate"]), (keeper.told["key"], "00" * 32)):
         pinned = ("--key", key, "--certificate", certificate)
@@ -99,13 +109,12 @@ def test_another_gate_than_the_one_that_is_pinned_is_not_added(shell: Shell, kee
     assert [one["name"] for one in shell.ask("gate", "list", "--json").object["gates"]] == ["small"]
 
 
-def test_a_run_whose_gate_stays_ends_as_any_other(shell: Shell, keeper: Keeper) -> None:
-    ended = shell.ask("run", "short.toml", "--gate", "small", "--json")
+def test_a_run_whose_gate_stays_ends_as_any_other(shell: Shell, ended: Answer) -> None:
     assert ended.code == ExitCode.DONE, ended.err
     assert (ended.object["outcome"], ended.object["receipt"]["verdict"]) == ("completed", "good")
-    assert shell.ask("verify", "latest").code == ExitCode.DONE
-    assert shell.ask("fetch", "latest", "-o", "outputs").code == ExitCode.DONE
-    assert not (shell.home / "broker" / "serving.json").exists(), "no broker was started here"
+    run = ended.object["run_id"]
+    assert shell.ask("verify", run).code == ExitCode.DONE
+    assert shell.ask("fetch", run, "-o", "outputs").code == ExitCode.DONE
 
 
 def test_a_gate_that_restarts_in_the_middle_of_a_run_is_found_again(shell: Shell, keeper: Keeper) -> None:
@@ -145,6 +154,7 @@ def test_a_url_that_was_not_added_is_refused_before_anything_is_sealed(shell: Sh
     assert shell.known() == known
 
 
+@pytest.mark.usefixtures("ended")
 def test_the_audit_log_of_a_gate_is_checked_and_remembered(shell: Shell, keeper: Keeper) -> None:
     first = shell.ask("broker", "audit", "--gate", "small", "--json")
     assert first.code == ExitCode.DONE, first.err

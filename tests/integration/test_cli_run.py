@@ -65,11 +65,11 @@ def test_the_terminal_and_the_run_folder_show_neither_data_nor_names(shell: Shel
 
 
 def test_status_names_the_run_and_its_verdict(shell: Shell, finished: Answer) -> None:
-    found = shell.ask("status", "--json").object["runs"]
-    assert [(run["name"], run["outcome"], run["verdict"], run["phase"]) for run in found] == [
-        ("ward-seven", "completed", "good", "ended")
-    ]
-    one = shell.ask("status", "latest", "--json").object
+    begins = finished.out.split("\nRun ", 1)[1][:8]
+    run_id = next(one["run_id"] for one in shell.ask("status", "--json").object["runs"] if one["run_id"][:8] == begins)
+    (run,) = (one for one in shell.ask("status", "--json").object["runs"] if one["run_id"] == run_id)
+    assert (run["name"], run["outcome"], run["verdict"], run["phase"]) == ("ward-seven", "completed", "good", "ended")
+    one = shell.ask("status", run_id, "--json").object
     assert (one["outcome"], one["receipt"]["verdict"]) == ("completed", "good")
     assert one["outputs"][0]["name"] == "result.txt"
     assert "completed" in shell.ask("status").out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glasshouse.cli.options import HomeOption, Json, Run, again, locate
 from glasshouse.cli.output import Output
-from glasshouse.cli.renting import cost_so_far
 from glasshouse.errors import ExitCode
 
 __all__ = ["command"]
@@ -16,6 +15,7 @@ def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False)
     from glasshouse.cli.view import View
     from glasshouse.jobs.control import wait
     from glasshouse.jobs.identity import read_public
+    from glasshouse.jobs.rented import cost_so_far
     from glasshouse.jobs.rundir import RunFolder
 
     output, place = Output(as_json), locate(home)

@@ -12,9 +12,9 @@ from glasshouse.cli.last_words import last_words, runtime_hint
 from glasshouse.cli.options import again
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
-from glasshouse.errors import Code, GlasshouseError
+from glasshouse.errors import Code
 from glasshouse.jobs.durations import format_s
-from glasshouse.jobs.summary import missing_checks, summary
+from glasshouse.jobs.summary import Account, missing_checks
 from glasshouse.wire.states import Outcome
 
 if TYPE_CHECKING:
@@ -54,29 +54,17 @@ def say_ended(
         home: the state home that the command was given, for the commands that are proposed.
         left_out: what of the inputs' folders was not packed, where this command packed them; None where it did not.
     """
-    from glasshouse.cli.cost import cost_facts, rental_and_cost
-    from glasshouse.jobs.collect import look_inside
+    from glasshouse.cli.cost import cost_facts
     from glasshouse.jobs.home import Home
-    from glasshouse.jobs.logs import uncollected
+    from glasshouse.jobs.summary import account_of
 
-    conclusion, problem = ended.conclusion, ""
-    opened: list[Opened] = []
-    if sealing is not None and conclusion.receipt is not None:
-        try:
-            opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
-        except GlasshouseError as error:
-            problem = str(error)
-    lost = None
-    if sealing is not None and owner_signing is not None and ended.record.workload == "script":
-        lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
+    conclusion = ended.conclusion
+    account = account_of(ended, home=Home.locate(home), sealing=sealing, owner_signing=owner_signing)
     # What the job printed is its owner's: a program that wants it asks for it.
     log_hint = None if conclusion.outcome is Outcome.COMPLETED else _log_command(ended, home)
-    rental, cost, unread = rental_and_cost(Home.locate(home), ended.folder, ended.record, conclusion.receipt)
-    problem = problem or unread
-    told = summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost, rental, cost)
-    output.result(told | {"log_hint": log_hint, "left_out": None if left_out is None else list(left_out)})
+    output.result({**account.facts, "log_hint": log_hint, "left_out": None if left_out is None else list(left_out)})
     if not output.as_json:
-        _say(output, ended, opened, problem, lost, home, cost_facts(rental, cost))
+        _say(output, ended, account, home, cost_facts(account.rental, account.cost))
         if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:
             machine = _speaker(ended)
             said = last_words(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
@@ -104,15 +92,7 @@ def _speaker(ended: Ended) -> RunFolder:
     return ended.folder.machines()[ended.conclusion.blamed or 0]
 
 
-def _say(
-    output: Output,
-    ended: Ended,
-    opened: Sequence[Opened],
-    problem: str,
-    lost: Uncollected | None,
-    home: Path | None,
-    costs: Mapping[str, str],
-) -> None:
+def _say(output: Output, ended: Ended, account: Account, home: Path | None, costs: Mapping[str, str]) -> None:
     conclusion, receipt = ended.conclusion, ended.conclusion.receipt
     level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
     outcome = OUTCOME[conclusion.outcome.value]
@@ -126,7 +106,7 @@ def _say(
     if level is not None:
         facts["assurance"] = f"{level}: {ASSURANCE[level]}"
     if receipt is not None:
-        facts |= _facts(receipt, opened, lost, _planned(ended))
+        facts |= _facts(receipt, account.outputs, account.lost, _planned(ended))
     if ended.record.group is not None:
         facts["ranks"] = _ranks(ended.record.group, conclusion)
     if conclusion.code is Code.HARDENING_MISSING:
@@ -136,9 +116,8 @@ def _say(
     if costs:
         facts |= {"rental": costs["rental"], "of that": "\n".join(_table(costs))}
     facts["receipt"] = verdict_words(conclusion.verdict, level)
-    facts["problem"] = (
-        Text(printable(conclusion.problem or problem), style="red") if conclusion.problem or problem else None
-    )
+    problem = conclusion.problem or account.problem
+    facts["problem"] = Text(printable(problem), style="red") if problem else None
     facts["files"] = ended.folder.path
     facts["next"] = _next(ended, home)
     output.facts(facts)

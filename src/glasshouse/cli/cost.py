@@ -13,17 +13,15 @@ import typer
 from glasshouse.cli.options import HomeOption, Json, Run, locate
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import usd_text, verdict_words
-from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.durations import format_s, utc
 
 if TYPE_CHECKING:
-    from glasshouse.evidence.receipt import Receipt
     from glasshouse.jobs.cost import Cost, Share, Slowdown
     from glasshouse.jobs.home import Home
-    from glasshouse.jobs.owners import Trust
-    from glasshouse.jobs.rundir import RunFolder, RunRecord
+    from glasshouse.jobs.verifying import Verified
 
-__all__ = ["command", "cost_facts", "rental_and_cost"]
+__all__ = ["command", "cost_facts"]
 
 _MOST_PER_HOUR = 100_000
 
@@ -56,7 +54,8 @@ def command(
     record = found.record
     slowdown, warning, told = None, "", None
     if measurement is not None:
-        verdict, trust = _measured(measurement, place, owner)
+        verified = _measured(measurement, place, owner)
+        verdict, trust = verified.verdict, verified.trust
         slowdown, warning = slowdown_of(verdict.to_json()), trust.warning
         told = {"path": str(measurement), "owner": trust.owner.fingerprint, "owner_trust": trust.to_json()}
         told |= {"verdict": verdict.sentence}
@@ -84,23 +83,6 @@ def command(
     output.facts(facts | {"receipt": words})
     if warning:
         output.say(warning, style="bold yellow")
-
-
-def rental_and_cost(
-    home: Home, run: RunFolder, record: RunRecord, receipt: Receipt | None
-) -> tuple[dict[str, Any] | None, Cost | None, str]:
-    """Return the statement of a run's rental and what it came to, both None without one, and why one cannot be read."""
-    from glasshouse.jobs.cost import cost_of
-    from glasshouse.jobs.rented import statement_of
-
-    now_us = time.time_ns() // 1000
-    try:
-        statement = statement_of(home, run, now_us)
-        if statement is None:
-            return None, None, ""
-        return statement, cost_of(statement, receipt, now_us=now_us, placed_us=record.placed_us), ""
-    except GlasshouseError as error:
-        return None, None, error.message
 
 
 def cost_facts(
@@ -227,8 +209,8 @@ def _price(text: str) -> Decimal:
     return price
 
 
-def _measured(path: Path, place: Home, owner: str | None) -> tuple[Any, Trust]:
-    from glasshouse.cli.verify import measurement_in, verify_measured
+def _measured(path: Path, place: Home, owner: str | None) -> Verified:
+    from glasshouse.jobs.verifying import measurement_in, verify_measured
 
     folder = measurement_in(path)
     if folder is None:

@@ -19,28 +19,20 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.files import is_file
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import OwnerPublic
-    from glasshouse.jobs.owners import Anchor, recognise
-    from glasshouse.jobs.run import public_part
+    from glasshouse.jobs import api
+    from glasshouse.jobs.owners import Anchor
     from glasshouse.wire.hpke import recipient_id
 
-    output, place = Output(as_json), Home.locate(home)
-    manifest, _envelope = public_part(package)
-    owner = OwnerPublic(signing=manifest.owner_signing, sealing=manifest.owner_sealing)
-    trust = recognise(place, owner)
-    mine = trust.anchor is Anchor.YOURS if is_file(place.owner_public) else None
+    output, found = Output(as_json), api.inspect(package, home=home)
+    manifest, trust = found.manifest, found.trust
     whose = {Anchor.YOURS: " (you)", Anchor.KNOWN: f" ({trust.name})"}.get(trust.anchor, " (not known here)")
-    key_here = is_file(place.keys / f"{manifest.package_id}.json")
     recipients = [recipient_id(public) for public in manifest.recipients]
-    size = package.stat().st_size
     output.result(
         {
             "path": str(package),
             "package": {"id": manifest.package_id, "manifest_sha256": manifest.sha256.hex()},
             "signature": "valid",
-            "owner": {"fingerprint": owner.fingerprint, "is_you": mine, "trust": trust.to_json()},
+            "owner": {"fingerprint": trust.owner.fingerprint, "is_you": found.yours, "trust": trust.to_json()},
             "workload": manifest.workload,
             "suite": manifest.suite.value,
             "chunk_bytes": manifest.chunk_bytes,
@@ -48,23 +40,23 @@ def command(
             "recipients": recipients,
             "index_bytes": manifest.index_bytes,
             "assets_bytes": manifest.assets_bytes,
-            "package_bytes": size,
-            "key_in_store": key_here,
+            "package_bytes": found.bytes,
+            "key_in_store": found.key_here,
         }
     )
     output.facts(
         {
             "package": manifest.package_id,
             "manifest": manifest.sha256.hex(),
-            "signature": f"holds, by owner {owner.fingerprint}{whose}",
+            "signature": f"holds, by owner {trust.owner.fingerprint}{whose}",
             "workload": manifest.workload,
             "cipher": f"{manifest.suite.value}, chunks of {bytes_text(manifest.chunk_bytes)}",
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}",
             "network": network_words(manifest.floor.egress),
             "files in": files_words(manifest.floor.disk),
             "outputs to": ", ".join(recipients),
-            "size": f"{bytes_text(size)}; names and sizes of its files are sealed",
-            "key": "in your key store" if key_here else "not in this key store",
+            "size": f"{bytes_text(found.bytes)}; names and sizes of its files are sealed",
+            "key": "in your key store" if found.key_here else "not in this key store",
         }
     )
     if trust.warning:

@@ -15,7 +15,6 @@ from glasshouse.cli.options import (
     PassphraseFile,
     Run,
     locate,
-    of_machine,
     unlock,
 )
 from glasshouse.cli.output import Output, printable
@@ -48,7 +47,7 @@ def command(
     if follow and as_json:
         raise UsageError(Code.USAGE, "--follow and --json do not go together: one object cannot be followed")
     whole = RunFolder.find(place, run)
-    folder = of_machine(whole, machine)
+    folder = whole.machine(machine)
     record = folder.load()
     identity = unlock(place, passphrase_file, passphrase_fd)
     if follow and whole.load().phase is not Phase.ENDED:

@@ -14,10 +14,11 @@ import typer
 from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from glasshouse.cli.output import Output
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.identity import Identity
-    from glasshouse.jobs.rundir import RunFolder
 
 __all__ = [
     "Force",
@@ -33,7 +34,7 @@ __all__ = [
     "ask_new_passphrase",
     "locate",
     "mention_old",
-    "of_machine",
+    "passphrase_from",
     "read_passphrase",
     "unlock",
 ]
@@ -107,25 +108,16 @@ def again(home: Path | None) -> str:
     return "" if home is None else f" --home {shlex.quote(str(home))}"
 
 
-def of_machine(run: RunFolder, machine: int) -> RunFolder:
-    """Return the folder of one machine of a run; raises `UsageError` where there is no such machine."""
-    machines = run.machines()
-    if not 0 <= machine < len(machines):
-        raise UsageError(Code.USAGE, f"run {run.run_id[:8]} has no machine {machine}: its last is {len(machines) - 1}")
-    return machines[machine]
+def passphrase_from(file: Path | None, descriptor: int | None) -> Callable[[], str]:
+    """Return what reads the passphrase, as `read_passphrase` does, once it is needed."""
+    return lambda: read_passphrase(file, descriptor)
 
 
 def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> Identity:
-    """Return the owner's identity, asking for its passphrase only where it has one.
+    """Return the owner's identity, asking for its passphrase only where it has one; raises as `identity.unlock`."""
+    from glasshouse.jobs.identity import unlock as unlocked
 
-    Raises:
-        UsageError: `identity`, `file-missing`.
-    """
-    from glasshouse.jobs.identity import Identity, is_encrypted, read_private
-
-    data = read_private(home.owner_private)
-    passphrase = read_passphrase(passphrase_file, passphrase_fd) if is_encrypted(data) else None
-    return Identity.parse(data, passphrase)
+    return unlocked(home.owner_private, passphrase_from(passphrase_file, passphrase_fd))
 
 
 def read_passphrase(

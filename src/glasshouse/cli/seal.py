@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, unlock
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, passphrase_from
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import bytes_text, files_words, left_out_words, network_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from glasshouse.jobs.jobfile import Job
+__all__ = ["command"]
 
-__all__ = ["command", "progress_of", "warn_of_losses"]
-
-_MAX_NAME_CHARS = 100
 _BIG_BYTES = 64 << 20
 
 
@@ -37,25 +32,25 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.jobfile import load
-    from glasshouse.jobs.seal import seal
+    from glasshouse.jobs import api
 
     output, place = Output(as_json), locate(home)
-    job = load(job_file)
-    identity = unlock(place, passphrase_file, passphrase_fd)
-    warn_of_losses(output, job)
-    out = out or Path(f"{_file_name(job.name)}.sealed")
-    started = time.monotonic()
-    sealed = seal(job, out=out, home=place, identity=identity, replace=force, progress=progress_of(output))
-    seconds = time.monotonic() - started
+    sealed = api.seal(
+        job_file,
+        out,
+        replace=force,
+        progress=_progress_of(output),
+        passphrase=passphrase_from(passphrase_file, passphrase_fd),
+        home=home,
+    )
     manifest = sealed.manifest
     for note in sealed.notes:
         output.warn(note)
     output.result(
         {
-            "path": str(out),
+            "path": str(sealed.path),
             "package": {"id": manifest.package_id, "manifest_sha256": manifest.sha256.hex()},
-            "name": job.name,
+            "name": sealed.name,
             "workload": manifest.workload,
             "suite": manifest.suite.value,
             "policy": manifest.floor.to_json(),
@@ -64,10 +59,10 @@ def command(
             "notes": list(sealed.notes),
             "plain_bytes": sealed.plain_bytes,
             "package_bytes": sealed.package_bytes,
-            "seconds": round(seconds, 4),
+            "seconds": round(sealed.seconds, 4),
         }
     )
-    output.say(f"Sealed {job.name} into {out}.", style="bold green")
+    output.say(f"Sealed {sealed.name} into {sealed.path}.", style="bold green")
     output.facts(
         {
             "package": manifest.package_id,
@@ -77,25 +72,12 @@ def command(
             + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress))
             + (f", files in {files_words(True)}" if manifest.floor.disk else ""),
             "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
-            "next": f"glasshouse run {shlex.quote(str(out))}{again(home)}",
+            "next": f"glasshouse run {shlex.quote(str(sealed.path))}{again(home)}",
         }
     )
 
 
-def warn_of_losses(output: Output, job: Job) -> None:
-    """Say what a run of this script would refuse or lose, before a machine is paid for."""
-    from glasshouse.jobs.content import script_warnings
-
-    for line in script_warnings(job):
-        output.warn(line)
-
-
-def _file_name(name: str) -> str:
-    """Return a job's name as one that a file may have, and that hides it nowhere and leads nowhere."""
-    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")[:_MAX_NAME_CHARS] or "job"
-
-
-def progress_of(output: Output) -> Callable[[int, int], None] | None:
+def _progress_of(output: Output) -> Callable[[int, int], None] | None:
     """Return a progress line for packages that take a while, where a person is watching."""
     if output.as_json or not output.console.is_terminal:
         return None

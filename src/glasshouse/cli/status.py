@@ -48,12 +48,11 @@ def command(
 
 def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
     from glasshouse.cli.closing import say_ended
-    from glasshouse.cli.cost import rental_and_cost
     from glasshouse.cli.names import sealing_without_asking
     from glasshouse.jobs.control import concluded
     from glasshouse.jobs.identity import read_public
     from glasshouse.jobs.rundir import Phase
-    from glasshouse.jobs.summary import summary
+    from glasshouse.jobs.summary import rental_and_cost, summary
     from glasshouse.jobs.supervise import Ended
 
     if found.record.phase is Phase.ENDED:

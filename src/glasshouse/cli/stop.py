@@ -8,7 +8,6 @@ import typer
 
 from glasshouse.cli.options import HomeOption, Json, Run, locate
 from glasshouse.cli.output import Output
-from glasshouse.cli.renting import return_left
 from glasshouse.errors import ExitCode
 
 __all__ = ["command"]
@@ -25,14 +24,16 @@ def command(
     as_json: Json = False,
 ) -> int:
     from glasshouse.cli.closing import say_ended
+    from glasshouse.cli.shown import Shown
     from glasshouse.jobs import control
     from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.running import return_left
 
     output, place = Output(as_json), locate(home)
     folder = RunFolder.find(place, run)
     if give_up:
         given = control.give_up(folder, place)
-        return_left(output, place, folder)
+        return_left(Shown(output), place, folder)
         output.say("It is waited for no more." if given else "It had ended already.")
         say_ended(output, control.wait(folder, place), sealing=None, home=home)
         return ExitCode.DONE

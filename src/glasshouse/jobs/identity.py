@@ -8,6 +8,7 @@ always a passphrase. A new key is a new identity: nothing here rotates one in pl
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from glasshouse.wire.hpke import PRIVATE_BYTES, PUBLIC_BYTES, RecipientKey, chec
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "read_private", "read_public"]
+__all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "read_private", "read_public", "unlock"]
 
 MIN_PASSPHRASE_CHARS = 8
 _MAX_BYTES = 16384
@@ -205,6 +206,22 @@ def is_encrypted(data: bytes) -> bool:
         return _open_frame(data)[1].has("lock")
     except FormatError as error:
         raise UsageError(Code.IDENTITY, f"not a usable identity file: {error.message}") from None
+
+
+def unlock(path: Path, passphrase: str | Callable[[], str] | None = None) -> Identity:
+    """Return the identity of a private file.
+
+    Args:
+        path: of the file.
+        passphrase: text, or what returns it; called only for an identity that has one.
+
+    Raises:
+        UsageError: `identity`, `file-missing`.
+    """
+    data = read_private(path)
+    if not is_encrypted(data):
+        return Identity.parse(data, None)
+    return Identity.parse(data, passphrase() if callable(passphrase) else passphrase)
 
 
 def _open_frame(data: bytes) -> tuple[OwnerPublic, Fields]:

@@ -40,7 +40,7 @@ __all__ = [
     "sweep",
 ]
 
-LOCAL = LocalPlace.name
+LOCAL: str = LocalPlace.name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _GATE_S = 10.0

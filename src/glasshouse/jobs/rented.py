@@ -32,7 +32,10 @@ from glasshouse.workloads.fields import read
 __all__ = [
     "NO_MACHINE",
     "begin",
+    "cost_so_far",
+    "hand_over",
     "offers_of",
+    "rental_of",
     "return_machine",
     "statement",
     "statement_of",
@@ -215,6 +218,26 @@ def return_machine(
     if is_there(run.path):
         write_state(run.rental, statement(rental, clock.now_us()))
     return rental
+
+
+def rental_of(home: Home, run: RunFolder) -> Rental | None:
+    """Return what was rented for a run; None where nothing was; raises `UsageError` for a damaged journal."""
+    journal = Journal.of(home, run.run_id)
+    return journal.load() if journal.exists else None
+
+
+def hand_over(home: Home, run: RunFolder, keeper: ProcessName) -> None:
+    """Have another process give a run's machine back, where it has a rented one."""
+    if (journal := Journal.of(home, run.run_id)).exists:
+        journal.update(keeper=keeper)
+
+
+def cost_so_far(home: Home, run: RunFolder) -> Callable[[], str] | None:
+    """Return what returns what a run's rented machine has cost until now; None where none is rented."""
+    if (rental := rental_of(home, run)) is None:
+        return None
+    most = "" if rental.caps.usd is None else f" of {rental.caps.usd}"
+    return lambda: f"{rental.cost_usd(SystemClock().now_us()):.2f}{most} $"
 
 
 def statement(rental: Rental, now_us: int) -> dict[str, object]:

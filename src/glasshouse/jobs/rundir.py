@@ -271,6 +271,14 @@ class RunFolder:
         others = [RunFolder(path) for path in self._machines.iterdir() if (path / "run.json").is_file()]
         return [self, *sorted(others, key=_machine)]
 
+    def machine(self, machine: int) -> RunFolder:
+        """Return the folder of one machine of the run's group, from 0; raises `UsageError` where there is none."""
+        machines = self.machines()
+        if not 0 <= machine < len(machines):
+            last = len(machines) - 1
+            raise UsageError(Code.USAGE, f"run {self.run_id[:8]} has no machine {machine}: its last is {last}")
+        return machines[machine]
+
     def active(self) -> bool:
         """Return whether any machine of this run has not ended and something still works on it; raises `UsageError`."""
         return any(folder.load().active for folder in self.machines())

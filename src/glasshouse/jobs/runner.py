@@ -209,6 +209,9 @@ def giving_back(heard: Callable[[], object] = lambda: None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handlers(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # another thread's run is not ended by signals
+        yield
+        return
     # What our caller had ignored stays ignored: `nohup` means it.
     numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in numbers}

@@ -8,6 +8,7 @@ nothing, and after it (the folder cannot be synced) the key stays with the packa
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,18 +36,22 @@ class Sealed:
 
     Attributes:
         path: of the package.
+        name: the job's.
         manifest: its public manifest.
         files, plain_bytes: how much went in.
         left_out: what of the inputs' folders did not.
         notes: what of them could not be checked here, or a run will pass over.
         package_bytes: how long the package is.
+        seconds: how long sealing it took.
     """
 
     path: Path
+    name: str
     manifest: Manifest
     files: int
     plain_bytes: int
     package_bytes: int
+    seconds: float
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -74,6 +79,7 @@ def seal(
         UsageError: `file-missing`, `job-invalid`, `model-not-found`, `source-changed`, `disk-full` or `usage`.
         PackageError: `package-path` or `package-limit` for what a package cannot hold.
     """
+    began = time.monotonic()
     packed = content_of(job)
     backups = [read_public(path) for path in job.backups]
     recipients = _recipients(identity.public, backups)
@@ -117,10 +123,12 @@ def seal(
         raise
     return Sealed(
         path=out,
+        name=job.name,
         manifest=written[0],
         files=len(packed.sources),
         plain_bytes=sum(source.bytes for source in packed.sources),
         package_bytes=out.stat().st_size,
+        seconds=time.monotonic() - began,
         left_out=tuple(packed.left_out),
         notes=tuple(packed.notes),
     )

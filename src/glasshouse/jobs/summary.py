@@ -2,27 +2,101 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from glasshouse.attestation.hardening import REQUIRED, CheckResult
+from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Loss
 from glasshouse.evidence.results import Work as Done
-from glasshouse.jobs.collect import Opened
-from glasshouse.jobs.cost import Cost
+from glasshouse.jobs.collect import Opened, look_inside
+from glasshouse.jobs.cost import Cost, cost_of
 from glasshouse.jobs.files import is_there
 from glasshouse.jobs.finish import Conclusion
 from glasshouse.jobs.follow import Seen
+from glasshouse.jobs.home import Home
+from glasshouse.jobs.logs import uncollected
+from glasshouse.jobs.rented import statement_of
 from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.jobs.supervise import Ended
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.group import Group
+from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
-__all__ = ["missing_checks", "summary"]
+__all__ = ["Account", "account_of", "missing_checks", "rental_and_cost", "summary"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """What a run that has ended came to, as far as the keys at hand show it.
+
+    Attributes:
+        outputs: as their owner sees them; empty while they stay sealed.
+        lost: what a script wrote outside of its output folders.
+        rental: the statement of its rental; None where nothing was rented.
+        cost: what that came to.
+        problem: why something of this could not be read; empty where all could.
+        facts: all of it as `summary` returns it.
+    """
+
+    outputs: tuple[Opened, ...]
+    lost: Uncollected | None
+    rental: Mapping[str, Any] | None
+    cost: Cost | None
+    problem: str
+    facts: Mapping[str, Any]
+
+
+def account_of(
+    ended: Ended, *, home: Home, sealing: RecipientKey | None, owner_signing: bytes | None = None
+) -> Account:
+    """Return what a run came to.
+
+    Args:
+        ended: the run.
+        home: where its rental is recorded.
+        sealing: opens the outputs' names; None leaves them sealed.
+        owner_signing: the owner's public signing key; with `sealing` it shows what a script's run left behind.
+    """
+    conclusion, problem = ended.conclusion, ""
+    opened: list[Opened] = []
+    if sealing is not None and conclusion.receipt is not None:
+        try:
+            opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
+        except GlasshouseError as error:
+            problem = str(error)
+    lost = None
+    if sealing is not None and owner_signing is not None and ended.record.workload == "script":
+        lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
+    rental, cost, unread = rental_and_cost(home, ended.folder, ended.record, conclusion.receipt)
+    return Account(
+        outputs=tuple(opened),
+        lost=lost,
+        rental=rental,
+        cost=cost,
+        problem=problem or unread,
+        facts=summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost, rental, cost),
+    )
+
+
+def rental_and_cost(
+    home: Home, run: RunFolder, record: RunRecord, receipt: Receipt | None
+) -> tuple[dict[str, Any] | None, Cost | None, str]:
+    """Return the statement of a run's rental and what it came to, both None without one, and why one cannot be read."""
+    now_us = time.time_ns() // 1000
+    try:
+        statement = statement_of(home, run, now_us)
+        if statement is None:
+            return None, None, ""
+        return statement, cost_of(statement, receipt, now_us=now_us, placed_us=record.placed_us), ""
+    except GlasshouseError as error:
+        return None, None, error.message
 
 
 def summary(

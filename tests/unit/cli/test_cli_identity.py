@@ -164,7 +164,7 @@ def test_a_ctrl_c_while_a_run_is_prepared_leaves_nothing_and_says_that_no_key_le
         raise KeyboardInterrupt
 
     ask("init", capsys=capsys)
-    monkeypatch.setattr("glasshouse.jobs.run.prepare", interrupt)
+    monkeypatch.setattr("glasshouse.jobs.running.prepare", interrupt)
     code, error = ask("run", str(tmp_path / "job.sealed"), capsys=capsys)
     assert code == ExitCode.INTERRUPTED
     assert "was not released" in str(error["error"])

@@ -126,7 +126,7 @@ def test_the_summary_shows_names_of_outputs_escaped(tmp_path: Path, monkeypatch:
     conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
     name = "one\n" + HOSTILE
     one = Opened(sequence=0, name=name, kind="output", plain_bytes=7, sha256=bytes(32), salt=bytes(32))
-    monkeypatch.setattr("glasshouse.jobs.collect.look_inside", lambda *_arguments, **_options: [one])
+    monkeypatch.setattr("glasshouse.jobs.summary.look_inside", lambda *_arguments, **_options: [one])
     output = Output(False)
     said = people(monkeypatch, output)
     ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)

@@ -17,18 +17,21 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli import renting
+from glasshouse.cli import shown
 from glasshouse.cli.app import run
 from glasshouse.cli.output import Output
-from glasshouse.cli.renting import Asked, Renting, cost_words, hand_over, return_left
+from glasshouse.cli.renting import cost_words
+from glasshouse.cli.shown import Shown
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs import accounts, rented, runner
 from glasshouse.jobs import renting as rentals_clock
 from glasshouse.jobs.places import _to_rented
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rentals import Caps, Journal, Step
+from glasshouse.jobs.rented import hand_over
 from glasshouse.jobs.renting import Renter
 from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.jobs.running import Renting, Request, return_left
 from glasshouse.jobs.supervise import Interrupts
 from glasshouse.providers.base import Place
 from glasshouse.wire.policy import Profile
@@ -83,19 +86,9 @@ class Rents:
         return [place]
 
     def renting(self) -> Renting:
-        asked = Asked(
-            what=self.package,
-            job=None,
-            ranks=None,
-            detach=False,
-            given=None,
-            on=["world"],
-            gate=None,
-            yes=True,
-            accept=False,
-        )
+        asked = Request(what=self.package, job=None, on=("world",))
         return Renting(
-            asked=asked,
+            request=asked,
             profile=Profile.STANDARD,
             machine=self.machine,
             provider=self.provider,
@@ -103,7 +96,7 @@ class Rents:
         )
 
     def rented(self, output: Output) -> Any:
-        return self.renting().rented(output, self.home, self.folder, self.package)
+        return self.renting().rented(Shown(output, yes=True), self.home, self.folder, self.package)
 
     @property
     def journal(self) -> Journal:
@@ -136,7 +129,7 @@ def end(fails: bool) -> None:
 def test_a_terminal_that_was_closed_leaves_no_machine_rented(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renting, "agreed", lambda *_of, **_how: None)
+    monkeypatch.setattr(shown, "agreed", lambda *_of, **_how: None)
     with failing(fails), rents.rented(Closed(as_json=False)):
         end(fails)
     assert rents.world.running == []
@@ -147,7 +140,7 @@ def test_a_terminal_that_was_closed_leaves_no_machine_rented(
 def test_what_a_machine_came_to_is_told_also_of_a_run_that_failed(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(renting, "agreed", lambda *_of, **_how: None)
+    monkeypatch.setattr(shown, "agreed", lambda *_of, **_how: None)
     with failing(fails), rents.rented(Output(as_json=False)):
         end(fails)
     told = " ".join("".join(capfd.readouterr()).split())
@@ -240,12 +233,12 @@ def test_a_machine_whose_keeper_was_ended_by_a_command_is_given_back_by_it(
 ) -> None:
     with rents.rented(Output(as_json=True)):
         hand_over(rents.home, rents.folder, supervisor)
-    return_left(Output(as_json=True), rents.home, rents.folder)
+    return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "its keeper lives"
     hand_over(rents.home, rents.folder, GONE)
-    return_left(Output(as_json=True), rents.home, rents.folder)
+    return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == []
-    return_left(Output(as_json=True), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
+    return_left(Shown(Output(as_json=True)), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
 
 
 def test_a_command_that_rents_holds_the_claim_and_one_that_ends_a_supervisor_goes_past_a_claim(rents: Rents) -> None:
@@ -255,9 +248,9 @@ def test_a_command_that_rents_holds_the_claim_and_one_that_ends_a_supervisor_goe
         hand_over(rents.home, rents.folder, GONE)
     with rents.journal.claimed() as ours:
         assert ours
-        return_left(Output(as_json=True), rents.home, rents.folder)
+        return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "the process that has claimed it gives it back"
-    return_left(Output(as_json=True), rents.home, rents.folder)
+    return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == []
 
 
