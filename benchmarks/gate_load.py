@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from glasshouse.attestation.claims import MAX_GPUS, Claims, Gpu
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence, HardwareEvidence
 from glasshouse.attestation.hardening import MAX_DETAILS
-from glasshouse.broker.http import Answer, Limits, add_route, bare_app
-from glasshouse.broker.listen import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
+from glasshouse.broker.http.endpoints import Answer, Limits, add_route, bare_app
+from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE
 from glasshouse.evidence.results import MAX_OUTPUTS, STATEMENT_TYPE, Output

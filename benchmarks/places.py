@@ -35,7 +35,7 @@ import psutil
 from benchmarks.gate_counts import Kept
 from benchmarks.kept import Bar, finish, kept, options
 from benchmarks.lifecycle import PROGRAM, SAMPLE_S, SETTLE_S, TIMEOUT_S, WORKER, Stage, cpu_s
-from glasshouse.broker.service import DATABASE_NAME
+from glasshouse.broker.http.service import DATABASE_NAME
 from glasshouse.jobs.places import Machine, place_of
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.providers.keeper import KEEPER, boot

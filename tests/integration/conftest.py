@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from tools.runtime_world import World, script_world
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence, sign_evidence
-from glasshouse.broker.client import request
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.client.owner_client import request
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError
 from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, release_info
 from glasshouse.handshake.runtime_side import challenge_request

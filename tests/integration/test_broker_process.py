@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.client import request
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.client.owner_client import request
 from glasshouse.errors import Code, PeerError
 from glasshouse.tamper.stage import Actor, Owner
 from simulators.reporting import release_to

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import ExitCode
 from glasshouse.task.handle import RECORD
 from glasshouse.workloads.params import canonical

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from tools.machine import CONFINED, needs_filters
 from tools.runtime_world import ended, script_world

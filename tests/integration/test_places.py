@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
 from glasshouse.jobs.verify import verify_bundle, verify_log_beside
 from glasshouse.providers.base import Order

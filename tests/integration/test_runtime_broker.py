@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.client import request
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.client.owner_client import request
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.messages import Challenge
 from glasshouse.wire import hpke

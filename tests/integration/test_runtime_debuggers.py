@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.runtime.watch import STOPPED_AGENT_S
 from tools.runtime_world import AgentProcess, ended, script_world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from glasshouse.broker.client import Reply
+from glasshouse.broker.client.owner_client import Reply
 from glasshouse.handshake.messages import Challenge, Pending
 from glasshouse.tamper.stage import Actor, Owner
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from glasshouse.broker.client import OwnerClient
-from glasshouse.broker.gate import GateLimits
-from glasshouse.broker.group_commit import GroupCommit
-from glasshouse.broker.intake import Intake
-from glasshouse.broker.listen import Server, bind_tcp, bind_unix
-from glasshouse.broker.quota import Quota
-from glasshouse.broker.remote import GateClient
-from glasshouse.broker.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
-from glasshouse.broker.stored import Store
-from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.client.gate_client import GateClient
+from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.broker.decide.key_release import GateLimits
+from glasshouse.broker.decide.stored_files import Store
+from glasshouse.broker.http.intake import Intake
+from glasshouse.broker.http.listeners import Server, bind_tcp, bind_unix
+from glasshouse.broker.http.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
+from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.store.group_commit import GroupCommit
+from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code
 from glasshouse.providers.line import GateLine
 from glasshouse.tamper.stage import Actor

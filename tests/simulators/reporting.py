@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from glasshouse.broker.client import Reply
+from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code
 from glasshouse.evidence.countersignature import ReceiptSubmission
 from glasshouse.evidence.events import ProbeResult

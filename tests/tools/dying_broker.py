@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from glasshouse.broker import service
 from glasshouse.broker.__main__ import main
-from glasshouse.broker.database import Database
-from glasshouse.broker.http import Answer, Decision, add_message_route
+from glasshouse.broker.http import service
+from glasshouse.broker.http.endpoints import Answer, Decision, add_message_route
+from glasshouse.broker.store.database import Database
 
 _armed = False
 

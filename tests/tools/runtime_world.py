@@ -20,7 +20,7 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import Measured, References
 from glasshouse.attestation.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile

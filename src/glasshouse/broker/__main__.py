@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from glasshouse.broker.serve import Ready, serve
+from glasshouse.broker.http.serving import Ready, serve
 from glasshouse.errors import GlasshouseError
 from glasshouse.wire.canonical import encode
 

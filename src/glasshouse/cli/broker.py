@@ -13,7 +13,7 @@ from glasshouse.cli.output import Output
 from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
-    from glasshouse.broker.serve import Network, Ready
+    from glasshouse.broker.http.serving import Network, Ready
     from glasshouse.jobs.home import Home
 
 __all__ = ["group"]
@@ -60,7 +60,7 @@ def serve(
 ) -> None:
     import contextlib
 
-    from glasshouse.broker.serve import serve as serve_broker
+    from glasshouse.broker.http.serving import serve as serve_broker
     from glasshouse.jobs.embedded import Embedded, Serving, socket_folder
     from glasshouse.jobs.home import Home
     from glasshouse.jobs.processes import ProcessName
@@ -139,7 +139,7 @@ def _made(home: Path | None) -> Home:
 
 def _network(bind: str | None, advertise: str | None, owners: list[Path], *, plain: bool) -> Network | None:
     """Return where the broker is a gate, and for whom; None where it is none."""
-    from glasshouse.broker.serve import Network
+    from glasshouse.broker.http.serving import Network
     from glasshouse.jobs.identity import read_public
     from glasshouse.providers.line import GateLine
 
@@ -162,7 +162,7 @@ def _check_plain(bind: str, *, plain: bool) -> None:
     """Refuse to take package keys without TLS from anywhere but this machine."""
     import ipaddress
 
-    from glasshouse.broker.listen import parse_bind
+    from glasshouse.broker.http.listeners import parse_bind
 
     where = parse_bind(bind)
     if not plain or isinstance(where, Path):

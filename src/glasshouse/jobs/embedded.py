@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
 from glasshouse.jobs.files import private_folder, read_state, write_state
 from glasshouse.jobs.home import Home

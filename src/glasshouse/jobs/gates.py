@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from glasshouse.broker.chain import GENESIS, verify_chain
-from glasshouse.broker.client import OwnerClient
-from glasshouse.broker.remote import GateClient
+from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
+from glasshouse.broker.client.gate_client import GateClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.embedded import Embedded, socket_folder
 from glasshouse.jobs.files import is_there, read_state, write_state

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.files import is_file, is_there

@@ -15,7 +15,7 @@ from pathlib import Path
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
-from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile

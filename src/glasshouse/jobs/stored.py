@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import MAX_EVENT_BYTES

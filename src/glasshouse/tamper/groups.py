@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Self
 
-from glasshouse.broker.client import Reply
+from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge

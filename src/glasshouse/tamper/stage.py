@@ -15,8 +15,8 @@ from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.client import OwnerClient, Reply, request
-from glasshouse.broker.process import BrokerProcess
+from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.client.owner_client import OwnerClient, Reply, request
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from glasshouse.attestation.claims import composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.broker.client import Reply
+from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse

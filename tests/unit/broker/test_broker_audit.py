@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker import audit, chain
-from glasshouse.broker.database import Database
+from glasshouse.broker.api import audit_chain
+from glasshouse.broker.store import audit_log
+from glasshouse.broker.store.database import Database
 from glasshouse.errors import VerificationError
 from glasshouse.wire.canonical import Json
 
@@ -23,20 +24,20 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def written(database: Database, count: int) -> list[Json]:
     for number in range(count):
-        database.write(lambda connection, n=number: audit.append(connection, "release", n, run_id=f"r{n}"))
-    return database.read(lambda connection: audit.read(connection, 0))
+        database.write(lambda connection, n=number: audit_log.append(connection, "release", n, run_id=f"r{n}"))
+    return database.read(lambda connection: audit_log.read(connection, 0))
 
 
 def test_records_follow_each_other(database: Database) -> None:
     records = written(database, 5)
     assert len(records) == 5
-    last = chain.verify_chain(records)
-    assert chain.verify_chain(records[3:], previous=chain.verify_chain(records[:3]), sequence=3) == last
+    last = audit_chain.verify_chain(records)
+    assert audit_chain.verify_chain(records[3:], previous=audit_chain.verify_chain(records[:3]), sequence=3) == last
 
 
 def test_a_page_begins_after_the_record_that_was_asked_for(database: Database) -> None:
     written(database, 4)
-    page = database.read(lambda connection: audit.read(connection, 2))
+    page = database.read(lambda connection: audit_log.read(connection, 2))
     assert [record["sequence"] for record in page if isinstance(record, dict)] == [3, 4]
 
 
@@ -56,4 +57,4 @@ def test_whatever_is_done_to_the_log_breaks_it(database: Database, attack: str) 
     else:
         records[1] = {**second, "sequence": 7}
     with pytest.raises(VerificationError, match="broken at record"):
-        chain.verify_chain(records)
+        audit_chain.verify_chain(records)

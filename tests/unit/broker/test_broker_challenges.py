@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.gate import Gate, GateLimits
+from glasshouse.broker.decide.key_release import Gate, GateLimits
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.messages import Challenge, ReleaseMessage

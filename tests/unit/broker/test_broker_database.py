@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Connection, Select, insert, select, text
 from sqlalchemy.dialects.sqlite import dialect
 
-from glasshouse.broker import groups
-from glasshouse.broker.database import Database, OvertakenError
-from glasshouse.broker.schema import delegations
+from glasshouse.broker.decide import group_release
+from glasshouse.broker.store.database import Database, OvertakenError
+from glasshouse.broker.store.database_schema import delegations
 from glasshouse.errors import InternalError, PeerError
 
 
@@ -121,9 +121,9 @@ def looked_through(folder: Path, statement: Select[Any]) -> list[str]:
 
 def test_a_release_request_of_a_stranger_is_looked_up_and_not_looked_for(database: Database, tmp_path: Path) -> None:
     """It joins before its signature is checked: each launch that a broker ever had made it a little dearer."""
-    assert looked_through(tmp_path, groups._ASKED) == []
+    assert looked_through(tmp_path, group_release._ASKED) == []
     database.write(lambda connection: connection.execute(text("DROP INDEX members_nonce")))
-    assert looked_through(tmp_path, groups._ASKED), "as with a database of an older broker"
+    assert looked_through(tmp_path, group_release._ASKED), "as with a database of an older broker"
     database.create_tables()
-    assert looked_through(tmp_path, groups._ASKED) == []
+    assert looked_through(tmp_path, group_release._ASKED) == []
     database.close()

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.broker import chain, service
-from glasshouse.broker.database import Database
-from glasshouse.broker.gate import GateLimits
+from glasshouse.broker.api import audit_chain
+from glasshouse.broker.decide.key_release import GateLimits
+from glasshouse.broker.http import service
+from glasshouse.broker.store.database import Database
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation, Use
@@ -360,7 +361,7 @@ def test_every_decision_is_in_the_audit_log_once_and_no_secret_is(owner: Owner, 
     for _ in range(3):
         assert refused(actor, evidence) is Code.NONCE_REPLAYED
     records = _audit(owner)
-    chain.verify_chain(records)
+    audit_chain.verify_chain(records)
     events = [(r["event"], r["facts"].get("code")) for r in records if isinstance(r, dict)]
     assert events == [
         ("delegation", None),

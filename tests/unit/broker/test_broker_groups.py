@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from glasshouse.broker import chain
-from glasshouse.broker.client import Reply
-from glasshouse.broker.gate import GateLimits
-from glasshouse.broker.releases import Release, Releases
+from glasshouse.broker.api import audit_chain
+from glasshouse.broker.client.owner_client import Reply
+from glasshouse.broker.decide.key_release import GateLimits
+from glasshouse.broker.decide.releases import Release, Releases
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import ReleaseRequest
@@ -36,7 +36,7 @@ def refused(reply: Reply) -> tuple[Code, str]:
 
 def events(owner: Owner) -> list[object]:
     records = owner.client().audit()
-    chain.verify_chain(records)
+    audit_chain.verify_chain(records)
     return [record["event"] for record in records if isinstance(record, dict)]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.broker.intake import Effect
-from glasshouse.broker.reports import Reports
+from glasshouse.broker.decide.countersigning import Reports
+from glasshouse.broker.http.intake import Effect
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission

@@ -17,8 +17,8 @@ import pytest
 from starlette import requests
 from starlette.routing import Route
 
-from glasshouse.broker import http, intake, listen, room
-from glasshouse.broker.client import request
+from glasshouse.broker.client.owner_client import request
+from glasshouse.broker.http import connections, endpoints, intake, listeners
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, ReleaseRequest
 from glasshouse.handshake.runtime_side import challenge_request
@@ -116,22 +116,22 @@ def test_a_body_shorter_than_it_says_is_never_acted_on(broker: LocalBroker) -> N
 
 
 def test_a_client_that_dribbles_its_body_is_cut_off(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(endpoints, "BODY_TIMEOUT_S", 0.2)
     start = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2000")
     assert problem(raw(broker, start + b"{")).detail == "the body did not arrive in time"
 
 
 def test_a_client_that_never_ends_its_headers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(listeners, "HEADER_TIMEOUT_S", 0.2)
     with LocalBroker(tmp_path) as broker:
         assert raw(broker, b"POST /v1/evidence HTTP/1.1\r\nX-Slow: ") == b""
         assert raw(broker, b"") == b""
-    assert listen.CONNECTION_TIMEOUT_S > 10, "which is not what cut them off"
+    assert listeners.CONNECTION_TIMEOUT_S > 10, "which is not what cut them off"
 
 
 def test_a_client_that_never_ends_its_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "HEADER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(listen, "CONNECTION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listeners, "HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listeners, "CONNECTION_TIMEOUT_S", 0.3)
     with LocalBroker(tmp_path) as broker:
         start = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2000")
         assert raw(broker, start + b"{") == b""
@@ -174,7 +174,7 @@ def test_a_line_that_costs_the_parser_the_square_of_its_length_does_not_reach_it
     broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, character: bytes
 ) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(listen._Requests, "receive_data", lambda _connection, data: parsed.append(data))
+    monkeypatch.setattr(listeners._Requests, "receive_data", lambda _connection, data: parsed.append(data))
     line = b"a:" + b" " * 4000 + character + b"b\r\n\r\n"
     answer = raw(broker, b"POST /v1/heads HTTP/1.1\r\n" + line)
     assert answer.startswith(b"HTTP/1.1 400")
@@ -254,8 +254,8 @@ def test_connections_that_say_nothing_give_way_to_one_that_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """A hundred and forty open sockets ended every run that had to report."""
-    monkeypatch.setattr(room if limit == "MOST_CONNECTIONS" else listen, limit, 4)
-    monkeypatch.setattr(listen, "HEADER_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(connections if limit == "MOST_CONNECTIONS" else listeners, limit, 4)
+    monkeypatch.setattr(listeners, "HEADER_TIMEOUT_S", 600.0)
     with LocalBroker(tmp_path) as broker:
         owner = Owner(broker)
         idle = sockets(broker, 4)
@@ -337,7 +337,7 @@ def test_what_nobody_signed_never_reaches_the_thread_that_decides(tmp_path: Path
 def test_no_environment_makes_the_broker_export_what_it_sees() -> None:
     """A framework that exports stack traces to a collector which an environment variable names is not loaded."""
     told = (
-        "import sys; from glasshouse.broker import http, serve; http.bare_app(); "
+        "import sys; from glasshouse.broker.http import endpoints, serving; endpoints.bare_app(); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'fastapi', 'opentelemetry', 'starlette'}))"
     )
     names = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
@@ -350,22 +350,22 @@ def test_no_environment_makes_the_broker_export_what_it_sees() -> None:
 @pytest.mark.parametrize("bind", ["", "127.0.0.1", ":80", "host:", "host:99999", "host:x", "unix:relative", "unix:"])
 def test_an_address_that_is_none_is_refused(bind: str) -> None:
     with pytest.raises(UsageError):
-        listen.parse_bind(bind)
+        listeners.parse_bind(bind)
 
 
 def test_addresses_are_read() -> None:
-    assert listen.parse_bind("127.0.0.1:0") == ("127.0.0.1", 0)
-    assert listen.parse_bind("[::1]:8443") == ("::1", 8443)
-    assert listen.parse_bind("unix:/run/x") == Path("/run/x")
+    assert listeners.parse_bind("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert listeners.parse_bind("[::1]:8443") == ("::1", 8443)
+    assert listeners.parse_bind("unix:/run/x") == Path("/run/x")
 
 
 def test_an_address_in_use_is_refused() -> None:
-    first, url = listen.bind_tcp("127.0.0.1", 0)
+    first, url = listeners.bind_tcp("127.0.0.1", 0)
     first.listen()
     with first, pytest.raises(UsageError, match="cannot listen"):
-        listen.bind_tcp("127.0.0.1", int(url.rpartition(":")[2]))
+        listeners.bind_tcp("127.0.0.1", int(url.rpartition(":")[2]))
     with pytest.raises(UsageError, match="cannot listen"):
-        listen.bind_tcp("no.such.host.invalid", 1)
+        listeners.bind_tcp("no.such.host.invalid", 1)
 
 
 @pytest.fixture
@@ -376,16 +376,16 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_a_socket_that_somebody_listens_on_is_left_alone(private: Path) -> None:
-    first, _ = listen.bind_unix(private / "x")
+    first, _ = listeners.bind_unix(private / "x")
     first.listen()
     with first, pytest.raises(UsageError, match="another process listens"):
-        listen.bind_unix(private / "x")
+        listeners.bind_unix(private / "x")
 
 
 def test_a_socket_that_a_dead_process_left_is_replaced(private: Path) -> None:
-    first, _ = listen.bind_unix(private / "x")
+    first, _ = listeners.bind_unix(private / "x")
     first.close()
-    again, url = listen.bind_unix(private / "x")
+    again, url = listeners.bind_unix(private / "x")
     with again:
         assert url == f"unix:{private / 'x'}"
         assert stat.S_IMODE((private / "x").stat().st_mode) == 0o600
@@ -399,7 +399,7 @@ def test_a_socket_is_its_owners_alone_and_the_umask_of_other_threads_is_left_alo
         with monkeypatch.context() as patch:
             # Two threads that set it and set it back may leave the other's.
             patch.setattr(os, "umask", lambda _: pytest.fail("the umask was changed"))
-            listener, _ = listen.bind_unix(private / "x")
+            listener, _ = listeners.bind_unix(private / "x")
     finally:
         os.umask(before)
     with listener:
@@ -407,27 +407,27 @@ def test_a_socket_is_its_owners_alone_and_the_umask_of_other_threads_is_left_alo
 
 
 def test_a_socket_that_others_could_use_is_refused(private: Path) -> None:
-    first, _ = listen.bind_unix(private / "x")
+    first, _ = listeners.bind_unix(private / "x")
     first.close()
     (private / "x").chmod(0o660)
     with pytest.raises(UsageError, match="0660") as caught:
-        listen.bind_unix(private / "x")
+        listeners.bind_unix(private / "x")
     assert f"rm {private / 'x'}" in caught.value.hint
 
 
 def test_what_is_not_a_socket_is_not_removed(private: Path) -> None:
     (private / "x").write_text("precious")
     with pytest.raises(UsageError, match="not a socket"):
-        listen.bind_unix(private / "x")
+        listeners.bind_unix(private / "x")
     assert (private / "x").read_text() == "precious"
 
 
 def test_a_directory_that_others_can_enter_is_refused(private: Path) -> None:
     private.chmod(0o755)
     with pytest.raises(UsageError, match="0755"):
-        listen.bind_unix(private / "x")
+        listeners.bind_unix(private / "x")
 
 
 def test_a_path_that_is_too_long_is_refused(private: Path) -> None:
     with pytest.raises(UsageError, match="too long"):
-        listen.bind_unix(private / ("x" * 100))
+        listeners.bind_unix(private / ("x" * 100))

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from glasshouse.broker import intake
-from glasshouse.broker.intake import Effect, Intake, Pace, Shares, address_of
+from glasshouse.broker.http import intake
+from glasshouse.broker.http.intake import Effect, Intake, Pace, Shares, address_of
 from glasshouse.errors import Code, FormatError, PeerError
 
 HONEST, STRANGER, NEW = "192.0.2.1", "203.0.113.9", "192.0.2.7"

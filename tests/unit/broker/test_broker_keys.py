@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.keys import KeyFile, Purpose, private_directory
+from glasshouse.broker.store.key_file import KeyFile, Purpose, private_directory
 from glasshouse.errors import Code, UsageError
 
 SECRET = bytes(range(32))

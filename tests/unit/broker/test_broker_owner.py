@@ -11,8 +11,8 @@ import pytest
 
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.client import OwnerClient, request
-from glasshouse.broker.service import open_broker
+from glasshouse.broker.client.owner_client import OwnerClient, request
+from glasshouse.broker.http.service import open_broker
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, RefusedError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.tamper.stage import Owner, clock_us

@@ -12,8 +12,8 @@ import pytest
 from starlette import requests
 from starlette.responses import Response
 
-from glasshouse.broker import http, listen
-from glasshouse.broker.listen import Server
+from glasshouse.broker.http import endpoints, listeners
+from glasshouse.broker.http.listeners import Server
 from glasshouse.errors import Code
 from simulators.local_broker import LocalBroker
 from tools.raw_http import head, problem
@@ -93,7 +93,7 @@ def sent_in_pieces(size: int, seconds: float, *, of: int = 124_000) -> tuple[int
         return Response()
 
     async def run() -> tuple[int, float, bytes]:
-        app = http.bare_app()
+        app = endpoints.bare_app()
         app.add_route("/v1/evidence", endpoint, methods=["POST"])
         server = Server(app)
         line = server.config.http(config=server.config, server_state=server.server_state, app_state={})
@@ -125,7 +125,7 @@ def test_a_connection_that_was_just_answered_keeps_no_broker_from_its_end(sent: 
     """Between an answer and its last byte the server is told to stop: the error of one ended both listeners."""
 
     async def run() -> None:
-        server = Server(http.bare_app())
+        server = Server(endpoints.bare_app())
         line = server.config.http(config=server.config, server_state=server.server_state, app_state={})
         kernel = Kernel(line)
         kernel.arrives(head("/v1/heads", sent.decode()))
@@ -141,13 +141,13 @@ def test_a_connection_that_was_just_answered_keeps_no_broker_from_its_end(sent: 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel does not wait for bytes, the loop pauses")
 def test_the_kernel_joins_the_pieces_of_a_body(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
-    received = listen.BoundedProtocol.data_received
+    received = listeners.BoundedProtocol.data_received
 
-    def count(line: listen.BoundedProtocol, data: bytes) -> None:
+    def count(line: listeners.BoundedProtocol, data: bytes) -> None:
         reads.append(len(data))
         received(line, data)
 
-    monkeypatch.setattr(listen.BoundedProtocol, "data_received", count)
+    monkeypatch.setattr(listeners.BoundedProtocol, "data_received", count)
     start = head("/v1/evidence", "Content-Type: application/json", "Content-Length: 124000")
     host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
@@ -159,7 +159,7 @@ def test_the_kernel_joins_the_pieces_of_a_body(broker: LocalBroker, monkeypatch:
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert problem(answer).code is Code.MESSAGE_INVALID
     assert sum(reads) == len(start) + 124_000
-    assert len(reads) <= listen.FREE_PIECES
+    assert len(reads) <= listeners.FREE_PIECES
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel does not wait for bytes, none are left there")
@@ -167,8 +167,8 @@ def test_a_body_in_pieces_too_small_for_the_kernels_window_is_answered(
     broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces fill the window sooner than their bytes would; the rest, below the last mark, was left in the kernel."""
-    monkeypatch.setattr(http, "BODY_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(listen, "CONNECTION_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(endpoints, "BODY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(listeners, "CONNECTION_TIMEOUT_S", 120.0)
     host, _, port = broker.runtime_url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,18 +183,18 @@ def test_a_body_in_pieces_too_small_for_the_kernels_window_is_answered(
 
 def test_after_each_read_the_kernel_is_to_wait_for_no_more_than_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[int] = []
-    monkeypatch.setattr(listen.BoundedProtocol, "_wake_for", lambda _line, count: marks.append(count))
+    monkeypatch.setattr(listeners.BoundedProtocol, "_wake_for", lambda _line, count: marks.append(count))
     whole = len(head("/v1/evidence", "Content-Length: 66000")) + 66_000
     sent_in_pieces(10_000, 0.0, of=66_000)
     left = [whole - 10_000 * reads for reads in range(1, 7)]
     parts = [10_000 * reads for reads in range(6)]  # what came with the head was handed on
-    assert marks == [*(min(rest, listen.PART_BYTES - part) for rest, part in zip(left, parts, strict=True)), 0]
+    assert marks == [*(min(rest, listeners.PART_BYTES - part) for rest, part in zip(left, parts, strict=True)), 0]
 
 
 def test_a_request_in_a_few_pieces_is_read_at_once() -> None:
     """As clients and networks part what a runtime sends: head and body, or segments."""
-    assert sent_in_pieces(1460, 0.0, of=1460 * listen.FREE_PIECES - 100) == (
-        listen.FREE_PIECES,
+    assert sent_in_pieces(1460, 0.0, of=1460 * listeners.FREE_PIECES - 100) == (
+        listeners.FREE_PIECES,
         0.0,
-        bytes(1460 * listen.FREE_PIECES - 100),
+        bytes(1460 * listeners.FREE_PIECES - 100),
     )

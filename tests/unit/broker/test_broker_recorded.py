@@ -8,8 +8,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from glasshouse.broker.gate import Gate, GateLimits
-from glasshouse.broker.intake import Effect, Pace, Shares
+from glasshouse.broker.decide.key_release import Gate, GateLimits
+from glasshouse.broker.http.intake import Effect, Pace, Shares
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.handshake.runtime_side import challenge_request, release_request

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from starlette.applications import Starlette
 
-from glasshouse.broker import room as room_module
-from glasshouse.broker.client import request
-from glasshouse.broker.listen import Server
-from glasshouse.broker.process import BrokerProcess
-from glasshouse.broker.room import MOST_CONNECTIONS, Room, Troubles, room_for
+from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.client.owner_client import request
+from glasshouse.broker.http import connections as room_module
+from glasshouse.broker.http.connections import MOST_CONNECTIONS, Room, Troubles, room_for
+from glasshouse.broker.http.listeners import Server
 
 
 @dataclass(eq=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.client import Reply
-from glasshouse.broker.intake import Effect
-from glasshouse.broker.remote import GateClient
-from glasshouse.broker.stored import KEPT_US, LEAST_BYTES, MOST_PARTIAL, Store
+from glasshouse.broker.client.gate_client import GateClient
+from glasshouse.broker.client.owner_client import Reply
+from glasshouse.broker.decide.stored_files import KEPT_US, LEAST_BYTES, MOST_PARTIAL, Store
+from glasshouse.broker.http.intake import Effect
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import Event
@@ -468,7 +468,7 @@ def test_a_disk_that_is_full_is_said_to_be_and_keeps_nothing_half(
     run.output(noise(1000))
     part = part_of(run, "outputs/0000.sealed", run.countersign())
     with monkeypatch.context() as full:
-        full.setattr("glasshouse.broker.stored.os.open", _no_room)
+        full.setattr("glasshouse.broker.decide.stored_files.os.open", _no_room)
         assert refused(post(gate, part.encode())) is Code.DISK_FULL
     assert gate.gate(ALICE).stored(run.run_id) == {}
     assert answered(post(gate, part.encode())) == {"bytes": 1000, "whole": True}
@@ -583,7 +583,7 @@ def test_files_of_a_run_stay_where_forgetting_it_is_not_committed(
     assert storing(gate, run).look(ended=False)
     gate.advance(KEPT_US / 1e6 + 1)
     with monkeypatch.context() as full:
-        full.setattr("glasshouse.broker.stored.LEAST_BYTES", 8 * MIB)
+        full.setattr("glasshouse.broker.decide.stored_files.LEAST_BYTES", 8 * MIB)
         assert refused(post(gate, part.encode())) is Code.OWNER_QUOTA
     assert len(files_in(gate.store)) == gate.count("stored") == 1
 
@@ -596,7 +596,7 @@ def test_what_was_reserved_and_could_not_be_written_is_dropped_like_what_was_beg
         run.output(noise(1000))
     head, many = run.countersign(), len(run.outputs)
     with monkeypatch.context() as full:
-        full.setattr("glasshouse.broker.stored.os.open", _no_room)
+        full.setattr("glasshouse.broker.decide.stored_files.os.open", _no_room)
         for number in range(many):
             part = part_of(run, f"outputs/{number:04d}.sealed", head, event=number - many)
             assert refused(post(gate, part.encode())) is Code.DISK_FULL

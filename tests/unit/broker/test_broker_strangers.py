@@ -10,7 +10,7 @@ from benchmarks.gate_load import _head, hostile, hostile_evidence, hostile_recei
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, MAX_HARDWARE_ITEMS, Evidence
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_message
-from glasshouse.broker.listen import MAX_HEADER_BYTES
+from glasshouse.broker.http.listeners import MAX_HEADER_BYTES
 from glasshouse.errors import Code
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES

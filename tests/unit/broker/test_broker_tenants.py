@@ -12,8 +12,8 @@ import pytest
 
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.client import OwnerClient, Reply
-from glasshouse.broker.remote import GateClient
+from glasshouse.broker.client.gate_client import GateClient
+from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.signed_policy import SignedPolicy

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker import tls
-from glasshouse.broker.client import Reply, exchange, request
-from glasshouse.broker.problems import Problem
-from glasshouse.broker.remote import GateClient, _Connection
-from glasshouse.broker.room import MOST_CONNECTIONS, MOST_OF_ADDRESS
-from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.api.problems import Problem
+from glasshouse.broker.client.gate_client import GateClient, _Connection
+from glasshouse.broker.client.owner_client import Reply, exchange, request
+from glasshouse.broker.http import tls
+from glasshouse.broker.http.connections import MOST_CONNECTIONS, MOST_OF_ADDRESS
+from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
 from glasshouse.handshake.owner_request import sign_request
 from glasshouse.providers.line import GateLine

@@ -147,7 +147,9 @@ def test_a_standing_broker_that_does_not_answer_is_not_replaced(home: Home, monk
     with broker.announced(standing):
         with pytest.raises(UsageError, match="already serves"), broker.announced(standing):
             pass
-        monkeypatch.setattr("glasshouse.broker.client.OwnerClient.wait_ready", lambda _self, _s: _self.broker_public())
+        monkeypatch.setattr(
+            "glasshouse.broker.client.owner_client.OwnerClient.wait_ready", lambda _self, _s: _self.broker_public()
+        )
         with pytest.raises(PeerError, match="does not answer"):
             broker.ensure()
         assert not broker.give_back()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from glasshouse.broker.client import OwnerClient
-from glasshouse.broker.remote import GateClient
-from glasshouse.broker.service import DATABASE_NAME
+from glasshouse.broker.client.gate_client import GateClient
+from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.broker.http.service import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
 from glasshouse.jobs.gates import Gate, Standing, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
 from glasshouse.jobs.home import Home

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, ExitCode, PlatformError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs import control, runner, supervise

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from glasshouse.broker.service import open_broker
+from glasshouse.broker.http.service import open_broker
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs import identity as identities
 from glasshouse.jobs.home import Home

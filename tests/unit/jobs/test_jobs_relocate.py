@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.broker.service import open_broker
+from glasshouse.broker.http.service import open_broker
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs import files, relocate
 from glasshouse.jobs.home import Home

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation import appraise, verify
-from glasshouse.broker.groups import Groups
-from glasshouse.broker.http import Answer
+from glasshouse.broker.decide.group_release import Groups
+from glasshouse.broker.http.endpoints import Answer
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks
 from glasshouse.tamper.groups import GROUP_CONTROL, GROUP_RELEASES, GROUP_STORIES
@@ -141,7 +141,7 @@ def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(
 
 def test_a_gate_that_forgets_its_challenges_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "glasshouse.broker.gate.Gate._replayed",
+        "glasshouse.broker.decide.key_release.Gate._replayed",
         lambda gate, connection, row, digest, now_us: gate._decided(connection, row, b"{}", digest, now_us),
     )
     assert not _row(owner, story("nonce replay")).held

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from glasshouse.broker.client import OwnerClient
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, PeerError
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.fields import Fields

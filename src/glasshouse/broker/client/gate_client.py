@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.chain import GENESIS, verify_chain
-from glasshouse.broker.client import OwnerClient, Reply, exchange
+from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
+from glasshouse.broker.client.owner_client import OwnerClient, Reply, exchange
 from glasshouse.errors import Code, PeerError, UsageError, VerificationError
 from glasshouse.handshake.audit_head import AuditHead
 from glasshouse.handshake.owner_request import WINDOW_S, sign_request

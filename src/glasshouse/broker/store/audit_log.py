@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, Executable, Insert, bindparam, insert, select
 
-from glasshouse.broker.chain import GENESIS, record_sha256
-from glasshouse.broker.schema import audit, deployments, groups, own_audit, owners, packages
+from glasshouse.broker.api.audit_chain import GENESIS, record_sha256
+from glasshouse.broker.store.database_schema import audit, deployments, groups, own_audit, owners, packages
 from glasshouse.wire.canonical import Json, decode, encode
 
 __all__ = ["MAX_PAGE", "append", "read", "read_own"]

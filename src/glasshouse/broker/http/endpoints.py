@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse.broker.intake import PACE_US, Effect, Intake, Pace, address_of
-from glasshouse.broker.problems import PROBLEM_TYPE, Problem
-from glasshouse.broker.scope import EVERYTHING, Admission, Scope
+from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
+from glasshouse.broker.http.intake import PACE_US, Effect, Intake, Pace, address_of
+from glasshouse.broker.store.scope import EVERYTHING, Admission, Scope
 from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
 from glasshouse.wire.canonical import Json, encode
 

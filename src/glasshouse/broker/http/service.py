@@ -13,10 +13,13 @@ from sqlalchemy.engine import URL
 from starlette.applications import Starlette
 
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
-from glasshouse.broker import store
-from glasshouse.broker.database import Database
-from glasshouse.broker.gate import Gate, GateLimits
-from glasshouse.broker.http import (
+from glasshouse.broker.decide.countersigning import Reports
+from glasshouse.broker.decide.group_requests import OwnersGroups
+from glasshouse.broker.decide.key_release import Gate, GateLimits
+from glasshouse.broker.decide.owner_requests import OwnerSide
+from glasshouse.broker.decide.owner_views import Views
+from glasshouse.broker.decide.stored_files import Store
+from glasshouse.broker.http.endpoints import (
     Answer,
     Handler,
     Limits,
@@ -26,15 +29,12 @@ from glasshouse.broker.http import (
     add_signed_route,
     bare_app,
 )
-from glasshouse.broker.intake import Intake, Pace
-from glasshouse.broker.keys import KeyFile, private_directory
-from glasshouse.broker.owner import OwnerSide
-from glasshouse.broker.owners_groups import OwnersGroups
-from glasshouse.broker.quota import Quota
-from glasshouse.broker.reports import Reports
-from glasshouse.broker.scope import Admission
-from glasshouse.broker.stored import Store
-from glasshouse.broker.views import Views
+from glasshouse.broker.http.intake import Intake, Pace
+from glasshouse.broker.store import recorded
+from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.key_file import KeyFile, private_directory
+from glasshouse.broker.store.quota import Quota
+from glasshouse.broker.store.scope import Admission
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
 from glasshouse.evidence.stored import MAX_STORE_BYTES
@@ -99,10 +99,10 @@ def open_broker(data_dir: Path, *, clock_us: Callable[[], int] = system_clock_us
     try:
         database.create_tables()
         # A new key file could open nothing of a database that is there already.
-        exists = database.read(store.has_broker_key)
+        exists = database.read(recorded.has_broker_key)
         key_file = KeyFile.open(key_path) if exists else KeyFile.open_or_create(key_path)
-        key = database.write(lambda connection: store.open_broker_key(connection, key_file))
-        database.write(lambda connection: store.sweep(connection, clock_us()))
+        key = database.write(lambda connection: recorded.open_broker_key(connection, key_file))
+        database.write(lambda connection: recorded.sweep(connection, clock_us()))
     except BaseException:
         database.close()
         raise

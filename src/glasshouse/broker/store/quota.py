@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from glasshouse.broker.schema import live, packages, spent
-from glasshouse.broker.scope import Scope
+from glasshouse.broker.store.database_schema import live, packages, spent
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError
 
 __all__ = ["Quota"]

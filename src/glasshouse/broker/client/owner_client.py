@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.problems import Problem
+from glasshouse.broker.api.problems import Problem
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.dsse import Envelope

@@ -12,11 +12,11 @@ from functools import partial
 
 from sqlalchemy import Connection, Update, update
 
-from glasshouse.broker import audit, store
-from glasshouse.broker.database import Database, OvertakenError
-from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import Effect, keep
-from glasshouse.broker.schema import releases
+from glasshouse.broker.http.endpoints import Answer, Decision
+from glasshouse.broker.http.intake import Effect, keep
+from glasshouse.broker.store import audit_log, recorded
+from glasshouse.broker.store.database import Database, OvertakenError
+from glasshouse.broker.store.database_schema import releases
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import (
     CountersignedReceipt,
@@ -61,8 +61,8 @@ class Reports:
         submission = HeadSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
 
-        def judge(connection: Connection) -> tuple[store.Attested, CountersignedHead]:
-            found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+        def judge(connection: Connection) -> tuple[recorded.Attested, CountersignedHead]:
+            found = recorded.attested(connection, run_id, signer, broker_public=self._key.public)
             if found.stopped:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's owner ends its runs")
             now_us = self._now_us(found)
@@ -113,8 +113,8 @@ class Reports:
         submission = ReceiptSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
 
-        def judge(connection: Connection) -> tuple[store.Attested, CountersignedReceipt, Answer]:
-            found = store.attested(connection, run_id, signer, broker_public=self._key.public)
+        def judge(connection: Connection) -> tuple[recorded.Attested, CountersignedReceipt, Answer]:
+            found = recorded.attested(connection, run_id, signer, broker_public=self._key.public)
             check_signed(submission.head, found.row["evidence_public"])
             if found.head is None or found.head.head != claimed_head(submission.head):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
@@ -145,7 +145,7 @@ class Reports:
     def _countersigned(
         self,
         receipt: bytes,
-        found: store.Attested,
+        found: recorded.Attested,
         final: CountersignedHead,
         previous: CountersignedReceipt | None,
         now_us: int,
@@ -167,21 +167,21 @@ class Reports:
             keep(self._spoiled, key, None)
             raise
 
-    def _now_us(self, found: store.Attested) -> int:
+    def _now_us(self, found: recorded.Attested) -> int:
         """Return the time, or that of the run's release or last head where the clock was set back since."""
         dated_us: int = max(found.row["released_us"], found.head.time_us if found.head else 0)
         return max(self._clock_us(), dated_us)
 
-    def _delegated(self, connection: Connection, found: store.Attested, now_us: int) -> bytes:
+    def _delegated(self, connection: Connection, found: recorded.Attested, now_us: int) -> bytes:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""
-        return store.delegated(
+        return recorded.delegated(
             connection, found.package_id, Use.COUNTERSIGN, broker_public=self._key.public, now_us=now_us
         )
 
     def _keep_receipt(
         self,
         connection: Connection,
-        found: store.Attested,
+        found: recorded.Attested,
         signed: CountersignedReceipt,
         receipt: bytes,
         now_us: int,
@@ -198,7 +198,7 @@ class Reports:
                 contact_us=now_us,
             ),
         )
-        audit.append(
+        audit_log.append(
             connection,
             "receipt",
             now_us,

@@ -10,9 +10,21 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, 
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker import schema
-from glasshouse.broker.keys import KeyFile, Purpose
-from glasshouse.broker.scope import Scope
+from glasshouse.broker.store.database_schema import (
+    SCHEMA_VERSION,
+    broker,
+    challenges,
+    delegations,
+    deployments,
+    groups,
+    launches,
+    members,
+    packages,
+    releases,
+    stopped,
+)
+from glasshouse.broker.store.key_file import KeyFile, Purpose
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError, VerificationError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.broker_side import DeploymentRecord, LaunchRecord
@@ -49,67 +61,64 @@ _REMEMBERED = 64
 # Statements are built once: to build one costs as much as to run it.
 _STANDING = (
     select(
-        schema.deployments.c.policy,
-        schema.deployments.c.releases,
-        schema.packages.c.package_id,
-        schema.packages.c.owner,
-        schema.packages.c.envelope,
-        schema.packages.c.wrapped_key,
-        schema.packages.c.revoked_us,
-        schema.delegations.c.envelope.label("delegation"),
+        deployments.c.policy,
+        deployments.c.releases,
+        packages.c.package_id,
+        packages.c.owner,
+        packages.c.envelope,
+        packages.c.wrapped_key,
+        packages.c.revoked_us,
+        delegations.c.envelope.label("delegation"),
     )
-    .join(schema.packages, schema.packages.c.package_id == schema.deployments.c.package_id)
-    .outerjoin(schema.delegations, schema.delegations.c.owner == schema.packages.c.owner)
-    .where(schema.deployments.c.id == bindparam("deployment"))
+    .join(packages, packages.c.package_id == deployments.c.package_id)
+    .outerjoin(delegations, delegations.c.owner == packages.c.owner)
+    .where(deployments.c.id == bindparam("deployment"))
 )
 # Every query that finds a launch finds its group with it; `as_launch` reads these columns.
 LAUNCH_COLUMNS = (
-    schema.launches,
-    schema.members.c.machine,
-    schema.groups.c.id.label("group_id"),
-    schema.groups.c.machines,
-    schema.groups.c.ranks,
+    launches,
+    members.c.machine,
+    groups.c.id.label("group_id"),
+    groups.c.machines,
+    groups.c.ranks,
 )
-LAUNCH_SOURCE = schema.launches.outerjoin(schema.members, schema.members.c.jti == schema.launches.c.jti).outerjoin(
-    schema.groups, schema.groups.c.id == schema.members.c.group_id
+LAUNCH_SOURCE = launches.outerjoin(members, members.c.jti == launches.c.jti).outerjoin(
+    groups, groups.c.id == members.c.group_id
 )
-_LAUNCH = select(*LAUNCH_COLUMNS).select_from(LAUNCH_SOURCE).where(schema.launches.c.jti == bindparam("jti"))
+_LAUNCH = select(*LAUNCH_COLUMNS).select_from(LAUNCH_SOURCE).where(launches.c.jti == bindparam("jti"))
 _LOCK = (
-    update(schema.deployments)
-    .where(schema.deployments.c.id == bindparam("deployment"))
-    .values(decisions=schema.deployments.c.decisions + 1)
+    update(deployments).where(deployments.c.id == bindparam("deployment")).values(decisions=deployments.c.decisions + 1)
 )
 _DELEGATED = (
-    select(schema.delegations.c.envelope, schema.delegations.c.owner)
-    .join(schema.packages, schema.packages.c.owner == schema.delegations.c.owner)
-    .where(schema.packages.c.package_id == bindparam("package_id"))
+    select(delegations.c.envelope, delegations.c.owner)
+    .join(packages, packages.c.owner == delegations.c.owner)
+    .where(packages.c.package_id == bindparam("package_id"))
 )
 _ATTESTED = (
-    select(schema.releases, schema.deployments.c.package_id, schema.stopped.c.stopped_us)
-    .join(schema.deployments, schema.deployments.c.id == schema.releases.c.deployment)
-    .outerjoin(schema.stopped, schema.stopped.c.package_id == schema.deployments.c.package_id)
-    .where(schema.releases.c.run_id == bindparam("run_id"))
+    select(releases, deployments.c.package_id, stopped.c.stopped_us)
+    .join(deployments, deployments.c.id == releases.c.deployment)
+    .outerjoin(stopped, stopped.c.package_id == deployments.c.package_id)
+    .where(releases.c.run_id == bindparam("run_id"))
 )
 # A group whose deadline has passed is refused at the next request; nothing of it is appraised again.
-_OVER = select(schema.groups.c.id).where(
-    schema.groups.c.state == GroupState.OPEN.value, schema.groups.c.deadline_us <= bindparam("now_us")
-)
-_KEPT = schema.members.c.evidence.is_not(None)
-_SWEEP_WAITING = update(schema.members).where(_KEPT, schema.members.c.group_id.in_(_OVER)).values(evidence=None)
+_OVER = select(groups.c.id).where(groups.c.state == GroupState.OPEN.value, groups.c.deadline_us <= bindparam("now_us"))
+_KEPT = members.c.evidence.is_not(None)
+_SWEEP_WAITING = update(members).where(_KEPT, members.c.group_id.in_(_OVER)).values(evidence=None)
 # With what a machine of an open group waits stays until the group is decided, whatever became of its token.
 _WAITED_WITH = (
-    select(schema.members.c.nonce)
-    .join(schema.groups, schema.groups.c.id == schema.members.c.group_id)
-    .where(schema.groups.c.state == GroupState.OPEN.value, schema.members.c.nonce.is_not(None))
+    select(members.c.nonce)
+    .join(groups, groups.c.id == members.c.group_id)
+    .where(groups.c.state == GroupState.OPEN.value, members.c.nonce.is_not(None))
 )
-_SWEEP = delete(schema.challenges).where(
-    schema.challenges.c.keep_until_us <= bindparam("now_us"), schema.challenges.c.nonce.not_in(_WAITED_WITH)
+_SWEEP = delete(challenges).where(
+    challenges.c.keep_until_us <= bindparam("now_us"),
+    challenges.c.nonce.not_in(_WAITED_WITH),
 )
 
 
 def has_broker_key(connection: Connection) -> bool:
     """Return whether this database has a broker in it."""
-    return connection.execute(select(func.count()).select_from(schema.broker)).scalar_one() > 0
+    return connection.execute(select(func.count()).select_from(broker)).scalar_one() > 0
 
 
 def open_broker_key(connection: Connection, key_file: KeyFile) -> SigningKey:
@@ -118,15 +127,15 @@ def open_broker_key(connection: Connection, key_file: KeyFile) -> SigningKey:
     Raises:
         UsageError: `usage` when the key file belongs to another database or the database to another version.
     """
-    row = connection.execute(select(schema.broker)).mappings().one_or_none()
+    row = connection.execute(select(broker)).mappings().one_or_none()
     if row is None:
         key = SigningKey.generate()
         wrapped = key_file.wrap(Purpose.SIGNING_KEY, key.key_id, key.seed())
-        values = {"id": 1, "version": schema.SCHEMA_VERSION, "public": key.public, "wrapped_seed": wrapped}
-        connection.execute(insert(schema.broker).values(**values))
+        values = {"id": 1, "version": SCHEMA_VERSION, "public": key.public, "wrapped_seed": wrapped}
+        connection.execute(insert(broker).values(**values))
         return key
-    if row["version"] != schema.SCHEMA_VERSION:
-        raise UsageError(Code.USAGE, f"a broker's database of version {row['version']}, not {schema.SCHEMA_VERSION}")
+    if row["version"] != SCHEMA_VERSION:
+        raise UsageError(Code.USAGE, f"a broker's database of version {row['version']}, not {SCHEMA_VERSION}")
     return SigningKey(key_file.unwrap(Purpose.SIGNING_KEY, key_id(row["public"]), row["wrapped_seed"]))
 
 
@@ -263,7 +272,7 @@ def lock_deployment(connection: Connection, deployment: str) -> None:
 
 def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delegation: Delegation) -> Delegation | None:
     """Keep an owner's delegation in place of an older one; return the one that stays where it is not older."""
-    table, before = schema.delegations, None
+    table, before = delegations, None
     kept = connection.execute(select(table.c.envelope).where(table.c.owner == owner)).scalar_one_or_none()
     if kept is not None:
         with contextlib.suppress(FormatError):  # what the owner signed replaces what they did not

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from starlette.applications import Starlette
 
-from glasshouse.broker.intake import address_of
-from glasshouse.broker.keys import read_private_file, write_private_file
-from glasshouse.broker.listen import BoundedProtocol, Server
-from glasshouse.broker.room import Room
+from glasshouse.broker.http.connections import Room
+from glasshouse.broker.http.intake import address_of
+from glasshouse.broker.http.listeners import BoundedProtocol, Server
+from glasshouse.broker.store.key_file import read_private_file, write_private_file
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.kdf import sha256
 

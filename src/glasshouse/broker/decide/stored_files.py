@@ -24,14 +24,14 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from glasshouse.broker import store
-from glasshouse.broker.database import Database
-from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import Effect
-from glasshouse.broker.keys import private_directory, read_private_file, write_private_file
-from glasshouse.broker.schema import packages, stored
-from glasshouse.broker.scope import Scope
-from glasshouse.broker.views import launch_of
+from glasshouse.broker.decide.owner_views import launch_of
+from glasshouse.broker.http.endpoints import Answer, Decision
+from glasshouse.broker.http.intake import Effect
+from glasshouse.broker.store import recorded
+from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.database_schema import packages, stored
+from glasshouse.broker.store.key_file import private_directory, read_private_file, write_private_file
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import MAX_EVENT_BYTES
@@ -132,8 +132,8 @@ class Store:
         part = StoredPart.parse(body)
         run_id, signer = part.claimed(self._public)
 
-        def judge(connection: Connection) -> tuple[store.Attested, Head]:
-            found = store.attested(connection, run_id, signer, broker_public=self._public)
+        def judge(connection: Connection) -> tuple[recorded.Attested, Head]:
+            found = recorded.attested(connection, run_id, signer, broker_public=self._public)
             evidence_public = found.row["evidence_public"]
             head = part.check(run_id=found.row["run_id"], broker_public=self._public, evidence_public=evidence_public)
             if part.name == HEADS_NAME and part.size > (head.sequence + 1) * (MAX_COUNTERSIGNED_HEAD_BYTES + 1):
@@ -147,7 +147,7 @@ class Store:
         effect = Effect.CREDIT if goes_on else Effect.CHARGE
         return Decision(decide=partial(self._keep, part, run_id, found, head), effect=effect)
 
-    def _keep(self, part: StoredPart, run_id: str, found: store.Attested, head: Head) -> Answer:
+    def _keep(self, part: StoredPart, run_id: str, found: recorded.Attested, head: Head) -> Answer:
         key = run_id, part.name
         path, known = self._path(*key), self._partial.get(key)
         if known is None or (known.sha256, known.size) != (part.sha256, part.size):
@@ -259,13 +259,13 @@ class Store:
         self._database.write(lambda connection: connection.execute(change))
         del self._partial[run_id, name]
 
-    def _is_genuine(self, part: StoredPart, path: Path, found: store.Attested, head: Head) -> bool:
+    def _is_genuine(self, part: StoredPart, path: Path, found: recorded.Attested, head: Head) -> bool:
         """Return whether a whole file is what the run left; a sealed file was compared by its digest."""
         if part.name == LOG_NAME:
             return _is_log(path, head)
         return self._are_heads(path, part.head, found) if part.name == HEADS_NAME else part.name != RECEIPT_NAME
 
-    def _are_heads(self, path: Path, last: Envelope, found: store.Attested) -> bool:
+    def _are_heads(self, path: Path, last: Envelope, found: recorded.Attested) -> bool:
         """Return whether each line is a head that was countersigned for the run, in their order, to the last one."""
         size, end = 0, None
         try:

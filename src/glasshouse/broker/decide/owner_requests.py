@@ -12,15 +12,15 @@ from sqlalchemy import Connection, insert, select, update
 
 from glasshouse.attestation.claims import ID_BYTES, ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker import audit, store
-from glasshouse.broker.database import Database
-from glasshouse.broker.http import Answer
-from glasshouse.broker.keys import KeyFile, Purpose
-from glasshouse.broker.owners_groups import join_group
-from glasshouse.broker.quota import Quota
-from glasshouse.broker.releases import group_facts
-from glasshouse.broker.schema import deployments, launches, packages, stopped
-from glasshouse.broker.scope import Scope
+from glasshouse.broker.decide.group_requests import join_group
+from glasshouse.broker.decide.releases import group_facts
+from glasshouse.broker.http.endpoints import Answer
+from glasshouse.broker.store import audit_log, recorded
+from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.database_schema import deployments, launches, packages, stopped
+from glasshouse.broker.store.key_file import KeyFile, Purpose
+from glasshouse.broker.store.quota import Quota
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.signed_policy import SignedPolicy
@@ -79,10 +79,10 @@ class OwnerSide:
 
         def decide(connection: Connection) -> int:
             self._quota.spend(connection, scope, "delegation", now_us)
-            stays = store.put_delegation(connection, owner, envelope.encode(), delegation)
+            stays = recorded.put_delegation(connection, owner, envelope.encode(), delegation)
             if stays is not None:
                 return stays.serial_us
-            audit.append(
+            audit_log.append(
                 connection,
                 "delegation",
                 now_us,
@@ -126,7 +126,7 @@ class OwnerSide:
             self._quota.spend(connection, scope, "deployment", now_us)
             if row is None:
                 self._quota.check_package(connection, scope)
-                name = store.package_key_name(row_id, manifest.sha256)
+                name = recorded.package_key_name(row_id, manifest.sha256)
                 values = {
                     "package_id": row_id,
                     "owner": manifest.owner_signing,
@@ -143,7 +143,7 @@ class OwnerSide:
                 insert(deployments).values(id=deployment, package_id=row_id, policy=kept, created_us=now_us)
             )
             self._quota.take_deployment(connection, scope, deployment, not_after_us=policy.not_after_us, now_us=now_us)
-            audit.append(
+            audit_log.append(
                 connection,
                 "deployment",
                 now_us,
@@ -191,14 +191,14 @@ class OwnerSide:
         now_s = now_us // _SECOND_US
 
         def decide(connection: Connection) -> TokenClaims:
-            found = store.standing_of(connection, deployment, scope, broker_public=self._key.public)
+            found = recorded.standing_of(connection, deployment, scope, broker_public=self._key.public)
             record = found.record
             if record.revoked:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's key was revoked")
             if now_us >= record.policy.not_after_us:
                 raise RefusedError(Code.DEPLOYMENT_EXPIRED, "the deployment is over")
             try:
-                store.delegated(
+                recorded.delegated(
                     connection, found.package_row, Use.RELEASE, broker_public=self._key.public, now_us=now_us
                 )
             except VerificationError as error:  # here the caller is the owner, who can mend it
@@ -237,7 +237,7 @@ class OwnerSide:
             if group is not None:
                 join_group(connection, group, deployment=deployment, jti=token.jti)
             facts = {"deployment": deployment, "jti": token.jti, "run_id": run_id}
-            audit.append(connection, "launch", now_us, **facts, **group_facts(group))
+            audit_log.append(connection, "launch", now_us, **facts, **group_facts(group))
             return token
 
         token = self._database.write(decide)
@@ -265,11 +265,11 @@ class OwnerSide:
             revoked_us = now_us if row.revoked_us is None else int(row.revoked_us)
             if row.revoked_us is None:
                 connection.execute(update(packages).where(packages.c.package_id == row_id).values(revoked_us=now_us))
-                audit.append(connection, "revocation", now_us, row.owner, package_id=package_id)
+                audit_log.append(connection, "revocation", now_us, row.owner, package_id=package_id)
             ended = select(stopped.c.package_id).where(stopped.c.package_id == row_id)
             if running and connection.execute(ended).first() is None:
                 connection.execute(insert(stopped).values(package_id=row_id, stopped_us=now_us))
-                audit.append(connection, "revocation-of-runs", now_us, row.owner, package_id=package_id)
+                audit_log.append(connection, "revocation-of-runs", now_us, row.owner, package_id=package_id)
             return revoked_us
 
         return Answer.of({"package_id": package_id, "revoked_us": self._database.write(decide), "running": running})

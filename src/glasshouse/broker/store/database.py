@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from glasshouse.broker import schema
+from glasshouse.broker.store import database_schema
 from glasshouse.errors import Code, InternalError, PeerError
 
 __all__ = ["Database", "OvertakenError", "Shared"]
@@ -51,8 +51,8 @@ class Database:
         """
 
         def create(connection: Connection) -> None:
-            schema.metadata.create_all(connection)
-            for table in schema.metadata.tables.values():
+            database_schema.metadata.create_all(connection)
+            for table in database_schema.metadata.tables.values():
                 for index in table.indexes:
                     index.create(connection, checkfirst=True)  # one that a table of an older broker has not
 

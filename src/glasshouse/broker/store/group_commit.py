@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from glasshouse.broker.database import Database, Shared
+from glasshouse.broker.store.database import Database, Shared
 
 __all__ = ["GroupCommit"]
 

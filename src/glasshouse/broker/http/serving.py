@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasshouse.broker.group_commit import GroupCommit
-from glasshouse.broker.intake import Intake
-from glasshouse.broker.listen import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
-from glasshouse.broker.room import Troubles
-from glasshouse.broker.service import create_apps, open_broker, system_clock_us
-from glasshouse.broker.stored import Store
-from glasshouse.broker.tls import CERTIFICATE_NAME, Certificate, gate_server
+from glasshouse.broker.decide.stored_files import Store
+from glasshouse.broker.http.connections import Troubles
+from glasshouse.broker.http.intake import Intake
+from glasshouse.broker.http.listeners import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
+from glasshouse.broker.http.service import create_apps, open_broker, system_clock_us
+from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, gate_server
+from glasshouse.broker.store.group_commit import GroupCommit
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import b64encode, hex_or_null
 

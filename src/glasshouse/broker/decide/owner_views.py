@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Connection, RowMapping, func, select, true
 
 from glasshouse import __version__
-from glasshouse.broker import audit, schema, store
-from glasshouse.broker.database import Database
-from glasshouse.broker.http import Answer
-from glasshouse.broker.schema import challenges, deployments, launches, releases
-from glasshouse.broker.scope import Scope
+from glasshouse.broker.http.endpoints import Answer
+from glasshouse.broker.store import audit_log, database_schema, recorded
+from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.database_schema import challenges, deployments, launches, releases
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.handshake.audit_head import AuditHead
@@ -58,7 +58,7 @@ class Views:
         deployment, now_us = parameters["deployment"], self._clock_us()
 
         def look(connection: Connection) -> dict[str, Json]:
-            record = store.standing_of(connection, deployment, scope, broker_public=self._key.public).record
+            record = recorded.standing_of(connection, deployment, scope, broker_public=self._key.public).record
             mine = challenges.c.deployment == deployment
             count = select(func.count()).select_from(challenges).where(mine)
             is_open = challenges.c.used_us.is_(None) & (challenges.c.expires_us > now_us)
@@ -112,8 +112,12 @@ class Views:
             raise UsageError(Code.USAGE, "after is not the number of a record")
         owner = scope.owner
         if owner is None:
-            return Answer.of({"records": self._database.read(lambda connection: audit.read(connection, int(after)))})
-        records, last, sha256 = self._database.read(lambda connection: audit.read_own(connection, owner, int(after)))
+            return Answer.of(
+                {"records": self._database.read(lambda connection: audit_log.read(connection, int(after)))}
+            )
+        records, last, sha256 = self._database.read(
+            lambda connection: audit_log.read_own(connection, owner, int(after))
+        )
         head = AuditHead(owner=owner, records=last, sha256=sha256, time_us=self._clock_us()).sign(self._key)
         return Answer.of({"head": head.to_json(), "records": records})
 
@@ -125,14 +129,14 @@ class Views:
             return [
                 (name, int(connection.execute(select(func.count()).select_from(table).where(which)).scalar_one()))
                 for name, table, which in (
-                    ("owners", schema.owners, true()),
+                    ("owners", database_schema.owners, true()),
                     ("deployments", deployments, true()),
                     ("launches", launches, true()),
                     ("releases", releases, true()),
                     ("receipts", releases, received),
                     ("runs_without_receipt", releases, ~received),
                     ("challenges", challenges, true()),
-                    ("audit_records", schema.audit, true()),
+                    ("audit_records", database_schema.audit, true()),
                 )
             ]
 
@@ -161,7 +165,7 @@ class Views:
 
 def launch_of(
     connection: Connection, run_id: str, scope: Scope, broker_public: bytes
-) -> tuple[RowMapping, store.Standing]:
+) -> tuple[RowMapping, recorded.Standing]:
     """Return a run's launch and how its deployment stands.
 
     Raises:
@@ -170,7 +174,7 @@ def launch_of(
     launch = connection.execute(select(launches).where(launches.c.run_id == run_id)).mappings().one_or_none()
     standing = None
     if launch is not None:
-        standing = store.standing(connection, launch["deployment"], broker_public=broker_public)
+        standing = recorded.standing(connection, launch["deployment"], broker_public=broker_public)
     if launch is None or standing is None or not scope.covers(standing.owner):
         raise UsageError(Code.RUN_UNKNOWN, "this broker launched no such run")
     return launch, standing

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, insert, select, update
 from starlette.requests import Request
 
-from glasshouse.broker.database import Database
-from glasshouse.broker.schema import owners as enrolled
+from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.database_schema import owners as enrolled
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_request import OwnerRequest, authenticate, check_body, check_serial
 from glasshouse.wire.kdf import lengths_prefixed, sha256

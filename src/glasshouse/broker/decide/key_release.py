@@ -17,15 +17,15 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.evidence import SignedEvidence
-from glasshouse.broker import audit, store
-from glasshouse.broker.database import Database, OvertakenError
-from glasshouse.broker.groups import Groups
-from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import Effect
-from glasshouse.broker.keys import KeyFile
-from glasshouse.broker.releases import Releases, group_facts
-from glasshouse.broker.schema import challenges, launches
-from glasshouse.broker.store import Standing
+from glasshouse.broker.decide.group_release import Groups
+from glasshouse.broker.decide.releases import Releases, group_facts
+from glasshouse.broker.http.endpoints import Answer, Decision
+from glasshouse.broker.http.intake import Effect
+from glasshouse.broker.store import audit_log, recorded
+from glasshouse.broker.store.database import Database, OvertakenError
+from glasshouse.broker.store.database_schema import challenges, launches
+from glasshouse.broker.store.key_file import KeyFile
+from glasshouse.broker.store.recorded import Standing
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError
@@ -59,8 +59,8 @@ class GateLimits:
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
 # column is, for that would set the column.
 _BY_NONCE = (
-    select(challenges.c.nonce, challenges.c.body, challenges.c.used_us, challenges.c.replays, *store.LAUNCH_COLUMNS)
-    .select_from(store.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
+    select(challenges.c.nonce, challenges.c.body, challenges.c.used_us, challenges.c.replays, *recorded.LAUNCH_COLUMNS)
+    .select_from(recorded.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
     .where(challenges.c.nonce == bindparam("nonce"))
 )
 _BY_REQUEST = select(challenges.c.body, challenges.c.used_us).where(
@@ -130,8 +130,8 @@ class Gate:
         request_sha256 = sha256(body)
 
         def known(connection: Connection) -> tuple[bytes | None, int, bool]:
-            record = store.deployment_record(connection, token.deployment, broker_public=self._key.public)
-            launch = store.launch_record(connection, token.jti)
+            record = recorded.deployment_record(connection, token.deployment, broker_public=self._key.public)
+            launch = recorded.launch_record(connection, token.jti)
             if record is None or launch is None:
                 raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
             # Where the clock was set back since the launch, its time: the dates of a run never go back.
@@ -148,7 +148,7 @@ class Gate:
 
         def decide(connection: Connection) -> Answer:
             # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
-            store.lock_deployment(connection, token.deployment)
+            recorded.lock_deployment(connection, token.deployment)
             again, now_us, first = known(connection)
             return Answer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
 
@@ -189,7 +189,7 @@ class Gate:
         # Here: what a refused request had swept would be taken back with it. By the clock, not by this launch's time:
         # where the clock was set back since, that would be over which others still have before them.
         self._sweep(connection, self._clock_us())
-        audit.append(connection, "challenge", now_us, deployment=token.deployment, run_id=token.run_id)
+        audit_log.append(connection, "challenge", now_us, deployment=token.deployment, run_id=token.run_id)
         return body
 
     def evidence(self, body: bytes) -> Decision:
@@ -231,7 +231,7 @@ class Gate:
     def _sweep(self, connection: Connection, now_us: int) -> None:
         """Delete what is over; not with every request, for it is never read and only takes space."""
         if abs(now_us - self._swept_us) >= _SWEEP_EVERY_US:
-            store.sweep(connection, now_us)
+            recorded.sweep(connection, now_us)
             self._swept_us = now_us
 
     def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> bool:
@@ -266,12 +266,12 @@ class Gate:
         self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
     ) -> Answer:
         """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
-        launch = store.as_launch(asked)
+        launch = recorded.as_launch(asked)
         try:
             challenge = _check_2(asked["body"], used=False, now_us=now_us)
             now_us = max(now_us, challenge.issued_us)
-            store.lock_deployment(connection, asked["deployment"])
-            standing = store.standing(connection, asked["deployment"], broker_public=self._key.public)
+            recorded.lock_deployment(connection, asked["deployment"])
+            standing = recorded.standing(connection, asked["deployment"], broker_public=self._key.public)
             if standing is None:
                 raise InternalError(Code.INTERNAL, "a challenge without its deployment")
             appraisal = broker_side.appraise(
@@ -314,7 +314,7 @@ class Gate:
         evidence_sha256: bytes,
         now_us: int,
     ) -> None:
-        audit.append(
+        audit_log.append(
             connection,
             "refusal",
             now_us,
@@ -323,7 +323,7 @@ class Gate:
             deployment=asked["deployment"],
             evidence_sha256=evidence_sha256.hex(),
             run_id=asked["run_id"],
-            **group_facts(store.as_launch(asked).group),
+            **group_facts(recorded.as_launch(asked).group),
         )
 
 

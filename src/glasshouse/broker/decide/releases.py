@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from glasshouse.broker import audit
-from glasshouse.broker.keys import KeyFile
-from glasshouse.broker.schema import deployments, releases
-from glasshouse.broker.store import Standing
+from glasshouse.broker.store import audit_log
+from glasshouse.broker.store.database_schema import deployments, releases
+from glasshouse.broker.store.key_file import KeyFile
+from glasshouse.broker.store.recorded import Standing
 from glasshouse.errors import Code
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
@@ -132,7 +132,7 @@ class Releases:
                 "contact_us": now_us,
             }
             connection.execute(_RELEASE, values)
-        audit.append(
+        audit_log.append(
             connection,
             "release",
             now_us,

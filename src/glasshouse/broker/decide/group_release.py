@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
-from glasshouse.broker import audit, store
-from glasshouse.broker.database import Database, OvertakenError
-from glasshouse.broker.http import Answer, Decision
-from glasshouse.broker.intake import OVER_PACE_US, PACE_US, Effect
-from glasshouse.broker.releases import Release, Releases, group_facts, others_keys
-from glasshouse.broker.schema import challenges, groups, members
-from glasshouse.broker.store import Standing
+from glasshouse.broker.decide.releases import Release, Releases, group_facts, others_keys
+from glasshouse.broker.http.endpoints import Answer, Decision
+from glasshouse.broker.http.intake import OVER_PACE_US, PACE_US, Effect
+from glasshouse.broker.store import audit_log, recorded
+from glasshouse.broker.store.database import Database, OvertakenError
+from glasshouse.broker.store.database_schema import challenges, groups, members
+from glasshouse.broker.store.recorded import Standing
 from glasshouse.errors import Code, InternalError, RefusedError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, LaunchRecord
@@ -43,16 +43,16 @@ _ACCEPTED = members.c.evidence_sha256.is_not(None)
 _OF_GROUP = members.c.group_id == bindparam("group")
 _MACHINES = select(members.c.machine).where(_OF_GROUP, _ACCEPTED)
 _KEYS = select(members.c.machine, members.c.evidence_public, members.c.keys_sha256).where(_OF_GROUP, _ACCEPTED)
-_SOURCE = store.LAUNCH_SOURCE.join(challenges, challenges.c.nonce == members.c.nonce)
+_SOURCE = recorded.LAUNCH_SOURCE.join(challenges, challenges.c.nonce == members.c.nonce)
 _WAITING = (
-    select(*store.LAUNCH_COLUMNS, challenges.c.nonce, challenges.c.body, members.c.evidence)
+    select(*recorded.LAUNCH_COLUMNS, challenges.c.nonce, challenges.c.body, members.c.evidence)
     .select_from(_SOURCE)
     .where(_OF_GROUP, _ACCEPTED)
     .order_by(members.c.machine)
 )
 _ASKED = (
     select(
-        *store.LAUNCH_COLUMNS,
+        *recorded.LAUNCH_COLUMNS,
         challenges.c.body,
         challenges.c.status,
         challenges.c.answer,
@@ -177,7 +177,7 @@ class Groups:
         }
         connection.execute(_ACCEPT, accepted)
         connection.execute(_BEGIN, {"group": group.id, "until_us": challenge.expires_us})
-        audit.append(
+        audit_log.append(
             connection,
             "accepted",
             now_us,
@@ -214,7 +214,7 @@ class Groups:
             return self._asked(connection, row)
 
         def settle(connection: Connection) -> _Asked:
-            store.lock_deployment(connection, asked.launch.deployment)
+            recorded.lock_deployment(connection, asked.launch.deployment)
             now_us, group = max(self._clock_us(), asked.not_before_us), _of(asked.launch)
             refusal = look(connection).refusal  # now: the owner may have mended it since
             if refusal is not None:
@@ -239,11 +239,11 @@ class Groups:
         )
 
     def _asked(self, connection: Connection, row: RowMapping) -> _Asked:
-        launch = store.as_launch(row)
+        launch = recorded.as_launch(row)
         # A clock that was set back since makes nothing that was decided untimely, nor brings back what is over.
         not_before_us = max(Challenge.parse(row["body"]).issued_us, row["decided_us"] or 0)
         now_us = max(self._clock_us(), not_before_us)
-        record = store.deployment_record(connection, launch.deployment, broker_public=self._public)
+        record = recorded.deployment_record(connection, launch.deployment, broker_public=self._public)
         if record is None:
             raise InternalError(Code.INTERNAL, "a launch without its deployment")
         refusal: CheckFailedError | None = None
@@ -342,7 +342,7 @@ class Groups:
 
     def _made(self, connection: Connection, standing: Standing, row: RowMapping, now_us: int) -> Release:
         """Appraise a machine's stored evidence as of now, and make its release."""
-        launch, challenge = store.as_launch(row), Challenge.parse(row["body"])
+        launch, challenge = recorded.as_launch(row), Challenge.parse(row["body"])
         appraisal = broker_side.appraise(
             broker_side.check_1_message(row["evidence"]),
             challenge=challenge,
@@ -413,7 +413,7 @@ def refuse(connection: Connection, group_id: bytes, *, machine: int, code: Code,
     if connection.execute(_DECIDE, {**values, "now_us": now_us}).rowcount != 1:
         return False
     connection.execute(_FORGET, {"group": group_id})
-    audit.append(connection, "group-refusal", now_us, code=code.value, group=group_id.hex(), machine=machine)
+    audit_log.append(connection, "group-refusal", now_us, code=code.value, group=group_id.hex(), machine=machine)
     return True
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Connection, func, insert, select
 
 from glasshouse.attestation.claims import ID_BYTES
-from glasshouse.broker import audit, store
-from glasshouse.broker.database import Database
-from glasshouse.broker.groups import group_record, refuse
-from glasshouse.broker.http import Answer
-from glasshouse.broker.quota import Quota
-from glasshouse.broker.schema import groups, members
-from glasshouse.broker.scope import Scope
+from glasshouse.broker.decide.group_release import group_record, refuse
+from glasshouse.broker.http.endpoints import Answer
+from glasshouse.broker.store import audit_log, recorded
+from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.database_schema import groups, members
+from glasshouse.broker.store.quota import Quota
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.handshake.group_rules import GroupRecord, GroupState
 from glasshouse.wire.canonical import Json, decode
@@ -63,7 +63,7 @@ class OwnersGroups:
         group_id, now_us = secrets.token_bytes(GROUP_ID_BYTES), self._clock_us()
 
         def decide(connection: Connection) -> None:
-            standing = store.standing_of(connection, deployment, scope, broker_public=self._public)
+            standing = recorded.standing_of(connection, deployment, scope, broker_public=self._public)
             if machines > 1 and GROUP_EGRESS not in standing.record.policy.egress:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE,
@@ -84,7 +84,7 @@ class OwnersGroups:
                 "created_us": now_us,
             }
             connection.execute(insert(groups).values(**values))
-            audit.append(
+            audit_log.append(
                 connection,
                 "group",
                 now_us,
@@ -135,7 +135,7 @@ class OwnersGroups:
             found = self._found(connection, group_id, scope)
             if machine >= found.machines:
                 raise UsageError(Code.USAGE, f"machine {machine} of a group of {found.machines}")
-            store.lock_deployment(connection, found.deployment)
+            recorded.lock_deployment(connection, found.deployment)
             refuse(connection, group_id, machine=machine, code=code, now_us=now_us)
             return group_record(connection, group_id).state.value
 
@@ -143,7 +143,7 @@ class OwnersGroups:
 
     def _found(self, connection: Connection, group_id: bytes, scope: Scope) -> GroupRecord:
         found = _known(connection, group_id)
-        standing = store.standing(connection, found.deployment, broker_public=self._public)
+        standing = recorded.standing(connection, found.deployment, broker_public=self._public)
         if standing is None or not scope.covers(standing.owner):
             raise _unknown()
         return found

@@ -1,0 +1,1 @@
+"""The decisions: challenges, releases, countersignatures, and the requests of owners."""

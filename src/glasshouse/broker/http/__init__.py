@@ -1,0 +1,1 @@
+"""The HTTP service: listeners, bounded connections, intake of messages, routes."""
