@@ -38,9 +38,9 @@ from benchmarks.lifecycle import PROGRAM, SAMPLE_S, SETTLE_S, TIMEOUT_S, WORKER,
 from glasshouse.broker.http.service import DATABASE_NAME
 from glasshouse.jobs.places import Machine, place_of
 from glasshouse.jobs.rundir import RunFolder
-from glasshouse.providers.keeper import KEEPER, boot
-from glasshouse.providers.runs import Runs
-from glasshouse.providers.uploads import Uploads
+from glasshouse.providers.serve.keeper import KEEPER, boot
+from glasshouse.providers.serve.runs import Runs
+from glasshouse.providers.serve.uploads import Uploads
 
 BARS = {
     "f_over_ssh_more_s": Bar(1.0),

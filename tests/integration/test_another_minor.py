@@ -17,7 +17,7 @@ import pytest
 
 from glasshouse.errors import ExitCode, PlatformError
 from glasshouse.jobs.bundle import make_bundle
-from glasshouse.providers.bundled import install
+from glasshouse.providers.place.bundled import install
 from simulators.command_line import Shell
 from tools import another_minor
 from tools.another_minor import MINOR, OURS

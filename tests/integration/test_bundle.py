@@ -20,9 +20,9 @@ from glasshouse.attestation.measured import Measured
 from glasshouse.attestation.measurement import measured_files
 from glasshouse.errors import Code, ExitCode, PeerError, PlatformError, UsageError
 from glasshouse.jobs.bundle import make_bundle, read_bundle
-from glasshouse.providers.bundled import install
-from glasshouse.providers.keeper import ENDED
-from glasshouse.providers.unpack import MANIFEST
+from glasshouse.providers.place.bundled import install
+from glasshouse.providers.serve.keeper import ENDED
+from glasshouse.providers.serve.unpack import MANIFEST
 from glasshouse.runtime import kernel as linux
 from simulators.command_line import Shell
 from tools.forked import in_child

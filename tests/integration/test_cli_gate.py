@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, ExitCode
-from glasshouse.providers.runs import Runs
+from glasshouse.providers.serve.runs import Runs
 from simulators.command_line import Answer, Shell
 from tools.ports import free_port
 from tools.sshd import needs_sshd, serving_ssh
@@ -263,7 +263,7 @@ def _sends(there: Path, run_id: str) -> bool:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"glasshouse.providers.storing" in words and str(there / "runs" / run_id).encode() in words:
+            if b"glasshouse.providers.serve.storing" in words and str(there / "runs" / run_id).encode() in words:
                 return True
     return False
 

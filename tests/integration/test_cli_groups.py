@@ -16,9 +16,9 @@ from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.run import Ranks, prepare
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Interrupts, supervise
-from glasshouse.providers.base import Order
-from glasshouse.providers.local import LocalPlace, LocalPlaced
-from glasshouse.providers.runs import Run
+from glasshouse.providers.place.local import LocalPlace, LocalPlaced
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.runs import Run
 from glasshouse.wire.states import Outcome
 from simulators.command_line import CANARY, SUM, Answer, Shell
 from simulators.command_line import SCRIPT as COMMAND

@@ -15,7 +15,7 @@ import pytest
 
 import glasshouse
 from glasshouse.errors import ExitCode
-from glasshouse.providers.runs import Runs
+from glasshouse.providers.serve.runs import Runs
 from simulators.command_line import SUM, Shell
 from tools.sshd import needs_sshd, serving_ssh
 from tools.waiting import wait_for

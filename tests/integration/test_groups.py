@@ -11,7 +11,7 @@ import pytest
 import glasshouse
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.machines import check_group
-from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.place.local import LocalPlace
 from tools.runtime_world import AgentProcess, Broken, World, ended, verified
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from glasshouse.errors import ExitCode
 from glasshouse.jobs.bundle import make_bundle
 from glasshouse.jobs.image import image_files
 from glasshouse.jobs.references import Files, differences
-from glasshouse.providers.bundled import install
+from glasshouse.providers.place.bundled import install
 from simulators.command_line import Shell
 from tools.machine import needs_namespaces, needs_root
 from tools.sshd import needs_sshd, serving_ssh

@@ -14,8 +14,8 @@ import pytest
 
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.processes import ProcessName
-from glasshouse.providers.runs import Runs
-from glasshouse.providers.ssh import SshHost
+from glasshouse.providers.place.ssh import SshHost
+from glasshouse.providers.serve.runs import Runs
 from simulators.command_line import Shell
 from tools.sshd import needs_sshd, serving_ssh
 from tools.waiting import wait_for
@@ -26,9 +26,11 @@ pytestmark = [pytest.mark.slow, needs_sshd]
 OTHERWISE = """#!/bin/sh
 exec {python} -I -B -c '
 import os, platform, sys, time, types
-from glasshouse.providers import facts, serve
+from glasshouse.providers.serve import facts
+from glasshouse.providers.serve import server as serve
+from glasshouse.providers.serve.__main__ import main as place_main
 {otherwise}
-sys.exit(serve.main(sys.argv[1:]))' "$5" "$6"
+sys.exit(place_main(sys.argv[1:]))' "$5" "$6"
 """
 
 

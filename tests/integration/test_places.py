@@ -18,15 +18,15 @@ import pytest
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
 from glasshouse.jobs.verify import verify_bundle, verify_log_beside
-from glasshouse.providers.base import Order
-from glasshouse.providers.channel import Channel, digest_of
-from glasshouse.providers.keeper import KEEPER, boot
-from glasshouse.providers.node import NODE
-from glasshouse.providers.placed import RemotePlaced
-from glasshouse.providers.rental import Way
-from glasshouse.providers.runs import Runs
-from glasshouse.providers.slurm import SlurmNode, batch_script, login_of
-from glasshouse.providers.uploads import Uploads
+from glasshouse.providers.place.base import Way
+from glasshouse.providers.place.place_channel import Channel, digest_of
+from glasshouse.providers.place.placed import RemotePlaced
+from glasshouse.providers.place.slurm_node import SlurmNode, batch_script, login_of
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.keeper import KEEPER, boot
+from glasshouse.providers.serve.node import NODE
+from glasshouse.providers.serve.runs import Runs
+from glasshouse.providers.serve.uploads import Uploads
 from glasshouse.runtime.http import parse_url
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
 from tools.machine import needs_root

@@ -147,7 +147,7 @@ def test_the_dead_mans_switch_ends_a_machine_whose_owner_never_comes_back(accoun
     """Not by a run: what it is made with is short, and the owner is gone at once."""
     from decimal import Decimal
 
-    from glasshouse.providers.rental import Options, Start
+    from glasshouse.providers.rental.provider import Options, Start
 
     shell, fake = account.shell, account.fake
     provider = WAYS[account.name]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.rental import Options, Start
-from glasshouse.providers.start import host_key, start_script
+from glasshouse.providers.rental.provider import Options, Start
+from glasshouse.providers.rental.start_script import host_key, start_script
 from simulators.rented_host import RentedHost, pinned
 from tools.machine import needs_namespaces, needs_root
 from tools.sshd import needs_sshd

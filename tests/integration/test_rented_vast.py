@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.rental import Options, Rented, RentedState, Start
-from glasshouse.providers.ssh import SshHost
-from glasshouse.providers.start import host_key
-from glasshouse.providers.vast import Vast
+from glasshouse.providers.place.ssh import SshHost
+from glasshouse.providers.rental.provider import Options, Rented, RentedState, Start
+from glasshouse.providers.rental.start_script import host_key
+from glasshouse.providers.rental.vast import Vast
 from simulators.fake_vast import FakeVast, fake_vast
 from simulators.vast_market import Time
 from tools.machine import needs_namespaces, needs_root

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.rental import Options, RentedState, Start
-from glasshouse.providers.runpod import RunPod
-from glasshouse.providers.start import host_key
+from glasshouse.providers.rental.provider import Options, RentedState, Start
+from glasshouse.providers.rental.runpod import RunPod
+from glasshouse.providers.rental.start_script import host_key
 from simulators.fake_runpod import FakeRunPod, fake_runpod
 from simulators.rented_host import pinned
 from tools.machine import needs_namespaces, needs_root

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers.rental import Options, Provider, RentedState, Start
-from glasshouse.providers.slurm import SlurmNode
-from glasshouse.providers.slurm_jobs import Slurm
+from glasshouse.providers.place.slurm_node import SlurmNode
+from glasshouse.providers.rental.provider import Options, Provider, RentedState, Start
+from glasshouse.providers.rental.slurm_jobs import Slurm
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
 from tools.machine import needs_root
 from tools.waiting import wait_for

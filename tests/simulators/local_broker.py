@@ -21,7 +21,7 @@ from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtoco
 from glasshouse.broker.store.group_commit import GroupCommit
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code
-from glasshouse.providers.line import GateLine
+from glasshouse.providers.protocol.line import GateLine
 from glasshouse.tamper.stage import Actor
 from glasshouse.wire.signing import SigningKey
 

@@ -13,7 +13,7 @@ Step = dict[str, Any]
 
 _LIAR = """
 import json, os, sys
-from glasshouse.providers.link import Link
+from glasshouse.providers.protocol.link import Link
 link = Link(0, 1)
 os.set_blocking(1, True)
 os.write(1, ("\\nglasshouse-place 1 " + sys.argv[2] + "\\n").encode())

@@ -11,8 +11,8 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental
 from glasshouse.jobs.renting import Renter
-from glasshouse.providers.rental import Offer, Options, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.start import NO_SSHD, READY
+from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
+from glasshouse.providers.rental.start_script import NO_SSHD, READY
 
 OPTIONS = Options(
     gpu=("RTX 4090",),

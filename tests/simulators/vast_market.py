@@ -8,8 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
-from glasshouse.providers.rental import Options, Start
-from glasshouse.providers.vast import Vast
+from glasshouse.providers.rental.provider import Options, Start
+from glasshouse.providers.rental.vast import Vast
 
 __all__ = ["OPTIONS", "START", "Host", "Instance", "Paper", "Time", "disk_price", "fits", "market", "rented"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from glasshouse.jobs import renting
-from glasshouse.providers.runpod import RunPod
-from glasshouse.providers.vast import Vast
+from glasshouse.providers.rental.runpod import RunPod
+from glasshouse.providers.rental.vast import Vast
 
 renting.POLL_S, renting._PROOF_GAP_S, renting._WATCH_S = 0.3, 0.5, 1.0
 RunPod.settles_s = Vast.settles_s = 3.0

@@ -141,7 +141,7 @@ def _network(bind: str | None, advertise: str | None, owners: list[Path], *, pla
     """Return where the broker is a gate, and for whom; None where it is none."""
     from glasshouse.broker.http.serving import Network
     from glasshouse.jobs.identity import read_public
-    from glasshouse.providers.line import GateLine
+    from glasshouse.providers.protocol.line import GateLine
 
     if bind is None:
         if advertise is not None or owners or plain:

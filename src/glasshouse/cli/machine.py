@@ -95,7 +95,7 @@ def slurm(
 ) -> None:
     import sys
 
-    from glasshouse.providers.slurm import NODE_FOLDER, batch_script
+    from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script
 
     sys.stdout.write(batch_script(python=python, folder=folder or NODE_FOLDER))
 

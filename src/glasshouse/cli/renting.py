@@ -18,7 +18,7 @@ from glasshouse.jobs.durations import format_s
 if TYPE_CHECKING:
     from glasshouse.jobs.rentals import Rental
     from glasshouse.jobs.wanted import Wanted
-    from glasshouse.providers.rental import Offer
+    from glasshouse.providers.rental.provider import Offer
 
 __all__ = ["agreed", "cost_words", "say_offers"]
 

@@ -37,7 +37,7 @@ def bundle(
     as_json: Json = False,
 ) -> None:
     from glasshouse.jobs.bundle import make_bundle
-    from glasshouse.providers.bundled import digest_of
+    from glasshouse.providers.place.bundled import digest_of
 
     output = Output(as_json)
     made = make_bundle(out, wheels=wheels, python=python, replace=force)

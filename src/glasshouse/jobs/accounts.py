@@ -14,7 +14,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.files import is_there, read_bounded
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.rentals import Cluster, Rental
-from glasshouse.providers.rental import Provider
+from glasshouse.providers.rental.provider import Provider
 
 __all__ = ["PROVIDERS", "handed_on", "provider_for", "provider_of", "providers_with_keys", "take_keys"]
 
@@ -37,19 +37,19 @@ class _Account:
 
 
 def _runpod(key: str, url: str | None) -> Provider:
-    from glasshouse.providers.runpod import RunPod
+    from glasshouse.providers.rental.runpod import RunPod
 
     return RunPod(key) if url is None else RunPod(key, url=url)
 
 
 def _vast(key: str, url: str | None) -> Provider:
-    from glasshouse.providers.vast import Vast
+    from glasshouse.providers.rental.vast import Vast
 
     return Vast(key) if url is None else Vast(key, url=url)
 
 
 def _slurm(cluster: Cluster, python: str) -> Provider:
-    from glasshouse.providers.slurm_jobs import Slurm
+    from glasshouse.providers.rental.slurm_jobs import Slurm
 
     return Slurm(cluster.login, words=cluster.sbatch, nodes=cluster.nodes, python=python)
 

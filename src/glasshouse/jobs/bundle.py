@@ -20,7 +20,7 @@ import glasshouse
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.files import read_bounded, write_private
 from glasshouse.jobs.installation import DISTRIBUTION
-from glasshouse.providers.unpack import MANIFEST, MAX_BYTES, is_bundle
+from glasshouse.providers.serve.unpack import MANIFEST, MAX_BYTES, is_bundle
 from glasshouse.wire.canonical import encode
 
 __all__ = ["FORMAT", "Bundle", "bundled_files", "make_bundle", "read_bundle"]

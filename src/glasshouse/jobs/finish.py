@@ -11,7 +11,7 @@ from glasshouse.jobs.leftover import leftovers, removed, survivors
 from glasshouse.jobs.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verdict import EXITS
 from glasshouse.jobs.verify import Status, Verdict, of_run, verify_file
-from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.place.local import LocalPlace
 from glasshouse.wire.states import Outcome
 
 __all__ = ["GIVEN_UP", "INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]

@@ -24,8 +24,8 @@ from glasshouse.jobs.files import is_there, read_state, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.base import RelayOrder
-from glasshouse.providers.line import GateLine
+from glasshouse.providers.protocol.line import GateLine
+from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.signing import SigningKey
 

@@ -18,13 +18,12 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.placing import see_out
 from glasshouse.jobs.rentals import Attempt, Journal, rental_at
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
-from glasshouse.providers.base import Place, Placed
-from glasshouse.providers.channel import digest_of
-from glasshouse.providers.local import LocalPlace
-from glasshouse.providers.rental import Way
-from glasshouse.providers.serve import OWN_FOLDER
-from glasshouse.providers.slurm import SlurmNode
-from glasshouse.providers.ssh import SshHost, SshPlace, file_option
+from glasshouse.providers.place.base import Place, Placed, Way
+from glasshouse.providers.place.local import LocalPlace
+from glasshouse.providers.place.place_channel import digest_of
+from glasshouse.providers.place.slurm_node import SlurmNode
+from glasshouse.providers.place.ssh import SshHost, SshPlace, file_option
+from glasshouse.providers.serve.server import OWN_FOLDER
 from glasshouse.runtime.findings import Finding, Standing
 from glasshouse.wire.fields import Fields
 

@@ -11,8 +11,9 @@ from types import TracebackType
 from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.base import Order, Place, Placed, RelayOrder
-from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.place.base import Place, Placed
+from glasshouse.providers.place.local import LocalPlace
+from glasshouse.providers.protocol.order import Order, RelayOrder
 
 __all__ = ["STOP_PATIENCE_S", "LeftError", "Placing", "see_out"]
 

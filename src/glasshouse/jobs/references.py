@@ -18,8 +18,8 @@ from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageE
 from glasshouse.jobs.files import MAX_STATE_BYTES, is_there, private_folder, read_bounded, write_private
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.places import LOCAL, place_of
-from glasshouse.providers.base import Place
-from glasshouse.providers.ssh import SshPlace
+from glasshouse.providers.place.base import Place
+from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.fields import Fields
 

@@ -32,8 +32,8 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.files import is_folder, private_folder, read_state, write_state
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.processes import ProcessName
-from glasshouse.providers.keeper import boot
-from glasshouse.providers.rental import Offer
+from glasshouse.providers.rental.provider import Offer
+from glasshouse.providers.serve.keeper import boot
 
 __all__ = ["Attempt", "Caps", "Cluster", "Journal", "Rental", "Step", "rental_at", "rentals"]
 

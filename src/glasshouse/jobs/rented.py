@@ -24,8 +24,8 @@ from glasshouse.jobs.rentals import Journal, Rental
 from glasshouse.jobs.renting import Clock, Renter, SystemClock, Watch
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.wanted import MACHINE, Wanted, wanted
-from glasshouse.providers.base import Place
-from glasshouse.providers.rental import Offer, Provider
+from glasshouse.providers.place.base import Place
+from glasshouse.providers.rental.provider import Offer, Provider
 from glasshouse.wire.policy import Profile
 from glasshouse.workloads.fields import read
 

@@ -19,8 +19,8 @@ from typing import Protocol
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.jobs.files import write_private
 from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
-from glasshouse.providers.rental import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.start import host_key, started_anew
+from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
+from glasshouse.providers.rental.start_script import host_key, started_anew
 
 __all__ = ["Clock", "Renter", "SystemClock", "Watch", "cap_reached", "deadline_us", "give_back_all"]
 

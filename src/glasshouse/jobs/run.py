@@ -34,8 +34,9 @@ from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
-from glasshouse.providers.base import Place, RelayOrder
-from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.place.base import Place
+from glasshouse.providers.place.local import LocalPlace
+from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
 from glasshouse.wire.policy import GROUP_EGRESS, Floor

@@ -25,7 +25,7 @@ from glasshouse.jobs.rentals import Journal
 from glasshouse.jobs.rented import watched
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise import Ended, Interrupts, Watcher, supervise
-from glasshouse.providers.base import Place
+from glasshouse.providers.place.base import Place
 from glasshouse.wire.states import Outcome
 
 __all__ = ["counted", "detach", "giving_back", "interrupt", "run_here", "settled", "stoppable"]

@@ -36,8 +36,8 @@ from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.seal import Sealed, seal
 from glasshouse.jobs.supervise import Ended, Interrupts, Silent
 from glasshouse.jobs.wanted import Wanted
-from glasshouse.providers.base import Place
-from glasshouse.providers.rental import Offer, Provider
+from glasshouse.providers.place.base import Place
+from glasshouse.providers.rental.provider import Offer, Provider
 from glasshouse.wire.policy import Profile
 
 __all__ = ["Listener", "Renting", "Request", "load_job", "return_left", "run_job", "shape_of"]

@@ -34,8 +34,8 @@ from glasshouse.jobs.verify import (
     verify_file,
     verify_log_in,
 )
-from glasshouse.providers.local import LocalPlace
-from glasshouse.providers.runs import numbered
+from glasshouse.providers.place.local import LocalPlace
+from glasshouse.providers.serve.runs import numbered
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["forget_stored", "is_whole", "take_stored"]

@@ -25,7 +25,7 @@ from glasshouse.jobs.identity import read_public
 from glasshouse.jobs.machines import together
 from glasshouse.jobs.placing import STOP_PATIENCE_S, LeftError, Placing
 from glasshouse.jobs.rundir import RunFolder, RunRecord
-from glasshouse.providers.base import Place, Placed
+from glasshouse.providers.place.base import Place, Placed
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import State
 

@@ -18,7 +18,7 @@ from glasshouse.jobs.rentals import Journal, Rental, Step, rentals
 from glasshouse.jobs.rented import return_machine, tag_prefix
 from glasshouse.jobs.renting import Clock, SystemClock, give_back_all
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.rental import Rented
+from glasshouse.providers.rental.provider import Rented
 
 __all__ = ["Elsewhere", "Found", "Stray", "Swept", "elsewhere", "found", "sweep"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from glasshouse.jobs.durations import Duration
 from glasshouse.jobs.rentals import Caps, Cluster
-from glasshouse.providers.rental import Options
+from glasshouse.providers.rental.provider import Options
 from glasshouse.workloads.fields import Field, Flag, Integer, Number, Text, Texts
 
 __all__ = ["MACHINE", "Wanted", "wanted"]

@@ -19,7 +19,7 @@ from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import Event
 from glasshouse.evidence.stored import MAX_PART_BYTES, StoredPart
-from glasshouse.providers.storing import Storing, _NotKeptError
+from glasshouse.providers.serve.storing import Storing, _NotKeptError
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode

@@ -33,7 +33,7 @@ from glasshouse.jobs.renting import Renter
 from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.running import Renting, Request, return_left
 from glasshouse.jobs.supervise import Interrupts
-from glasshouse.providers.base import Place
+from glasshouse.providers.place.base import Place
 from glasshouse.wire.policy import Profile
 from simulators.owner_side import OwnersWorld
 from tests.simulators.rental_world import OPTIONS, World, WorldProvider

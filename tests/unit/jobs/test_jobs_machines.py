@@ -29,7 +29,7 @@ from glasshouse.jobs.rundir import Phase, RunFolder
 from glasshouse.jobs.verdict import Status, Verdict
 from glasshouse.jobs.verify import verify_file
 from glasshouse.jobs.verify_group import GroupVerdict, verify_group
-from glasshouse.providers.base import Order
+from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome
 from simulators.group_world import MachineWorld, settle_group
 

@@ -26,7 +26,7 @@ from glasshouse.jobs.references import (
     reference,
     remove_reference,
 )
-from glasshouse.providers.ssh import SshHost, SshPlace
+from glasshouse.providers.place.ssh import SshHost, SshPlace
 from glasshouse.wire.canonical import Json
 
 
@@ -162,7 +162,7 @@ def test_a_machine_is_compared_with_the_nearest_reference_and_one_that_is_record
 
 
 def test_this_machine_is_compared_too_where_a_job_names_another(home: Home) -> None:
-    from glasshouse.providers.local import LocalPlace
+    from glasshouse.providers.place.local import LocalPlace
 
     add_reference(home, "lab", files_like_ours(glasshouse={"glasshouse/errors.py": bytes(32)}))
     names = ["lab"]

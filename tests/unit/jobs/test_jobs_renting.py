@@ -17,7 +17,7 @@ from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
 from glasshouse.jobs.rented import NO_MACHINE, begin
 from glasshouse.jobs.renting import POLL_S, Renter
 from glasshouse.jobs.rundir import RunFolder
-from glasshouse.providers.rental import Offer, Start
+from glasshouse.providers.rental.provider import Offer, Start
 from tests.simulators.rental_world import (
     HOST_KEY,
     OPTIONS,
@@ -151,7 +151,7 @@ def test_a_lost_answer_without_a_machine_is_over_only_when_the_listing_has_settl
     world = World()
 
     def lost(self: WorldProvider, chosen: object, start: object) -> str:
-        from glasshouse.providers.rental import UncertainError
+        from glasshouse.providers.rental.provider import UncertainError
 
         raise UncertainError("world", "the connection ended")
 

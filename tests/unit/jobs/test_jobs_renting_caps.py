@@ -20,7 +20,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.rentals import Caps, Journal
 from glasshouse.jobs.rented import NO_MACHINE
 from glasshouse.jobs.renting import POLL_S, SystemClock, Watch, deadline_us
-from glasshouse.providers.start import READY
+from glasshouse.providers.rental.start_script import READY
 from glasshouse.wire.policy import Profile
 from tests.simulators.rental_world import (
     CAPS,

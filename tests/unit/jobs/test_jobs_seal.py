@@ -23,7 +23,7 @@ from glasshouse.jobs.packages import PackageRecord
 from glasshouse.jobs.raw import of_package
 from glasshouse.jobs.run import check_machine, public_part
 from glasshouse.jobs.seal import Sealed, seal
-from glasshouse.providers.local import LocalPlace
+from glasshouse.providers.place.local import LocalPlace
 
 CANARY = b"patient 4711 has a canary"
 

@@ -23,7 +23,7 @@ from glasshouse.jobs.follow import Seen
 from glasshouse.jobs.placing import LeftError
 from glasshouse.jobs.processes import ProcessName
 from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.providers.base import Order
+from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
 

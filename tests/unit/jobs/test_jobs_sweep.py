@@ -12,7 +12,7 @@ from glasshouse.jobs import places
 from glasshouse.jobs.embedded import Embedded
 from glasshouse.jobs.home import Home
 from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
-from glasshouse.providers.ssh import SshHost, SshPlace
+from glasshouse.providers.place.ssh import SshHost, SshPlace
 
 
 class Listing(SshPlace):

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import PeerError, PlatformError
-from glasshouse.providers import facts, keeper
-from glasshouse.providers.channel import Channel
-from glasshouse.providers.keeper import KEEPER, started_ticks
-from glasshouse.providers.runs import Run
+from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.serve import facts, keeper
+from glasshouse.providers.serve.keeper import KEEPER, started_ticks
+from glasshouse.providers.serve.runs import Run
 
 
 def test_a_folder_of_this_machine_alone_is_one_to_keep_runs_in(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.gates import Gates
+from glasshouse.providers.serve.gate_sockets import Gates
 
 RUN = "ab" * 16
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, FormatError, PeerError
-from glasshouse.providers import placed as placed_module
-from glasshouse.providers.channel import Channel
-from glasshouse.providers.placed import RemotePlaced
-from glasshouse.providers.ssh import SshHost, SshPlace
+from glasshouse.providers.place import placed as placed_module
+from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place.placed import RemotePlaced
+from glasshouse.providers.place.ssh import SshHost, SshPlace
 from simulators.lying_place import Step, liar
 
 PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]

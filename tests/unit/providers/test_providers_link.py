@@ -7,7 +7,7 @@ import os
 import pytest
 
 from glasshouse.errors import Code, PeerError
-from glasshouse.providers.link import Link, Message
+from glasshouse.providers.protocol.link import Link, Message
 
 
 def pair() -> tuple[Link, Link]:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers.base import Order
-from glasshouse.providers.local import LocalPlace, LocalPlaced
-from glasshouse.providers.runs import Run
+from glasshouse.providers.place.local import LocalPlace, LocalPlaced
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.runs import Run
 from tools.waiting import wait_for
 
 PATIENCE_S = 60.0

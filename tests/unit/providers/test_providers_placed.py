@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.channel import Channel
-from glasshouse.providers.placed import RemotePlaced
+from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place.placed import RemotePlaced
 from tools.waiting import wait_for
 
 RUN = "ab" * 16
 # As a place serves, with pages of two files, so that a run has several of them.
 SERVE = """
 import sys
-from glasshouse.providers import runs, serve
+from glasshouse.providers.serve import runs
+from glasshouse.providers.serve import server as serve
+from glasshouse.providers.serve.__main__ import main as place_main
 runs.MOST_FILES = serve.MOST_FILES = 2
-sys.exit(serve.main(sys.argv[1:]))
+sys.exit(place_main(sys.argv[1:]))
 """
 LEFT = {"events.log": b"events", "heads.log": b"heads", "receipt.json": b"{}", "runtime.log": b""} | {
     f"outputs/{number:04d}.sealed": b"%d" % number * 1000 for number in range(7)

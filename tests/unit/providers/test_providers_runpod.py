@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.rental import Offer, Options, RentedState, Start, UncertainError
-from glasshouse.providers.runpod import RunPod
+from glasshouse.providers.rental.provider import Offer, Options, RentedState, Start, UncertainError
+from glasshouse.providers.rental.runpod import RunPod
 from simulators.api_description import described, needs_description
 from simulators.fake_api import Reply
 from simulators.fake_runpod import FakeRunPod, fake_runpod

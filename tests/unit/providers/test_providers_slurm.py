@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers import facts, node, serve
-from glasshouse.providers.base import Order
-from glasshouse.providers.keeper import KEEPER, started_ticks
-from glasshouse.providers.node import NODE
-from glasshouse.providers.runs import Run
-from glasshouse.providers.slurm import SlurmNode, batch_script
+from glasshouse.providers.place.slurm_node import SlurmNode, batch_script
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve import facts, node
+from glasshouse.providers.serve import server as serve
+from glasshouse.providers.serve.keeper import KEEPER, started_ticks
+from glasshouse.providers.serve.node import NODE
+from glasshouse.providers.serve.runs import Run
 from tools.waiting import wait_for
 
 RUNTIME = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(60)"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
-from glasshouse.providers.rental import Offer, Options, Start, UncertainError
-from glasshouse.providers.slurm_jobs import Slurm
+from glasshouse.providers.rental.provider import Offer, Options, Start, UncertainError
+from glasshouse.providers.rental.slurm_jobs import Slurm
 
 Answers = Callable[..., None]
 OPTIONS = Options(

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError
-from glasshouse.providers import channel, ssh
-from glasshouse.providers.ssh import SshHost, SshPlace
+from glasshouse.providers.place import place_channel as channel
+from glasshouse.providers.place import ssh
+from glasshouse.providers.place.ssh import SshHost, SshPlace
 from simulators.lying_place import Step, liar
 
 HANGS = [sys.executable, "-c", "import time; time.sleep(60)"]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.rental import STORED, Start
-from glasshouse.providers.start import READY, host_key, start_script, started_anew
+from glasshouse.providers.rental.provider import Start
+from glasshouse.providers.rental.start_script import READY, host_key, start_script, started_anew
+from glasshouse.providers.serve.keeper import STORED
 from simulators.rental_world import OPTIONS
 
 

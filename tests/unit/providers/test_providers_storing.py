@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.keeper import ENDED
-from glasshouse.providers.rental import RENTED, STORED
-from glasshouse.providers.runs import Run
-from glasshouse.providers.storing import GRACE_S, let_machine_end
+from glasshouse.providers.serve.keeper import ENDED, RENTED, STORED
+from glasshouse.providers.serve.runs import Run
+from glasshouse.providers.serve.storing import GRACE_S, let_machine_end
 
 NONCE = "ab" * 16 + "\n"
 

@@ -10,8 +10,8 @@ import blake3
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers import uploads
-from glasshouse.providers.uploads import Uploads
+from glasshouse.providers.serve import uploads
+from glasshouse.providers.serve.uploads import Uploads
 
 CONTENT = bytes(range(256)) * 1000
 DIGEST = blake3.blake3(CONTENT).hexdigest()

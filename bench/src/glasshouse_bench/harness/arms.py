@@ -31,8 +31,8 @@ from glasshouse.jobs.run import prepare
 from glasshouse.jobs.rundir import RunFolder
 from glasshouse.jobs.supervise import Ended as RunEnded
 from glasshouse.jobs.supervise import Interrupts, Silent, supervise
-from glasshouse.providers.base import Order
-from glasshouse.providers.local import LocalPlace, LocalPlaced
+from glasshouse.providers.place.local import LocalPlace, LocalPlaced
+from glasshouse.providers.protocol.order import Order
 from glasshouse.task.handle import RECORD
 from glasshouse.wire.states import State
 from glasshouse_bench.artifact import Arm, Ended

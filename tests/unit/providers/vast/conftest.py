@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.vast import Vast
+from glasshouse.providers.rental.vast import Vast
 from simulators.fake_vast import FakeVast, fake_vast
 from simulators.vast_market import Paper, Time
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.api import Api
-from glasshouse.providers.rental import Offer, RentedState, UncertainError
-from glasshouse.providers.vast import Vast
+from glasshouse.providers.rental.account_api import Api
+from glasshouse.providers.rental.provider import Offer, RentedState, UncertainError
+from glasshouse.providers.rental.vast import Vast
 from simulators.fake_api import Reply
 from simulators.fake_vast import CALLS, FakeVast
 from simulators.vast_market import OPTIONS, START, Paper, Time, rented
@@ -362,7 +362,7 @@ def test_a_price_has_the_disk_whatever_the_total_says_and_a_bid_is_no_more_than_
 
 def test_a_listing_without_an_end_is_left(there: FakeVast, vast: Vast, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(range(10_000))
-    monkeypatch.setattr("glasshouse.providers.vast._MOST_PAGES", 5)
+    monkeypatch.setattr("glasshouse.providers.rental.vast._MOST_PAGES", 5)
     monkeypatch.setattr(there, "_list", lambda **_: Reply(200, {"instances": [], "next_token": f"{next(tokens)}"}))
     with pytest.raises(PeerError, match="without an end"):
         vast.tagged("gh-")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import PeerError, PlatformError, UsageError
-from glasshouse.providers.rental import Offer, RentedState
-from glasshouse.providers.vast import Vast
+from glasshouse.providers.rental.provider import Offer, RentedState
+from glasshouse.providers.rental.vast import Vast
 from simulators.api_description import Description, described, needs_description
 from simulators.fake_vast import CALLS, FakeVast, fake_vast
 from simulators.vast_market import OPTIONS, START, Paper, Time, rented

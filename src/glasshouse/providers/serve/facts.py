@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,10 +17,10 @@ import time
 from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.providers.keeper import boot
+from glasshouse.providers.serve.keeper import boot
 from glasshouse.wire.canonical import Json
 
-__all__ = ["examine", "hello", "installed", "measure", "reached_at"]
+__all__ = ["examine", "free_addresses", "hello", "installed", "measure", "reached_at"]
 
 _EXAMINE_S = 60.0
 _EXAMINE = (
@@ -164,3 +166,33 @@ def reached_at() -> str:
             hint="name it: glasshouse machine add --address",
         )
     return login[2]
+
+
+def free_addresses(host: str, number: int) -> tuple[str, ...]:
+    """Return ports of this machine that are free now, as ``host:port``.
+
+    Nobody holds them until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing:
+    who listens there instead knows none of the group's secrets.
+
+    Args:
+        host: its name or address, which it need not have itself: others may know it by a translated one.
+        number: how many.
+
+    Raises:
+        PlatformError: there is none, or no such name.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            sockets = [held.enter_context(socket.socket(family)) for _ in range(number)]
+            for one in sockets:
+                try:
+                    one.bind(where)
+                except OSError as error:
+                    if error.errno != errno.EADDRNOTAVAIL:
+                        raise
+                    one.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))  # noqa: S104 - closed unheard
+        except OSError as error:
+            raise PlatformError(Code.PLATFORM, f"no free port at {host}: {error.strerror}") from None
+        named = f"[{host}]" if ":" in host else host
+        return tuple(f"{named}:{one.getsockname()[1]}" for one in sockets)

@@ -11,9 +11,7 @@ import os
 import re
 import select
 import selectors
-import signal
 import socket
-import sys
 import time
 import zlib
 from collections import deque
@@ -22,19 +20,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.answers import MAX_MACHINES, Answer, Answers, run_field
-from glasshouse.providers.base import Order
-from glasshouse.providers.gates import Gates, relay_order
-from glasshouse.providers.keeper import boot
-from glasshouse.providers.link import MAX_DATA_BYTES, Link
-from glasshouse.providers.runs import MOST_FILES, Runs, is_name, numbered, own_folder
-from glasshouse.providers.streams import FIRST_CALL, MAX_CALLS, Streams
-from glasshouse.providers.uploads import Upload, Uploads
+from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
+from glasshouse.providers.protocol.calls import FIRST_CALL, MAX_CALLS, Streams
+from glasshouse.providers.protocol.link import MAX_DATA_BYTES, Link
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.answers import MAX_MACHINES, Answer, Answers, run_field
+from glasshouse.providers.serve.gate_sockets import Gates, relay_order
+from glasshouse.providers.serve.keeper import boot
+from glasshouse.providers.serve.runs import MOST_FILES, Runs, is_name, numbered, own_folder
+from glasshouse.providers.serve.uploads import Upload, Uploads
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import Fields
 
-__all__ = ["OWN_FOLDER", "main", "serve"]
+__all__ = ["OWN_FOLDER", "serve"]
 
 GREETING = "glasshouse-place"
 OWN_FOLDER = "-"
@@ -437,26 +435,3 @@ def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None
     os.write(writer, f"\n{GREETING} {VERSION} {nonce}\n".encode())
     os.set_blocking(writer, False)
     place.serve()
-
-
-def main(arguments: list[str]) -> int:
-    """``python -m glasshouse.providers.serve FOLDER NONCE``; the folder ``-`` is in the user's own data folder."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m glasshouse.providers.serve FOLDER NONCE\n")
-        return ExitCode.USAGE
-    usual = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "glasshouse-place"
-    folder = usual if arguments[0] == OWN_FOLDER else Path(arguments[0]).expanduser().absolute()
-    try:
-        serve(folder, arguments[1])
-    except GlasshouseError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return error.exit_code
-    except OSError as error:
-        sys.stderr.write(f"the folder {folder} there cannot be used: {error.strerror}\n")
-        return ExitCode.RUN_FAILED
-    return ExitCode.DONE
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

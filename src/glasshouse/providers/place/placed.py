@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from glasshouse.errors import Code, GlasshouseError, PeerError
-from glasshouse.providers.base import Order
-from glasshouse.providers.channel import ANSWER_S, Channel, digest_of
-from glasshouse.providers.runs import is_name, numbered
+from glasshouse.providers.place.place_channel import ANSWER_S, Channel, digest_of
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.runs import is_name, numbered
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 

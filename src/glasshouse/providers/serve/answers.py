@@ -10,10 +10,10 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from glasshouse.providers import facts
-from glasshouse.providers.local import free_addresses
-from glasshouse.providers.runs import RUN, Runs
-from glasshouse.providers.uploads import Uploads
+from glasshouse.providers.serve import facts
+from glasshouse.providers.serve.facts import free_addresses
+from glasshouse.providers.serve.runs import RUN, Runs
+from glasshouse.providers.serve.uploads import Uploads
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.fields import Fields
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
-from glasshouse.providers.bundled import install
-from glasshouse.providers.channel import Channel
-from glasshouse.providers.keeper import LOG
-from glasshouse.providers.placed import RemotePlaced
-from glasshouse.providers.rental import Way
-from glasshouse.providers.runs import RUN
+from glasshouse.providers.place.base import Way
+from glasshouse.providers.place.bundled import install
+from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place.placed import RemotePlaced
+from glasshouse.providers.serve.keeper import LOG
+from glasshouse.providers.serve.runs import RUN
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 

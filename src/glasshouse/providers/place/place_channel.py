@@ -23,8 +23,8 @@ from pathlib import Path
 import blake3
 
 from glasshouse.errors import Code, FormatError, PeerError, PlatformError, RunError, UsageError
-from glasshouse.providers.link import Link, Message
-from glasshouse.providers.streams import FIRST_CALL, MAX_CALLS, Streams
+from glasshouse.providers.protocol.calls import FIRST_CALL, MAX_CALLS, Streams
+from glasshouse.providers.protocol.link import Link, Message
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import Fields
 

@@ -14,8 +14,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.rental import Offer, Options, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.slurm import NODE_FOLDER, batch_script, login_of
+from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script, login_of
+from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
 
 __all__ = ["Slurm"]
 

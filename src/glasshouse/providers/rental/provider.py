@@ -7,7 +7,6 @@ states are the provider's word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -16,8 +15,6 @@ from typing import Protocol
 from glasshouse.errors import Code, PeerError
 
 __all__ = [
-    "RENTED",
-    "STORED",
     "Offer",
     "Options",
     "Provider",
@@ -25,13 +22,7 @@ __all__ = [
     "RentedState",
     "Start",
     "UncertainError",
-    "Way",
 ]
-
-
-# In the home of a rented machine's user: what its start command leaves, its nonce; and the same, once what its run left
-# is at the gate (`providers.storing`).
-RENTED, STORED = ".glasshouse-rented", ".glasshouse-stored"
 
 
 class UncertainError(PeerError):
@@ -151,13 +142,6 @@ class Rented:
     port: int | None = None
     usd_per_hour: Decimal | None = None
     why: str = ""
-
-
-class Way(Protocol):
-    """How a command is run on a machine; `SshHost` is one."""
-
-    def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
-        """Return the command here that runs `remote` there, as of `SshHost.command`."""
 
 
 class Provider(Protocol):

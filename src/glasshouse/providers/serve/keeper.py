@@ -1,10 +1,10 @@
-"""Stays with one runtime on its machine, connected or not: ``python -m glasshouse.providers.keeper``.
+"""Stays with one runtime on its machine, connected or not: ``python -m glasshouse.providers.serve.keeper``.
 
 Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
 it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.
 
 Where the folder's order names a gate, it carries the runtime's calls to that, with or without an owner's connection,
-and starts what sends there what the run leaves (`providers.storing`).
+and starts what sends there what the run leaves (`providers.serve.storing`).
 
 Laws: it leaves `keeper.json` before the runtime can have its launch file, and `ended` after its end; it ends with the
 runtime and no sooner; where it cannot do so, no runtime is left.
@@ -23,9 +23,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENDED", "KEEPER", "LOG", "ORDER", "SCRATCH", "boot", "main", "relay_of", "started_ticks"]
+__all__ = [
+    "ENDED",
+    "KEEPER",
+    "LOG",
+    "ORDER",
+    "RENTED",
+    "SCRATCH",
+    "STORED",
+    "boot",
+    "main",
+    "relay_of",
+    "started_ticks",
+]
 
 KEEPER, ENDED, LOG, ORDER, SCRATCH = "keeper.json", "ended", "runtime.log", "order.json", "empty"
+# In the home of a rented machine's user: the nonce that its start command leaves; and the same, once what its run left
+# is at the gate (`storing`).
+RENTED, STORED = ".glasshouse-rented", ".glasshouse-stored"
 
 # The runtime sees these of the environment and no others.
 _PASSED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ")
@@ -119,7 +134,7 @@ def _listener(path: str) -> socket.socket:
 
 def _carry(listener: socket.socket, relay: dict[str, Any]) -> None:
     """Carry calls from now on, on threads of their own; TLS is loaded where it is needed."""
-    from glasshouse.providers.line import GateLine, Relay
+    from glasshouse.providers.protocol.line import GateLine, Relay
 
     pinned = None if relay["certificate"] is None else bytes.fromhex(relay["certificate"])
     Relay(listener, GateLine(url=relay["url"], certificate=pinned))
@@ -129,7 +144,7 @@ def _store(folder: Path) -> None:
     """Have what the run leaves sent to its gate, by a process that may outlast this one; a run does not wait for it."""
     with contextlib.suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-I", "-B", "-m", "glasshouse.providers.storing", str(folder)],
+            [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve.storing", str(folder)],
             stdin=0,
             stdout=1,
             stderr=1,

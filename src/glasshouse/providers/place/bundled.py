@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
-from glasshouse.providers import unpack
-from glasshouse.providers.channel import hint_of
+from glasshouse.providers.place.place_channel import hint_of
+from glasshouse.providers.serve import unpack
 
 __all__ = ["digest_of", "install"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.errors import Code, FormatError, PlatformError, UsageError
-from glasshouse.providers.base import RelayOrder
-from glasshouse.providers.runs import own_folder
-from glasshouse.providers.streams import MAX_CALLS
+from glasshouse.providers.protocol.calls import MAX_CALLS
+from glasshouse.providers.protocol.order import RelayOrder
+from glasshouse.providers.serve.runs import own_folder
 from glasshouse.wire.fields import Fields
 
 __all__ = ["Gates", "relay_order"]
@@ -114,7 +114,7 @@ class Gates:
 
 def relay_order(fields: Fields, path: Path) -> RelayOrder:
     """Read to which gate a keeper carries the calls that come to `path`; raises `FormatError`."""
-    from glasshouse.providers.line import GateLine  # TLS is loaded where it is needed
+    from glasshouse.providers.protocol.line import GateLine  # TLS is loaded where it is needed
 
     url, certificate = fields.text("url", max_chars=512), fields.digest_or_null("certificate")
     fields.end()

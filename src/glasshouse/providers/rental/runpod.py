@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.api import Answer, Api
-from glasshouse.providers.rental import Offer, Options, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.start import start_script
+from glasshouse.providers.rental.account_api import Answer, Api
+from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
+from glasshouse.providers.rental.start_script import start_script
 
 __all__ = ["RunPod"]
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.providers import node
-from glasshouse.providers.rental import Way
-from glasshouse.providers.ssh import SshHost
+from glasshouse.providers.place.base import Way
+from glasshouse.providers.place.ssh import SshHost
+from glasshouse.providers.serve import node
 
 __all__ = ["NODE_FOLDER", "SlurmNode", "batch_script", "login_of"]
 

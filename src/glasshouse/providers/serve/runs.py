@@ -23,9 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers.base import Order
-from glasshouse.providers.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
-from glasshouse.providers.node import NODE
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
+from glasshouse.providers.serve.node import NODE
 
 __all__ = ["MOST_FILES", "OUT", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
 
@@ -304,7 +304,7 @@ class Run:
 
 def _keep(folder: Path, command: Sequence[str], launch: bytes) -> int:
     """Start a keeper, which starts the runtime; returns the runtime's process id."""
-    argv = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.keeper", str(folder), *command]
+    argv = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve.keeper", str(folder), *command]
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     with os.fdopen(ours_out, "wb", buffering=0) as stdin, os.fdopen(ours_in, "rb") as stdout:

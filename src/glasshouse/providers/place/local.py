@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.providers.base import Order
-from glasshouse.providers.runs import Run
+from glasshouse.providers.protocol.order import Order
+from glasshouse.providers.serve.facts import free_addresses
+from glasshouse.providers.serve.runs import Run
 
-__all__ = ["LocalPlace", "LocalPlaced", "free_addresses"]
+__all__ = ["LocalPlace", "LocalPlaced"]
 
 _LOOK_S = 0.1
 
@@ -77,36 +76,6 @@ class LocalPlaced:
                 os.waitid(os.P_PIDFD, self._keeper, os.WEXITED | os.WNOHANG)  # where it was this process's child
             os.close(self._keeper)
             self._keeper = None
-
-
-def free_addresses(host: str, number: int) -> tuple[str, ...]:
-    """Return ports of this machine that are free now, as ``host:port``.
-
-    Nobody holds them until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing:
-    who listens there instead knows none of the group's secrets.
-
-    Args:
-        host: its name or address, which it need not have itself: others may know it by a translated one.
-        number: how many.
-
-    Raises:
-        PlatformError: there is none, or no such name.
-    """
-    with contextlib.ExitStack() as held:
-        try:
-            family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            sockets = [held.enter_context(socket.socket(family)) for _ in range(number)]
-            for one in sockets:
-                try:
-                    one.bind(where)
-                except OSError as error:
-                    if error.errno != errno.EADDRNOTAVAIL:
-                        raise
-                    one.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))  # noqa: S104 - closed unheard
-        except OSError as error:
-            raise PlatformError(Code.PLATFORM, f"no free port at {host}: {error.strerror}") from None
-        named = f"[{host}]" if ":" in host else host
-        return tuple(f"{named}:{one.getsockname()[1]}" for one in sockets)
 
 
 class LocalPlace:

@@ -11,7 +11,7 @@ import contextlib
 import selectors
 import socket
 
-from glasshouse.providers.link import Link
+from glasshouse.providers.protocol.link import Link
 
 __all__ = ["FIRST_CALL", "MAX_CALLS", "Streams"]
 

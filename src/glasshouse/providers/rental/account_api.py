@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.providers.rental import UncertainError
+from glasshouse.providers.rental.provider import UncertainError
 
 __all__ = ["Answer", "Api"]
 

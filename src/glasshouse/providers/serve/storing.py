@@ -1,4 +1,4 @@
-"""Sends what a run leaves to its gate, while it goes on and afterwards: ``python -m glasshouse.providers.storing``.
+"""Sends what a run leaves to its gate, meanwhile and afterwards: ``python -m glasshouse.providers.serve.storing``.
 
 Argument: the run's folder, whose order names the gate. Only what lies outside of the runtime is read: sealed files, the
 signed log, the receipt. It has no key: with each file goes the line of the log that names it, its proof, and a head
@@ -6,7 +6,7 @@ that the gate countersigned (spec/owner-api.md section 7).
 
 Laws: the run neither waits for it nor hears of it; it ends when all is there, when the gate keeps nothing, when the
 folder is gone, or when the run has long been over. A rented machine it lets end early, only where the gate has
-confirmed all of it and no owner has asked for the run for a while (`providers.start`).
+confirmed all of it and no owner has asked for the run for a while (`providers.rental.start_script`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.providers.keeper import ENDED, ORDER, relay_of
-from glasshouse.providers.line import GateLine
-from glasshouse.providers.rental import RENTED, STORED
-from glasshouse.providers.runs import OUT, RUN
+from glasshouse.providers.protocol.line import GateLine
+from glasshouse.providers.serve.keeper import ENDED, ORDER, RENTED, STORED, relay_of
+from glasshouse.providers.serve.runs import OUT, RUN
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.fields import b64encode
 from glasshouse.wire.merkle import Tree, leaf_hash

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from glasshouse.providers.rental import RENTED, STORED, Start
+from glasshouse.providers.rental.provider import Start
+from glasshouse.providers.serve.keeper import RENTED, STORED
 
 __all__ = ["NO_SSHD", "READY", "host_key", "start_script", "started_anew"]
 
@@ -59,7 +60,7 @@ def start_script(start: Start, *, end: str, port: int = 22) -> str:
     Args:
         start: the machine's.
         end: a command that ends the machine at its provider, from inside; tried again each minute. It is tried early
-            where `providers.storing` has left `STORED`: what the run left is at its gate.
+            where `providers.serve.storing` has left `STORED`: what the run left is at its gate.
         port: where its sshd listens.
     """
     return _SCRIPT.format(

@@ -17,7 +17,7 @@ from pathlib import Path
 import blake3
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers.runs import own_folder
+from glasshouse.providers.serve.runs import own_folder
 
 __all__ = ["Upload", "Uploads"]
 

@@ -1,0 +1,1 @@
+"""Providers of rented machines: offers, a machine, its way back."""
