@@ -24,7 +24,7 @@ from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.signing import SigningKey
-from glasshouse.workloads.weights import DeviceOpener
+from glasshouse.workloads.builtin.weights import DeviceOpener
 
 __all__ = ["measure_package"]
 

@@ -26,7 +26,7 @@ from glasshouse.collectives.protocol.headers import Algorithm, Header, Kind, fra
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
-from glasshouse.workloads import weights
+from glasshouse.workloads.builtin import weights
 from simulators.engine_ranks import in_ranks, operate
 from simulators.sealed_group import group
 from tools.fake_agent import memory_file, sealed_package

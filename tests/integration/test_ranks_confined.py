@@ -104,7 +104,7 @@ def ranks_of(agent: AgentProcess, count: int) -> list[int]:
         ranks = []
         for pid in family([agent.process.pid]):
             try:
-                if b"glasshouse.workloads.rank " in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"glasshouse.workloads.distributed.rank " in Path(f"/proc/{pid}/cmdline").read_bytes():
                     ranks.append(pid)
             except OSError:
                 continue

@@ -114,7 +114,7 @@ def _ranks(agent: AgentProcess) -> list[int]:
     found = []
     for pid in family([agent.process.pid]):
         try:
-            if b"glasshouse.workloads.rank " in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"glasshouse.workloads.distributed.rank " in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
         except OSError:
             continue

@@ -15,8 +15,8 @@ from glasshouse.task.channel import Channel
 from glasshouse.task.handle import Task
 from glasshouse.task.inputs import FolderInputs
 from glasshouse.wire import ranks
-from glasshouse.workloads.rank_pairs import PairServer
-from glasshouse.workloads.rank_server import Given, RankLinks
+from glasshouse.workloads.distributed.rank_pairs import PairServer
+from glasshouse.workloads.distributed.rank_server import Given, RankLinks
 from tools.recording_channel import Recorded
 
 __all__ = ["JOINED", "PATIENCE_S", "SECRET", "PairPlace", "RankPlace"]
@@ -28,8 +28,8 @@ PATIENCE_S = 120.0
 JOINED = """
 import os, queue, socket, sys, time
 from glasshouse.errors import GlasshouseError
-from glasshouse.workloads.process import close_to_others
-from glasshouse.workloads.rank_channel import RankChannel
+from glasshouse.workloads.process.undumpable import close_to_others
+from glasshouse.workloads.distributed.rank_channel import RankChannel
 close_to_others()
 channel = RankChannel()
 channel.listen(lambda: print("stop", flush=True))

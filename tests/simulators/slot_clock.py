@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from glasshouse.workloads.slots import Pacer, Plan, Stamp
+from glasshouse.workloads.measurement.slots import Pacer, Plan, Stamp
 
 MS = 1_000_000
 SEED = bytes(range(32))

@@ -14,7 +14,7 @@ from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import b64decode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
-from glasshouse.workloads.slots import Plan, order_of
+from glasshouse.workloads.measurement.slots import Plan, order_of
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.claim import claim
 from glasshouse_bench.design import Mode

@@ -16,7 +16,7 @@ import numpy as np
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.slots import BLOCK
+from glasshouse.workloads.measurement.slots import BLOCK
 from glasshouse_bench.artifact import Attempt, Lifecycle, Part
 from glasshouse_bench.claim import Word, claim, job_costs
 from glasshouse_bench.design import Design, Mode

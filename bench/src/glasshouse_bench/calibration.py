@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.workloads.slots import BLOCK, MAX_SLOT_NS
+from glasshouse.workloads.measurement.slots import BLOCK, MAX_SLOT_NS
 from glasshouse_bench.artifact import Lifecycle
 from glasshouse_bench.design import Design, Mode
 from glasshouse_bench.documents import COUNT, NAME, Document, integer, listed

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.policy import Assurance
-from glasshouse.workloads.slots import ALONE, MAX_SLOT_NS, MAX_STEPS, Plan
+from glasshouse.workloads.measurement.slots import ALONE, MAX_SLOT_NS, MAX_STEPS, Plan
 from glasshouse_bench.documents import COUNT, PLAIN, Document, integer, listed
 
 __all__ = ["Design", "Exclusions", "Gpu", "Kind", "Machine", "Mode", "Padding", "Planted", "Workload"]

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Any
 
-from glasshouse.workloads import worker
-from glasshouse.workloads.measured import Measured
+from glasshouse.workloads.measurement.measured_steps import Measured
+from glasshouse.workloads.worker import __main__ as worker
 
 __all__ = ["main", "plant"]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.fields import DECIMAL, Fields
-from glasshouse.workloads.phases import PHASES
-from glasshouse.workloads.slots import MAX_STEPS, NONFINITE, Plan
+from glasshouse.workloads.measurement.phases import PHASES
+from glasshouse.workloads.measurement.slots import MAX_STEPS, NONFINITE, Plan
 from glasshouse_bench.documents import INSTANT
 
 __all__ = ["MAX_PROFILED", "Integers", "Profile", "Record", "Steps", "loss", "parse", "too_long"]

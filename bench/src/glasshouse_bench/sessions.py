@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.workloads.slots import ALONE, BLOCK, NONFINITE, Plan
+from glasshouse.workloads.measurement.slots import ALONE, BLOCK, NONFINITE, Plan
 from glasshouse_bench.records import Integers, Record, Steps
 
 __all__ = ["Blocks", "Outcome", "Session", "blocks_of", "session_of", "unlike_losses"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.workloads.slots import BLOCK, order_of
+from glasshouse.workloads.measurement.slots import BLOCK, order_of
 from glasshouse_bench.records import Steps
 from glasshouse_bench.sessions import Blocks, blocks_of
 

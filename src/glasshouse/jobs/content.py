@@ -12,9 +12,9 @@ from glasshouse.jobs.inputs import Gathered, gather
 from glasshouse.jobs.jobfile import Job
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
+from glasshouse.workloads.builtin.pickles import parsed_source, pickle_hints
 from glasshouse.workloads.params import LoraParams, MlpParams, ScriptParams
 from glasshouse.workloads.params import parse as parse_params
-from glasshouse.workloads.pickles import parsed_source, pickle_hints
 from glasshouse.workloads.preflight import examine
 
 __all__ = ["Content", "content_of", "script_warnings"]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Beginning", "begin"]
 
 # Not `-m`: runpy costs 45 ms uncompiled.
-_WORKER = "from glasshouse.workloads.worker import main; main()"
+_WORKER = "from glasshouse.workloads.worker.__main__ import main; main()"
 _LEAST_WORKSPACE_BYTES = 64 << 20
 # Inputs are laid out once; outputs, caches and temporary files lie beside them.
 _LEAST_BESIDE_INPUTS_BYTES = 32 << 20

@@ -129,7 +129,7 @@ class Task:
                 file that are not in it are skipped.
             only: the tensors to load, all by default.
             opener: opens a sealed input on a GPU, where it can: its plaintext is never in host memory then. The
-                built-in workloads have one (`workloads.weights`).
+                built-in workloads have one (`workloads.builtin.weights`).
 
         Returns:
             The tensors by name, in CPU memory unless given by `into` or opened elsewhere.

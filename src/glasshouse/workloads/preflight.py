@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Protocol
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.package.safetensors import Layout
-from glasshouse.workloads import tables, tokens
-from glasshouse.workloads.architectures import LINEAR
-from glasshouse.workloads.packed import SIDE_FILES, weight_files
+from glasshouse.workloads.builtin import csv_tables as tables
+from glasshouse.workloads.builtin import instructions as tokens
+from glasshouse.workloads.builtin.model_files import LINEAR, SIDE_FILES, weight_files
 from glasshouse.workloads.params import LoraParams, MlpParams, Params, ScriptParams
 
 __all__ = ["File", "examine"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasshouse.workloads.slots import Plan
+from glasshouse.workloads.measurement.slots import Plan
 from glasshouse_bench.coverage import BAR, coverage, main
 from glasshouse_bench.records import parse
 from glasshouse_bench.worlds import SLOT_NS, STEPS, UNCOUNTED, WORLDS, simulate

@@ -122,7 +122,7 @@ LOCK = """
 import sys
 sys.path[:0] = PATHS
 import multiprocessing
-from glasshouse.workloads.failures import of_script
+from glasshouse.workloads.process.failures import of_script
 try:
     multiprocessing.get_context("fork").Lock()
     print("made")

@@ -265,10 +265,10 @@ def test_where_ranks_cannot_be_kept_in_there_is_no_network_for_them(lacking: str
 
 CHILDREN = """
 import os, subprocess, sys
-from glasshouse.workloads.process import close_to_others
-from glasshouse.workloads.rank_server import child_place
+from glasshouse.workloads.process.undumpable import close_to_others
+from glasshouse.workloads.distributed.rank_server import child_place
 close_to_others()
-closing = "from glasshouse.workloads.process import close_to_others; close_to_others();"
+closing = "from glasshouse.workloads.process.undumpable import close_to_others; close_to_others();"
 for before in (closing, ""):
     command = [sys.executable, "-I", "-B", "-c", before + "print(flush=True); input()"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.runtime import own_imports
-from glasshouse.workloads import bytecode
+from glasshouse.workloads.process import bytecode
 
 
 def _printed(folder: Path, code: str) -> list[str]:

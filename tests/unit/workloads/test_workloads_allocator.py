@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from glasshouse.workloads import allocator
+from glasshouse.workloads.process import allocator
 
 # Takes and gives back what a step of a small model does, a hundred times; prints how many pages had to be brought.
 STEPS = """
 import resource, sys
-from glasshouse.workloads.allocator import keep_freed_memory
+from glasshouse.workloads.process.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():

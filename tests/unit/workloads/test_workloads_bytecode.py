@@ -18,7 +18,7 @@ PLANTED = compile("said = 'planted'\n", "planted", "exec")
 PROGRAM = """
 import sys
 folder, name, before, *paths = sys.argv[1:]
-from glasshouse.workloads.bytecode import allow_third_party
+from glasshouse.workloads.process.bytecode import allow_third_party
 sys.path[:0] = paths or [folder]
 if before:
     __import__(before)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.workloads.tables import read_csv
-from glasshouse.workloads.tokens import ByteTokenizer, encode_records
+from glasshouse.workloads.builtin.csv_tables import read_csv
+from glasshouse.workloads.builtin.instructions import ByteTokenizer, encode_records
 
 
 def lines(*records: object) -> list[bytes]:

@@ -15,8 +15,8 @@ import pytest
 from torch.distributed.rendezvous import rendezvous
 
 from glasshouse.errors import Code, CollectiveError, GlasshouseError, RunError, UsageError
-from glasshouse.workloads import environment
-from glasshouse.workloads.failures import MOST_WORDS, code_of, explain, in_a_line, of_script
+from glasshouse.workloads.process import environment
+from glasshouse.workloads.process.failures import MOST_WORDS, code_of, explain, in_a_line, of_script
 
 
 class OutOfMemoryError(RuntimeError):

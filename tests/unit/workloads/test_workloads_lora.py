@@ -16,8 +16,9 @@ from safetensors.torch import load, save
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, RunError, UsageError
 from glasshouse.task.result import Result
-from glasshouse.workloads import determinism, devices, environment, lora
+from glasshouse.workloads.builtin import compute, lora
 from glasshouse.workloads.params import LoraParams, parse
+from glasshouse.workloads.process import environment
 from tools.recorder import Recorder, recorded_task
 
 pytestmark = [
@@ -34,7 +35,7 @@ TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "steps": 3, "batch_siz
 
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
-    from glasshouse.workloads import models
+    from glasshouse.workloads.builtin import models
 
     return models.random_model(name, dtype, device)
 
@@ -49,12 +50,12 @@ def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) ->
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 270_336), ("qwen2.5-7b", 1_261_568)])
 def test_the_default_adapter_has_the_published_number_of_parameters(name: str, expected: int) -> None:
-    from glasshouse.workloads import adapter
+    from glasshouse.workloads.builtin import models
 
     model = random_model(name, torch.bfloat16, torch.device("meta"))
     params = parse("lora", {"model": f"config:{name}"})
     assert isinstance(params, LoraParams)
-    assert adapter.trainable(adapter.attach(model, params)) == expected
+    assert models.trainable(models.attach(model, params)) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 494_032_768), ("qwen2.5-7b", 7_615_616_512)])
@@ -82,7 +83,7 @@ def test_peft_loads_the_adapter_and_gives_the_same_answers(tmp_path: Path) -> No
     folder.mkdir()
     for name, data in channel.outputs.items():
         (folder / name).write_bytes(data)
-    determinism.seed_only(5, threads=None)
+    compute.seed_only(5, threads=None)
     base = random_model("qwen2-tiny", torch.float32, torch.device("cpu"))
     ids = torch.arange(20).unsqueeze(0)
     with torch.no_grad():
@@ -157,15 +158,15 @@ def test_checkpoints_leave_on_the_way(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_ends_the_run_and_no_adapter_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glasshouse.workloads import adapter
+    from glasshouse.workloads.builtin import models
 
-    make = adapter.attach
+    make = models.attach
 
     def broken(model: Any, params: LoraParams) -> Any:
         model.model.norm.weight.data.fill_(math.nan)
         return make(model, params)
 
-    monkeypatch.setattr(adapter, "attach", broken)
+    monkeypatch.setattr(models, "attach", broken)
     with pytest.raises(RunError) as failed:
         run(tmp_path)
     assert failed.value.code is Code.NONFINITE_LOSS
@@ -194,7 +195,7 @@ def test_only_the_answer_counts_in_the_loss(tmp_path: Path) -> None:
     # The same answers behind different prompts: what is trained on is not the prompt.
     task, params, _ = recorded_task("lora", TINY, {}, tmp_path)
     assert isinstance(params, LoraParams)
-    from glasshouse.workloads.tokens import ByteTokenizer, encode_records
+    from glasshouse.workloads.builtin.instructions import ByteTokenizer, encode_records
 
     examples = encode_records(RECORDS.splitlines(), ByteTokenizer(), max_length=99, name="t")
     batch = next(lora._batches(torch, examples, 0, params, torch.device("cpu")))
@@ -236,7 +237,7 @@ def packed_model(folder: Path, *, shards: bool = False) -> dict[str, bytes]:
 def test_a_model_from_the_package_has_its_own_weights(tmp_path: Path, shards: bool) -> None:
     from transformers import AutoModelForCausalLM
 
-    from glasshouse.workloads.models import base_model
+    from glasshouse.workloads.builtin.models import base_model
 
     files = packed_model(tmp_path / "model", shards=shards)
     assert any("index" in name for name in files) is shards
@@ -327,9 +328,9 @@ def test_a_hub_id_that_cannot_be_had_says_what_to_do(
 
 def test_asking_for_a_gpu_where_there_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.choose("auto") == torch.device("cpu")
+    assert compute.choose("auto") == torch.device("cpu")
     with pytest.raises(PlatformError) as refused:
-        devices.choose("cuda")
+        compute.choose("cuda")
     assert refused.value.code is Code.DEVICE_MISSING
 
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from glasshouse.workloads import machines
-from glasshouse.workloads.machines import Machines
+from glasshouse.workloads.distributed import machine_group, machine_streams
+from glasshouse.workloads.distributed.machine_group import Machines
 from tools.fake_agent import wait_for
 from tools.sockets import connection
 
 SECRET = secrets.token_bytes(32)
-ARRIVAL = machines._MESSAGE.pack(machines._CALLED, 0, 0)
+ARRIVAL = machine_group._MESSAGE.pack(machine_group._CALLED, 0, 0)
 
 
 class Relays:
@@ -34,7 +34,7 @@ class Relays:
         with contextlib.suppress(OSError):
             while data := mine.recv(64):
                 if not self.there:
-                    mine.send(bytes([machines._FAILED]) + data[1:])
+                    mine.send(bytes([machine_group._FAILED]) + data[1:])
                     continue
                 one, other = connection()
                 with one, other:
@@ -63,9 +63,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machines, Machines,
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         way, store = (free.getsockname()[1] for free in (one, other))
     # On one machine the two have to differ.
-    monkeypatch.setattr(machines, "STORE_PORT", way)
+    monkeypatch.setattr(machine_group, "STORE_PORT", way)
     second.start(lost[1].append)
-    monkeypatch.setattr(machines, "STORE_PORT", store)
+    monkeypatch.setattr(machine_group, "STORE_PORT", store)
     wait_for(lambda: lines(first) == lines(second) == 1)
     yield first, second, relays
     for one in (*first._lines, *second._lines, second._store):
@@ -101,7 +101,7 @@ def test_the_store_of_the_first_machine_is_found_on_the_second(group: tuple[Mach
     _, second, _ = group
     assert second.machine == 1
     assert second._store is not None
-    with socket.create_server(("127.0.0.1", machines.STORE_PORT)) as store:
+    with socket.create_server(("127.0.0.1", machine_group.STORE_PORT)) as store:
         way = second._store.getsockname()
         with socket.create_connection(way, timeout=10) as rank, store.accept()[0] as other:
             rank.sendall(b"set")
@@ -112,7 +112,7 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
     group: tuple[Machines, Machines, Relays], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _, relays = group
-    monkeypatch.setattr(machines, "_GREETING_S", 2.0)
+    monkeypatch.setattr(machine_streams, "_GREETING_S", 2.0)
     strangers = []
     for _ in range(100):
         one, other = connection()
@@ -120,7 +120,7 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
         other.close()
         strangers.append(one)
     waiting = [thread for thread in threading.enumerate() if thread.name == "glasshouse-called"]
-    assert len(waiting) <= machines._STRANGERS + 1  # and the one that holds the line to the first machine
+    assert len(waiting) <= machine_group._STRANGERS + 1  # and the one that holds the line to the first machine
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)
         reached: list[socket.socket] = []

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from glasshouse.wire.aead import TAG_BYTES
-from glasshouse.workloads import machines
-from glasshouse.workloads.machines import Stream, answer, call
+from glasshouse.workloads.distributed import machine_streams
+from glasshouse.workloads.distributed.machine_streams import Stream, answer, call
 from tools.sockets import connection
 from tools.waiting import wait_for
 
@@ -230,7 +230,7 @@ def test_a_stranger_learns_nothing(said: bytes) -> None:
 
 
 def test_a_caller_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_GREETING_S", 0.05)
+    monkeypatch.setattr(machine_streams, "_GREETING_S", 0.05)
     one, other = connection()
     with one, other, pytest.raises(TimeoutError):
         answer(other, SECRET, own=1, machines=2)
@@ -239,8 +239,8 @@ def test_a_caller_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.M
 @pytest.mark.parametrize("side", ["caller", "called"])
 def test_a_greeting_that_trickles_in_is_given_up_in_time(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte now and then: what counts is the whole, and not how long each takes."""
-    monkeypatch.setattr(machines, "_GREETING_S", 0.4)
-    monkeypatch.setattr(machines, "_CALL_S", 0.4)
+    monkeypatch.setattr(machine_streams, "_GREETING_S", 0.4)
+    monkeypatch.setattr(machine_streams, "_CALL_S", 0.4)
     slow, here = connection()
     over = threading.Event()
 
@@ -266,16 +266,16 @@ def test_a_greeting_that_trickles_in_is_given_up_in_time(side: str, monkeypatch:
 def test_keys_are_replaced_before_a_number_could_come_again(
     wire: Wire, inside: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machines, "_EPOCH_PIECES", 3)
-    monkeypatch.setattr(machines, "PIECE_BYTES", 8)
+    monkeypatch.setattr(machine_streams, "_EPOCH_PIECES", 3)
+    monkeypatch.setattr(machine_streams, "PIECE_BYTES", 8)
     used: list[bytes] = []
-    derive = machines.derive
+    derive = machine_streams.derive
 
     def noting(key: bytes, *info: bytes) -> bytes:
         used.append(info[-1])
         return derive(key, *info)
 
-    monkeypatch.setattr(machines, "derive", noting)
+    monkeypatch.setattr(machine_streams, "derive", noting)
     rank, other = joined(wire, inside)
     data = secrets.token_bytes(200)  # 25 pieces or more
     rank.sendall(data)

@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.result import Result
-from glasshouse.workloads import mlp
+from glasshouse.workloads.builtin import mlp
 from tools.recorder import Recorder, recorded_task
 
 pytestmark = pytest.mark.usefixtures("framework")

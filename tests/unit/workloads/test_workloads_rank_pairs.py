@@ -15,7 +15,7 @@ import pytest
 from glasshouse.runtime.kernel import REAL
 from glasshouse.task.channel import AgentLink
 from glasshouse.wire import frames
-from glasshouse.workloads import rank_processes, rank_server
+from glasshouse.workloads.distributed import rank_processes, rank_server
 from simulators.rank_places import JOINED, PATIENCE_S, SECRET, PairPlace
 from tools.forked import in_child
 from tools.sandboxed import is_gone

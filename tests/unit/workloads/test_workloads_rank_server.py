@@ -19,9 +19,9 @@ import pytest
 from glasshouse.errors import Code
 from glasshouse.runtime.kernel import REAL
 from glasshouse.wire import frames, ranks
-from glasshouse.workloads import rank_server
-from glasshouse.workloads.rank_messages import Report
-from glasshouse.workloads.rank_server import Server
+from glasshouse.workloads.distributed import rank_server
+from glasshouse.workloads.distributed.rank_messages import Report
+from glasshouse.workloads.distributed.rank_server import Server
 from simulators.rank_places import PATIENCE_S, SECRET, RankPlace
 from tools.forked import in_child
 from tools.sandboxed import is_gone
@@ -30,8 +30,8 @@ from tools.waiting import wait_for
 # What a rank does before its script; `channel` is its end.
 JOIN = """
 import os, sys, time, io
-from glasshouse.workloads.process import close_to_others
-from glasshouse.workloads.rank_channel import RankChannel
+from glasshouse.workloads.process.undumpable import close_to_others
+from glasshouse.workloads.distributed.rank_channel import RankChannel
 from glasshouse.errors import GlasshouseError
 def said(action):
     try:
@@ -123,7 +123,7 @@ def test_a_process_that_the_worker_did_not_start_gets_nothing_and_spends_the_tok
 def test_a_child_of_a_rank_is_not_a_rank(place: Place) -> None:
     code = """
 import subprocess
-inner = "from glasshouse.workloads.rank_channel import RankChannel; RankChannel()"
+inner = "from glasshouse.workloads.distributed.rank_channel import RankChannel; RankChannel()"
 done = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True)
 print("is given nothing" in done.stderr)
 from glasshouse.collectives.secret import group_secret

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.workloads import rank_store
+from glasshouse.workloads.distributed import rank_store
 from simulators.rank_places import JOINED, PATIENCE_S, PairPlace
 
 
@@ -43,7 +43,7 @@ print(said(lambda: asked("get", "never", limit_s=0.1)), said(lambda: asked("wait
 TORCH = """
 from datetime import timedelta
 import torch.distributed as dist
-from glasshouse.workloads.torch_store import ChannelStore
+from glasshouse.workloads.distributed.torch_store import ChannelStore
 store = ChannelStore(channel)
 store.set_timeout(timedelta(seconds=100))
 under = dist.PrefixStore("group", store)

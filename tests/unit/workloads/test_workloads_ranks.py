@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.workloads.distributed.rank_server import Failure
+from glasshouse.workloads.distributed.ranked_script import judge
 from glasshouse.workloads.params import ScriptParams, canonical, parse
-from glasshouse.workloads.rank_server import Failure
-from glasshouse.workloads.ranks import judge
 from tools.fake_agent import Ended, FakeAgent, run_raw
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")

@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire import frames
-from glasshouse.workloads.worker import ready_frame
+from glasshouse.workloads.worker.__main__ import ready_frame
 from tools.fake_agent import Ended, FakeAgent, run_raw
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.errors import FormatError, PlatformError, UsageError
-from glasshouse.workloads import slots
-from glasshouse.workloads.slots import Pacer, Plan, order_of
+from glasshouse.workloads.measurement import slots
+from glasshouse.workloads.measurement.slots import Pacer, Plan, order_of
 from simulators.slot_clock import MS, SEED, SlotClock, plan, train
 
 

@@ -20,8 +20,8 @@ from glasshouse.package.chunks import SealedAsset
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
-from glasshouse.workloads import weights
-from glasshouse.workloads.weights import DeviceOpener
+from glasshouse.workloads.builtin import weights
+from glasshouse.workloads.builtin.weights import DeviceOpener
 from simulators.emulated_gpu import emulated_cipher, emulated_gpu
 from tools.fake_agent import memory_file, sealed_package
 

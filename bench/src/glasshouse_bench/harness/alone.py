@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.slots import ALONE, Plan
+from glasshouse.workloads.measurement.slots import ALONE, Plan
 from glasshouse_bench.artifact import Ended
 from glasshouse_bench.beside import Calibration, Parity
 from glasshouse_bench.harness.arms import Left, Worker

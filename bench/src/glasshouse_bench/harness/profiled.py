@@ -6,8 +6,8 @@ import math
 import secrets
 from dataclasses import replace
 
-from glasshouse.workloads.phases import PHASES
-from glasshouse.workloads.slots import MAX_SLOT_NS
+from glasshouse.workloads.measurement.phases import PHASES
+from glasshouse.workloads.measurement.slots import MAX_SLOT_NS
 from glasshouse_bench.beside import Phase, Phases
 from glasshouse_bench.design import Design
 from glasshouse_bench.harness.arms import Worker

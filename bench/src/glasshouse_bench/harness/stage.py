@@ -21,7 +21,7 @@ from glasshouse.jobs.home import Home
 from glasshouse.jobs.identity import Identity
 from glasshouse.jobs.seal import seal
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.slots import Plan
+from glasshouse.workloads.measurement.slots import Plan
 from glasshouse_bench.design import Design, Mode, Planted
 from glasshouse_bench.harness.arms import ProtectedArm, RawArm, Worker
 from glasshouse_bench.harness.session import Makes

@@ -23,8 +23,8 @@ from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
+from glasshouse.workloads.measurement.slots import Plan
 from glasshouse.workloads.params import canonical
-from glasshouse.workloads.slots import Plan
 
 __all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "commitment", "owners"]
 

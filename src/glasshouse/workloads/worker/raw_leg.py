@@ -17,10 +17,10 @@ from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import SECRET_BYTES
 from glasshouse.workloads.params import KINDS, canonical
-from glasshouse.workloads.story import work
+from glasshouse.workloads.worker.worker_run import work
 
 if TYPE_CHECKING:
-    from glasshouse.workloads.rank_server import Given
+    from glasshouse.workloads.distributed.rank_server import Given
 
 __all__ = ["tell"]
 
@@ -50,7 +50,7 @@ class Raw:
             signal.signal(number, stop)
 
     def for_ranks(self) -> Given:
-        from glasshouse.workloads.rank_server import Given
+        from glasshouse.workloads.distributed.rank_server import Given
 
         message: dict[str, Json] = {"inputs": str(self._inputs), "params": dict(self._table)}
         return Given(secret=os.urandom(SECRET_BYTES), message=message, descriptors=(), closed_to_others=False)

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import glasshouse
 from glasshouse.errors import Code, GlasshouseError, RunError
-from glasshouse.workloads import environment
+from glasshouse.workloads.process import environment
 
 __all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "ignored", "in_a_line", "of_script", "say"]
 

@@ -1,8 +1,8 @@
 """One rank: a process that torchelastic or `rank_processes` started in the sandbox, and that runs the owner's script.
 
-``python -I -B -c 'from glasshouse.workloads.rank import main; main()'``, with the variables of torchrun and the two
-tokens of `wire.ranks`, or the number of an inherited descriptor, in its environment. It closes itself to others before
-it asks for anything; what it is handed is what a worker of one process is handed, from the same secret memory.
+``python -I -B -c 'from glasshouse.workloads.distributed.rank import main; main()'``, with the variables of torchrun
+and the two tokens of `wire.ranks`, or the number of an inherited descriptor, in its environment. It becomes undumpable
+before its first request; it receives what a worker of one process receives, from the same secret memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from glasshouse.workloads.process import close_to_others
+from glasshouse.workloads.process.undumpable import close_to_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
     from glasshouse.wire.canonical import Json
-    from glasshouse.workloads.rank_channel import RankChannel
+    from glasshouse.workloads.distributed.rank_channel import RankChannel
 
 __all__ = ["main"]
 
@@ -37,8 +37,8 @@ def main() -> None:
 
 def _tell() -> int:
     from glasshouse.errors import RunError
-    from glasshouse.workloads import failures
-    from glasshouse.workloads.rank_channel import RankChannel
+    from glasshouse.workloads.distributed.rank_channel import RankChannel
+    from glasshouse.workloads.process import failures
 
     try:
         channel = RankChannel()
@@ -53,8 +53,8 @@ def _tell() -> int:
 
 
 def _failed(channel: RankChannel, error: BaseException) -> int:
-    from glasshouse.workloads import failures
-    from glasshouse.workloads.rank_messages import Failed
+    from glasshouse.workloads.distributed.rank_messages import Failed
+    from glasshouse.workloads.process import failures
 
     sys.stdout.flush()
     sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
@@ -64,7 +64,7 @@ def _failed(channel: RankChannel, error: BaseException) -> int:
 
 
 def _ended(channel: RankChannel, result: Result) -> int:
-    from glasshouse.workloads.rank_messages import Report
+    from glasshouse.workloads.distributed.rank_messages import Report
 
     report = Report(
         unit=result.unit,
@@ -83,9 +83,10 @@ def _run(channel: RankChannel) -> Result:
     from glasshouse.errors import Code, FormatError, RunError
     from glasshouse.task.handle import Task
     from glasshouse.task.session import install
-    from glasshouse.workloads import allocator, bytecode, script
+    from glasshouse.workloads.builtin import script
     from glasshouse.workloads.params import ScriptParams, parse
-    from glasshouse.workloads.story import Stop
+    from glasshouse.workloads.process import allocator, bytecode
+    from glasshouse.workloads.process.stop_actions import Stop
 
     allocator.keep_freed_memory()
     inputs, table, workspace = _handed(channel)
@@ -106,7 +107,7 @@ def _run(channel: RankChannel) -> Result:
     channel.listen(stop.ask)
     if channel.machine is not None:
         from glasshouse.collectives.torch_backend import reach
-        from glasshouse.workloads.rank_channel import OtherMachines
+        from glasshouse.workloads.distributed.rank_channel import OtherMachines
 
         reach.use_dialler(OtherMachines(channel, channel.machine))
     if channel.inherited:
@@ -128,7 +129,7 @@ def _without_names(channel: RankChannel) -> None:
 
     @functools.cache  # torch's C++ holds its own half of the object alone, and calls this one
     def store() -> object:
-        from glasshouse.workloads.torch_store import ChannelStore
+        from glasshouse.workloads.distributed.torch_store import ChannelStore
 
         return ChannelStore(channel)
 

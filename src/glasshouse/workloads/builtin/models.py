@@ -1,23 +1,27 @@
-"""Finds or makes the base model of a `lora` job, with its tokenizer."""
+"""The base model of a `lora` job with its tokenizer, and its adapter as files in peft's own format (no pickle)."""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import json
+import tempfile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.task.handle import Task
-from glasshouse.workloads import environment, weights
-from glasshouse.workloads.architectures import QWEN2
-from glasshouse.workloads.packed import SIDE_FILES, weight_files
+from glasshouse.workloads.builtin import weights
+from glasshouse.workloads.builtin.instructions import ByteTokenizer, HubTokenizer, Tokenizer
+from glasshouse.workloads.builtin.model_files import QWEN2, SIDE_FILES, weight_files
 from glasshouse.workloads.params import LoraParams
-from glasshouse.workloads.tokens import ByteTokenizer, HubTokenizer, Tokenizer
+from glasshouse.workloads.process import environment
 
-__all__ = ["base_model", "random_model"]
+__all__ = ["attach", "base_model", "config_bytes", "random_model", "trainable", "weights_bytes"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -112,3 +116,54 @@ def _not_found(params: LoraParams) -> PlatformError:
         f"the model {at} is a hub id, and this job's policy lets the worker reach no network",
         hint=f"pack the model: {packed}; or list the hub's peers in the policy's egress",
     )
+
+
+def attach(model: Any, params: LoraParams) -> Any:
+    """Freeze `model` and put an adapter on its target modules; adapter weights are float32.
+
+    Updates of the usual size vanish when they are added to weights in bfloat16, so only the frozen
+    base is kept in it.
+
+    Raises:
+        UsageError: `job-invalid` when the model has no such modules.
+    """
+    model.name_or_path = model.config.name_or_path = params.base_name  # peft believes the model, not its own argument
+    config = LoraConfig(
+        r=params.rank,
+        lora_alpha=params.alpha,
+        lora_dropout=params.dropout,
+        target_modules=list(params.target_modules),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=params.base_name,
+    )
+    try:
+        return get_peft_model(model, config, autocast_adapter_dtype=True)
+    except ValueError as error:
+        raise UsageError(
+            Code.JOB_INVALID, f"params.target_modules: the model has no linear layers named {params.target_modules}"
+        ) from error
+
+
+def trainable(model: Any) -> int:
+    """Return the number of parameters that training changes."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def weights_bytes(model: Any) -> bytes:
+    """Return ``adapter_model.safetensors``."""
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    return data
+
+
+def config_bytes(model: Any) -> bytes:
+    """Return ``adapter_config.json``, the same bytes for the same adapter."""
+    config = model.peft_config["default"]
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        values = json.loads((Path(folder) / "adapter_config.json").read_text("utf-8"))
+    for name, value in values.items():
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            values[name] = sorted(value)  # a set in peft: its order changes from process to process
+    values["inference_mode"] = True
+    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.hooks import Hooks
+from glasshouse.workloads.measurement.wait_times import Hooks
 
-__all__ = ["PHASES", "Profiler", "ranges"]
+__all__ = ["PHASES", "Profiler", "ranges", "wait_for_device"]
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "checkpoint", "hooks")
 _HOOKS = "hooks"
@@ -26,20 +25,25 @@ _MARK = "glasshouse: first step"
 _UNNAMED: AbstractContextManager[None] = nullcontext()
 
 
-def ranges(profile: int | None, device: Any) -> Callable[[str], AbstractContextManager[object]]:
+def ranges(profile: int | None) -> Callable[[str], AbstractContextManager[object]]:
     """Return what names a part of a step, for the loop of a job with the parameter `profile`."""
-    return partial(_range, device) if profile else lambda _name: _UNNAMED
+    return _range if profile else lambda _name: _UNNAMED
 
 
 @contextmanager
-def _range(device: Any, name: str) -> Iterator[None]:
+def _range(name: str) -> Iterator[None]:
     import torch.profiler
-
-    from glasshouse.workloads import devices
 
     with torch.profiler.record_function(name):
         yield
-        devices.wait(device)  # or the phase would end when its work is queued
+        wait_for_device()  # or the phase would end when its work is queued
+
+
+def wait_for_device() -> None:
+    """Return when the GPU, if this process uses one, has done all that it was told."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
 
 
 class Profiler:

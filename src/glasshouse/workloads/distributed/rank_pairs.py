@@ -30,9 +30,16 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
 from glasshouse.wire.fields import b64encode
-from glasshouse.workloads.rank_messages import DOOR_NAME_CHARS, Call, Door, Join, Secret
-from glasshouse.workloads.rank_server import Given, RankLinks, child_place, closed_to_others, first_message, tell
-from glasshouse.workloads.rank_store import KeyValues
+from glasshouse.workloads.distributed.rank_messages import DOOR_NAME_CHARS, Call, Door, Join, Secret
+from glasshouse.workloads.distributed.rank_server import (
+    Given,
+    RankLinks,
+    child_place,
+    closed_to_others,
+    first_message,
+    tell,
+)
+from glasshouse.workloads.distributed.rank_store import KeyValues
 
 __all__ = ["PairServer"]
 

@@ -5,16 +5,15 @@ Law: nothing outside this process is asked when a step may begin, or learns that
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from glasshouse.task.handle import Task
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.hooks import Hooks
-from glasshouse.workloads.phases import Profiler
-from glasshouse.workloads.slots import Pacer, Plan
+from glasshouse.workloads.measurement.phases import Profiler, wait_for_device
+from glasshouse.workloads.measurement.slots import Pacer, Plan
+from glasshouse.workloads.measurement.wait_times import Hooks
 
 __all__ = ["Measured"]
 
@@ -70,10 +69,3 @@ class Measured:
         self._pacer.stop()
         phases = None if self._profiler is None else self._profiler.line()
         return self._pacer.record(tokens_per_step=self._task.tokens_per_step, phases=phases)
-
-
-def wait_for_device() -> None:
-    """Return when the GPU, if this process uses one, has done all that it was told."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        cuda.synchronize()

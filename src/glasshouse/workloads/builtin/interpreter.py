@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from glasshouse.errors import Code, RunError
-from glasshouse.workloads import failures
+from glasshouse.workloads.process import failures
 
 __all__ = ["File", "Module", "Program", "execute", "leaving"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code
 from glasshouse.wire.record import Decimal, Member, Record, choice, integer, text
-from glasshouse.workloads.failures import MOST_WORDS
+from glasshouse.workloads.process.failures import MOST_WORDS
 
 __all__ = ["DOOR_NAME_CHARS", "Call", "Dial", "Door", "Failed", "Join", "Output", "Report", "Secret"]
 

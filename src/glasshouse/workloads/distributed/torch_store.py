@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from glasshouse.task.channel import Message
 from glasshouse.wire.fields import b64decode, b64encode
-from glasshouse.workloads.rank_channel import RankChannel
-from glasshouse.workloads.rank_store import MAX_KEY_CHARS, MAX_KEYS, MAX_VALUE_BYTES
+from glasshouse.workloads.distributed.rank_channel import RankChannel
+from glasshouse.workloads.distributed.rank_store import MAX_KEY_CHARS, MAX_KEYS, MAX_VALUE_BYTES
 
 __all__ = ["ChannelStore"]
 

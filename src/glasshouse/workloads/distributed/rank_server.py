@@ -32,8 +32,8 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.machines import Machines
-from glasshouse.workloads.rank_messages import Dial, Failed, Output, Report
+from glasshouse.workloads.distributed.machine_group import Machines
+from glasshouse.workloads.distributed.rank_messages import Dial, Failed, Output, Report
 
 __all__ = [
     "Failure",

@@ -1,14 +1,15 @@
-"""Where tensors live."""
+"""The device that a workload trains on, and seeds, threads and algorithms of PyTorch."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 from glasshouse.errors import Code, PlatformError
 
-__all__ = ["choose", "wait"]
+__all__ = ["choose", "describe", "fix", "seed_only", "wait"]
 
 
 def choose(wanted: str) -> torch.device:
@@ -38,3 +39,24 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"device": "cpu", "threads": torch.get_num_threads()}
     return {"device": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+
+
+def seed_only(seed: int, *, threads: int | None) -> None:
+    """Seed every generator and, when given, fix the number of CPU threads."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+
+
+def fix(seed: int, *, threads: int | None) -> None:
+    """Make results bit-equal from run to run on the same machine and versions.
+
+    Args:
+        seed: of every generator.
+        threads: of the CPU: sums are taken in another order with another count; 1 when not given.
+    """
+    # Read when cuBLAS makes its first handle; without it the deterministic algorithms refuse to run.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    seed_only(seed, threads=threads or 1)

@@ -22,7 +22,7 @@ from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.task.channel import AgentLink, Message
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.record import Record
-from glasshouse.workloads.rank_messages import Call, Dial, Door, Join, Output, Secret
+from glasshouse.workloads.distributed.rank_messages import Call, Dial, Door, Join, Output, Secret
 
 __all__ = ["OtherMachines", "RankChannel"]
 

@@ -25,14 +25,15 @@ from glasshouse.task.channel import Channel
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 from glasshouse.wire import ranks
-from glasshouse.workloads import environment, failures, script
-from glasshouse.workloads.machines import STORE_PORT, Machines
+from glasshouse.workloads.builtin import script
+from glasshouse.workloads.distributed.machine_group import STORE_PORT, Machines
+from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLinks, Server
 from glasshouse.workloads.params import ScriptParams
-from glasshouse.workloads.rank_server import Failure, Given, RankLinks, Server
+from glasshouse.workloads.process import environment, failures
 
 __all__ = ["Ranked", "judge"]
 
-_RANK = "from glasshouse.workloads.rank import main; main()"
+_RANK = "from glasshouse.workloads.distributed.rank import main; main()"
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
 _JOINING_S, _JOINING_MACHINES_S = 60, 600
@@ -59,7 +60,7 @@ class Ranked:
     def warm(self) -> None:
         """Import the launcher, which is all of torch; the ranks import it again, each for itself."""
         if self._inherit:
-            from glasshouse.workloads import rank_pairs, rank_processes  # noqa: F401
+            from glasshouse.workloads.distributed import rank_pairs, rank_processes  # noqa: F401
         else:
             import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
 
@@ -105,7 +106,7 @@ class Ranked:
         That returns the exit codes of those that failed, negative for a signal, counted on this machine.
         """
         if self._inherit:
-            from glasshouse.workloads import rank_pairs, rank_processes
+            from glasshouse.workloads.distributed import rank_pairs, rank_processes
 
             with rank_pairs.PairServer(given, task, self._channel) as pairs:
                 command = (sys.executable, *_arguments())

@@ -40,36 +40,36 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
     """
     import torch
 
-    from glasshouse.workloads import adapter, determinism, devices, models
-    from glasshouse.workloads.tokens import encode_records, lines_of
+    from glasshouse.workloads.builtin import compute, models
+    from glasshouse.workloads.builtin.instructions import encode_records, lines_of
 
     # Addressed to peft's developers, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    device = devices.choose(params.device)
-    (determinism.fix if params.deterministic else determinism.seed_only)(params.seed, threads=params.threads)
+    device = compute.choose(params.device)
+    (compute.fix if params.deterministic else compute.seed_only)(params.seed, threads=params.threads)
     task.size(params.data)  # a missing input is said before the model is loaded
     model, tokenizer = models.base_model(task, params, device)
     with task.open(params.data) as lines:
         examples = encode_records(lines_of(lines), tokenizer, max_length=params.max_length, name=params.data)
     torch.manual_seed(params.seed)  # the adapter's start does not depend on how the base was made
     model.config.use_cache = False
-    model = adapter.attach(model, params)
+    model = models.attach(model, params)
     if params.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     _say(
-        f"lora: {adapter.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); "
-        f"{len(examples)} examples, {examples.skipped} skipped; {devices.describe(device)}"
+        f"lora: {models.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); "
+        f"{len(examples)} examples, {examples.skipped} skipped; {compute.describe(device)}"
     )
     if params.slots is not None:
         lengths = {len(examples.example(index)[0]) for index in range(len(examples))}
         task.tokens_per_step = params.batch_size * lengths.pop() if len(lengths) == 1 else None
     work = _Training(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device), device)
     result = work.train()
-    weights = adapter.weights_bytes(model)
+    weights = models.weights_bytes(model)
     digest = task.save_bytes("adapter_model.safetensors", weights)
-    task.save_bytes("adapter_config.json", adapter.config_bytes(model))
+    task.save_bytes("adapter_config.json", models.config_bytes(model))
     _say(f"lora: adapter_model.safetensors sha256 {digest}")
     return Result(
         unit="step",
@@ -78,7 +78,7 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
         stop_reason=result.stop_reason,
         loss_first=result.loss_first,
         loss_final=result.loss_final,
-        trainable=adapter.trainable(model),
+        trainable=models.trainable(model),
         digests={"adapter": digest},
     )
 
@@ -91,9 +91,9 @@ class _Training:
     ) -> None:
         import torch
 
-        from glasshouse.workloads import phases
+        from glasshouse.workloads.measurement import phases
 
-        self._phase = phases.ranges(params.profile, device)
+        self._phase = phases.ranges(params.profile)
         self._task, self._params, self._model, self._batches, self._device = task, params, model, batches, device
         self._torch = torch
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -101,11 +101,11 @@ class _Training:
 
     def train(self) -> Result:
         """Train until a target is reached or the owner stops the job."""
-        from glasshouse.workloads import devices
+        from glasshouse.workloads.builtin import compute
 
         task, params = self._task, self._params
         task.progress(0, params.steps)
-        devices.wait(self._device)
+        compute.wait(self._device)
         started = time.perf_counter()
         first: Any = None
         loss: Any = None
@@ -127,7 +127,7 @@ class _Training:
                 with self._phase("checkpoint"):
                     self._checkpoint(done)
         self._check(loss, done)
-        devices.wait(self._device)
+        compute.wait(self._device)
         elapsed_us = int((time.perf_counter() - started) * 1e6)
         task.progress(done, done, loss)
         return Result(
@@ -169,9 +169,9 @@ class _Training:
             )
 
     def _checkpoint(self, done: int) -> None:
-        from glasshouse.workloads import adapter
+        from glasshouse.workloads.builtin import models
 
-        self._task.checkpoint(f"checkpoints/step-{done}/adapter_model.safetensors", adapter.weights_bytes(self._model))
+        self._task.checkpoint(f"checkpoints/step-{done}/adapter_model.safetensors", models.weights_bytes(self._model))
 
 
 def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device: Any) -> Iterator[dict[str, Any]]:

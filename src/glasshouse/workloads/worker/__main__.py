@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 
-from glasshouse.workloads.process import close_to_others
+from glasshouse.workloads.process.undumpable import close_to_others
 
 __all__ = ["main", "ready_frame"]
 
@@ -31,9 +31,9 @@ def main() -> None:
     if "--fd" in words:
         os.write(int(words[words.index("--fd") + 1]), ready_frame(os.getpid()))
     if "--raw" in words:
-        from glasshouse.workloads.raw import tell
+        from glasshouse.workloads.worker.raw_leg import tell
     else:
-        from glasshouse.workloads.story import tell
+        from glasshouse.workloads.worker.worker_run import tell
     code = tell(words)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -45,13 +45,13 @@ def run(task: Task, params: MlpParams, _on_stop: Callable[[Callable[[], None]], 
     """
     from safetensors.torch import save
 
-    from glasshouse.workloads import determinism, devices
+    from glasshouse.workloads.builtin import compute
 
-    device = devices.choose(params.device)
-    (determinism.fix if params.deterministic else determinism.seed_only)(params.seed, threads=params.threads)
+    device = compute.choose(params.device)
+    (compute.fix if params.deterministic else compute.seed_only)(params.seed, threads=params.threads)
     data = _data(task, params, device)
     model = _model(params, data).to(device)
-    _say(f"mlp: {data.train_x.shape[0]} rows of {data.train_x.shape[1]} features; {devices.describe(device)}")
+    _say(f"mlp: {data.train_x.shape[0]} rows of {data.train_x.shape[1]} features; {compute.describe(device)}")
     result = _train(task, params, model, data, device)
     weights = save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     digest = task.save_bytes("model.safetensors", weights)
@@ -73,13 +73,14 @@ def run(task: Task, params: MlpParams, _on_stop: Callable[[Callable[[], None]], 
 def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -> Result:
     import torch
 
-    from glasshouse.workloads import devices, phases
+    from glasshouse.workloads.builtin import compute
+    from glasshouse.workloads.measurement import phases
 
-    phase = phases.ranges(params.profile, device)
+    phase = phases.ranges(params.profile)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate)
     measure = torch.nn.CrossEntropyLoss()
     task.progress(0, params.epochs, unit="epoch")
-    devices.wait(device)
+    compute.wait(device)
     started = time.perf_counter()
     deadline = math.inf if params.seconds is None else time.perf_counter() + params.seconds
     first: Any = None
@@ -105,7 +106,7 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
         # The loss is looked at when it is reported, about once a second: looking waits for the GPU.
         if task.progress(done, params.epochs, loss, unit="epoch"):
             _check(loss, done)
-    devices.wait(device)
+    compute.wait(device)
     elapsed_us = int((time.perf_counter() - started) * 1e6)
     _check(loss, done)
     task.progress(done, done, loss, unit="epoch")
@@ -139,7 +140,7 @@ def _model(params: MlpParams, data: Data) -> Any:
 def _data(task: Task, params: MlpParams, device: Any) -> Data:
     import torch
 
-    from glasshouse.workloads.tables import read_csv
+    from glasshouse.workloads.builtin.csv_tables import read_csv
 
     generator = torch.Generator().manual_seed(params.seed)
     if params.data is None:

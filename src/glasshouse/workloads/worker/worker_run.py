@@ -5,7 +5,6 @@ Every source is compiled anew at every start, so what only some runs need is imp
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import socket
@@ -22,18 +21,19 @@ from glasshouse.task.handle import Task
 from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import MAX_MACHINES
-from glasshouse.workloads import allocator, bytecode, environment, failures
 from glasshouse.workloads.params import Params, parse
+from glasshouse.workloads.process import allocator, bytecode, environment, failures
+from glasshouse.workloads.process.stop_actions import Stop
 
 if TYPE_CHECKING:
     from glasshouse.task.granted import GrantInputs
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
-    from glasshouse.workloads.hooks import Hooks
-    from glasshouse.workloads.machines import Machines
-    from glasshouse.workloads.rank_server import Given
+    from glasshouse.workloads.distributed.machine_group import Machines
+    from glasshouse.workloads.distributed.rank_server import Given
+    from glasshouse.workloads.measurement.wait_times import Hooks
 
-__all__ = ["Leg", "Stop", "tell", "work"]
+__all__ = ["Leg", "tell", "work"]
 
 
 class Workload(Protocol):
@@ -108,7 +108,7 @@ class Protected:
 
 
 def _given(inputs: GrantInputs, secret: int, size: int, package: int, machines: Machines | None) -> Given:
-    from glasshouse.workloads.rank_server import Given
+    from glasshouse.workloads.distributed.rank_server import Given
 
     return Given(
         secret=_group_secret(inputs),
@@ -121,7 +121,7 @@ def _given(inputs: GrantInputs, secret: int, size: int, package: int, machines: 
 
 def _place(inputs: GrantInputs, relay: int, message: Message) -> Machines:
     from glasshouse.wire.fields import Fields
-    from glasshouse.workloads.machines import Machines
+    from glasshouse.workloads.distributed.machine_group import Machines
 
     fields = Fields(message, "grant")
     machines = fields.integer("machines", low=2, high=MAX_MACHINES)
@@ -239,7 +239,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
 
 def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
     """Return a measured job's channel and inputs, and what adds up how long they took."""
-    from glasshouse.workloads.hooks import Hooks, TimedChannel, TimedInputs
+    from glasshouse.workloads.measurement.wait_times import Hooks, TimedChannel, TimedInputs
 
     hooks = Hooks()
     return TimedChannel(channel, hooks), TimedInputs(inputs, hooks), hooks
@@ -247,7 +247,7 @@ def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
 
 def _measure(task: Task, params: Params, slots: Mapping[str, Json], channel: Channel, stop: Stop, hooks: Hooks) -> None:
     """Let the job take its slots, from its first step on, and end with its schedule."""
-    from glasshouse.workloads.measured import Measured
+    from glasshouse.workloads.measurement.measured_steps import Measured
 
     def end() -> None:
         channel.stopping = True
@@ -267,33 +267,10 @@ def _save_what_there_is(task: Task) -> None:
         pass
 
 
-class Stop:
-    """What is to be done when the owner stops the job; each action is done once, however early the owner asks."""
-
-    def __init__(self) -> None:
-        self._actions: list[Callable[[], None]] = []
-        self._asked = False
-
-    def register(self, action: Callable[[], None]) -> None:
-        self._actions.append(action)
-        if self._asked:
-            self._act()
-
-    def ask(self) -> None:
-        self._asked = True
-        self._act()
-
-    def _act(self) -> None:
-        # Asked from another thread or from a signal handler between two lines: the thread that takes an action does it.
-        with contextlib.suppress(IndexError):
-            while True:
-                self._actions.pop()()
-
-
 def _ranked(leg: Leg, kind: str, ranks: int) -> Workload:
     if kind != "script":
         raise UsageError(Code.JOB_INVALID, f"{kind} runs in one process: several ranks are for a script of your own")
-    from glasshouse.workloads.ranks import Ranked
+    from glasshouse.workloads.distributed.ranked_script import Ranked
 
     return Ranked(ranks, leg.for_ranks, leg.channel)
 
@@ -301,15 +278,15 @@ def _ranked(leg: Leg, kind: str, ranks: int) -> Workload:
 def _workload(leg: Leg, kind: str) -> Workload:
     # Each is imported only where it runs: a script must not pay for a framework that it does not use.
     if kind == "mlp":
-        from glasshouse.workloads import mlp
+        from glasshouse.workloads.builtin import mlp
 
         return mlp
     if kind == "lora":
-        from glasshouse.workloads import lora
+        from glasshouse.workloads.builtin import lora
 
         return lora
     if kind == "script":
-        from glasshouse.workloads.script import Script
+        from glasshouse.workloads.builtin.script import Script
 
         return Script(partial(_conclude, leg.channel))
     raise RunError(Code.WORKER_FAILED, "there is no such workload")

@@ -20,8 +20,9 @@ from typing import TypeAlias
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.workloads import environment, interpreter
+from glasshouse.workloads.builtin import interpreter
 from glasshouse.workloads.params import ScriptParams
+from glasshouse.workloads.process import environment
 from glasshouse.workloads.requirements import lacking
 
 __all__ = ["Conclude", "Script", "check_requirements", "prepare", "train"]
@@ -197,6 +198,6 @@ def _determinism(params: ScriptParams) -> None:
 
         numpy.random.seed(params.seed)
     if importlib.util.find_spec("torch"):
-        from glasshouse.workloads import determinism
+        from glasshouse.workloads.builtin import compute
 
-        determinism.fix(params.seed, threads=threads)
+        compute.fix(params.seed, threads=threads)

@@ -1,0 +1,1 @@
+"""What a process that holds plaintext sets up before anything else, and how it reports a failure."""

@@ -1,0 +1,1 @@
+"""The worker: one program that runs a workload, for both legs."""
