@@ -52,8 +52,8 @@ from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import HeadSubmission
 from glasshouse.evidence.log import EventLog
 from glasshouse.package.layout import check_commitment
-from glasshouse.runtime.attest import attest
-from glasshouse.runtime.gate import TIMEOUT_S, Gate
+from glasshouse.runtime.gate.attest import attest
+from glasshouse.runtime.gate.gate_client import TIMEOUT_S, Gate
 from glasshouse.runtime.loop import Loop
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire import hpke

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import ExitCode
-from glasshouse.runtime import named_directory
+from glasshouse.runtime.worker import named_directory
 from simulators.command_line import SUM, Shell
 from simulators.slurm_cluster import needs_slurm, running_slurm
 from tools.machine import needs_filters, needs_landlock, needs_root

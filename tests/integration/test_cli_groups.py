@@ -132,7 +132,7 @@ class OnePatched(LocalPlace):
     def __init__(self, folder: Path) -> None:
         source = Path(glasshouse.__file__).parent
         shutil.copytree(source, folder / "glasshouse", ignore=shutil.ignore_patterns("__pycache__"))
-        with (folder / "glasshouse" / "runtime" / "probes.py").open("a") as probes:
+        with (folder / "glasshouse" / "runtime" / "run" / "probes.py").open("a") as probes:
             probes.write("# and so much for looking into memory\n")
         self._program = PATCHED.format(folder=str(folder))
         self._placed = 0

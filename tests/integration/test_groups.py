@@ -71,7 +71,7 @@ def test_a_machine_with_another_runtime_ends_the_job_on_all_of_them(world: Calla
     here = world()
     own = tmp_path / "patched"
     shutil.copytree(Path(glasshouse.__file__).parent, own / "glasshouse", ignore=shutil.ignore_patterns("__pycache__"))
-    with (own / "glasshouse" / "runtime" / "probes.py").open("a") as source:
+    with (own / "glasshouse" / "runtime" / "run" / "probes.py").open("a") as source:
         source.write("# and so much for looking into memory\n")
     good, patched = place(here, 2, program={1: ("-c", PATCHED.format(folder=str(own)))})
     refused = ended(patched, exit_code=ExitCode.REFUSED, outcome="refused", code=Code.MEASUREMENT_UNKNOWN)

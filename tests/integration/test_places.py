@@ -27,7 +27,7 @@ from glasshouse.providers.serve.keeper import KEEPER, boot
 from glasshouse.providers.serve.node import NODE
 from glasshouse.providers.serve.runs import Runs
 from glasshouse.providers.serve.uploads import Uploads
-from glasshouse.runtime.http import parse_url
+from glasshouse.runtime.gate.http_exchange import parse_url
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
 from tools.machine import needs_root
 from tools.runtime_world import AgentProcess, World, script_world

@@ -14,7 +14,7 @@ import pytest
 
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
-from glasshouse.runtime.watch import STOPPED_AGENT_S
+from glasshouse.runtime.watchdog.watchdog_process import STOPPED_AGENT_S
 from tools.runtime_world import AgentProcess, ended, script_world
 from tools.sandboxed import children_of
 
@@ -40,7 +40,8 @@ NOTICED_S = 8.0  # a second where there is nothing else to do; this machine may 
 # A runtime whose disk takes nothing for a while: where the run begins to work, it waits until the test lets it go on.
 HELD = """
 import runpy
-from glasshouse.runtime import live, outdir
+from glasshouse.runtime.run import live
+from glasshouse.runtime.keys import outdir
 live.SILENT_S = 2.0
 write, waited = outdir.OutDir.event, []
 def held(self, line):
@@ -55,8 +56,10 @@ runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
 # A runtime whose look at its sentinel never comes: whether its init counts is then seen to otherwise.
 COUNTED = """
 import os, runpy
-from glasshouse.runtime import sandbox, vigil, worker_session
-vigil.Vigil._look = lambda self: None
+from glasshouse.runtime.worker import sandbox
+from glasshouse.runtime.watchdog import heartbeat
+from glasshouse.runtime.worker import worker_session
+heartbeat.Vigil._look = lambda self: None
 told = []
 def noted(kind, name):
     real = getattr(kind, name)

@@ -206,8 +206,8 @@ def test_strict_holds_here_or_is_refused_with_the_reason(world: Callable[..., Wo
 def test_a_run_whose_look_beneath_what_is_shown_was_killed_is_refused(world: Callable[..., World]) -> None:
     killed = """
 import os, signal, sys
-from glasshouse.runtime.shown import Look
-from glasshouse.runtime.surroundings import default_read_paths
+from glasshouse.runtime.confine.shown_search import Look
+from glasshouse.runtime.worker.shown_paths import default_read_paths
 look = Look.start(default_read_paths())
 os.kill(look._pid, signal.SIGKILL)
 from glasshouse.runtime.agent import main

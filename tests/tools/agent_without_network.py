@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from glasshouse.runtime import sandbox
 from glasshouse.runtime.agent import main
 from glasshouse.runtime.kernel import CLONE_NEWNET, Kernel, KernelError
+from glasshouse.runtime.worker import sandbox
 from tools.sandboxed import forking
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import mounts, seccomp
+from glasshouse.runtime.confine import mounts, seccomp
 from glasshouse.runtime.kernel import REAL, KernelError
 
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from glasshouse.runtime import checks, sentinel
-from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.run import checks
+from glasshouse.runtime.watchdog import watchdog
 from tools.sandboxed import specification, start
 
 WORKER = "import ctypes, sys, time; {dumpable}; print('up', flush=True); time.sleep(30)"
@@ -19,7 +20,7 @@ NOT_DUMPABLE = "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
 def main() -> None:
     dumpable = "dumpable-worker" in sys.argv
     notes = checks.harden_agent()
-    watcher = sentinel.start()
+    watcher = watchdog.start()
     secret = SecretMemory(4096)
     worker = start(specification(WORKER.format(dumpable="pass" if dumpable else NOT_DUMPABLE)))
     try:

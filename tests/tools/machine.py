@@ -7,7 +7,7 @@ import os
 import pytest
 
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime import seccomp
+from glasshouse.runtime.confine import seccomp
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from tools.forked import in_child
 
@@ -16,7 +16,7 @@ CAP_SYS_PTRACE = 19
 # As in most containers: no namespace of any kind, and so no mount: the program of an agent.
 CONFINED = """
 import errno, runpy
-from glasshouse.runtime import seccomp
+from glasshouse.runtime.confine import seccomp
 from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL
 refusing = seccomp._Filter(REAL.machine)
 refusing.refuse(("unshare",), errno.EPERM)

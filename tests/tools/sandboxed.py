@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glasshouse.runtime import launcher, sandbox
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.sandbox import SandboxReport, SandboxSpec, Worker
+from glasshouse.runtime.worker import launcher, sandbox
+from glasshouse.runtime.worker.sandbox import SandboxReport, SandboxSpec, Worker
 from glasshouse.wire import frames
 from tools.forked import in_child
 

@@ -13,7 +13,7 @@ from glasshouse.cli.output import Output, printable
 from glasshouse.errors import Code, PlatformError
 
 if TYPE_CHECKING:
-    from glasshouse.runtime.findings import Finding
+    from glasshouse.runtime.run.findings import Finding
 
 __all__ = ["command"]
 
@@ -56,7 +56,7 @@ def _here() -> list[Finding]:
             "runtimes need Linux; this machine can seal, serve as broker, verify and fetch",
             hint="look at the machine that shall train: glasshouse doctor --on MACHINE",
         )
-    from glasshouse.runtime.doctor import examine
+    from glasshouse.runtime.run.doctor import examine
 
     return examine()
 

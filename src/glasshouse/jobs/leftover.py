@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from glasshouse.jobs.files import open_regular
-from glasshouse.runtime import named_directory
+from glasshouse.runtime.confine.mounts import processes_are_visible
 from glasshouse.runtime.kernel import REAL
-from glasshouse.runtime.session_record import NAME as SESSION_NAME
-from glasshouse.runtime.session_record import SessionRecord
-from glasshouse.runtime.visibility import processes_are_visible
+from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
+from glasshouse.runtime.watchdog.session_record import SessionRecord
+from glasshouse.runtime.worker import named_directory
 
 __all__ = ["leftovers", "removed", "survivors"]
 

@@ -24,7 +24,7 @@ from glasshouse.providers.place.place_channel import digest_of
 from glasshouse.providers.place.slurm_node import SlurmNode
 from glasshouse.providers.place.ssh import SshHost, SshPlace, file_option
 from glasshouse.providers.serve.server import OWN_FOLDER
-from glasshouse.runtime.findings import Finding, Standing
+from glasshouse.runtime.run.findings import Finding, Standing
 from glasshouse.wire.fields import Fields
 
 __all__ = [

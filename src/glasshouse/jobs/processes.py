@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from glasshouse.runtime.session_record import Process
+from glasshouse.runtime.watchdog.session_record import Process
 
 __all__ = ["ProcessName"]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError
+from glasshouse.runtime.agent_options import parse
+from glasshouse.runtime.confine.shown_search import Look
+from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.options import parse
-from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.shown import Look
-from glasshouse.runtime.start import begin
+from glasshouse.runtime.run.start_processes import begin
 from glasshouse.wire.canonical import encode
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(
     loop = Loop()
     begun = begin(options, loop, make_key, look)
     # The worker is on its way: what is imported from here on costs no time of its own.
-    from glasshouse.runtime.live import live
+    from glasshouse.runtime.run.live import live
 
     ending = live(options, loop, out, begun, stdin)
     if ending.code is not None:

@@ -17,7 +17,8 @@ from glasshouse.wire.signing import SigningKey
 
 _KEYS = """
 import sys
-import glasshouse.runtime.__main__, glasshouse.runtime.story, glasshouse.runtime.custodian, glasshouse.package.grant
+import glasshouse.runtime.__main__, glasshouse.runtime.run.lifecycle
+import glasshouse.runtime.keys.custodian, glasshouse.package.grant
 print([name for name in sys.modules if name.partition(".")[0] == "blake3"])
 """
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from glasshouse.runtime import shown
+from glasshouse.runtime.confine import shown_search
 from tools.sandboxed import specification
 
 Found = tuple[list[tuple[str, str]], bool]
 
-SEARCH = shown.search
+SEARCH = shown_search.search
 USUAL = specification("").read_paths
 
 
@@ -30,5 +30,5 @@ def searched_once(found_beneath_the_usual_paths: Found) -> Iterator[None]:
 
     # A context of its own: a test's `monkeypatch` is undone before the fixtures that it asked for earlier end.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shown, "search", search)
+        patch.setattr(shown_search, "search", search)
         yield

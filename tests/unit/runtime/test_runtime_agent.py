@@ -24,10 +24,11 @@ from glasshouse.errors import (
     RunError,
     UsageError,
 )
-from glasshouse.runtime import gpus, memory_events
-from glasshouse.runtime.lifecycle import Lifecycle
-from glasshouse.runtime.options import Options, parse
-from glasshouse.runtime.run import Ending
+from glasshouse.runtime.agent_options import Options, parse
+from glasshouse.runtime.confine import memory_limits
+from glasshouse.runtime.run.run_state import Ending
+from glasshouse.runtime.run.step_times import Lifecycle
+from glasshouse.runtime.worker import gpus
 from glasshouse.wire.states import Outcome
 
 
@@ -97,7 +98,7 @@ def test_an_end_before_there_was_a_launch_is_a_matter_of_usage() -> None:
 def test_the_process_knows_when_it_was_started() -> None:
     code = (
         "import time; before_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000\n"
-        "from glasshouse.runtime.lifecycle import process_start_us; print(before_us, process_start_us())"
+        "from glasshouse.runtime.run.step_times import process_start_us; print(before_us, process_start_us())"
     )
     begun_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -124,15 +125,15 @@ def test_kills_for_want_of_memory_are_counted_where_the_kernel_counts_them(
 ) -> None:
     group = tmp_path / "memory.events"
     group.write_text("low 0\noom 4\noom_kill 3\n")
-    monkeypatch.setattr(memory_events, "_counters", lambda: [str(tmp_path / "missing"), str(group)])
-    assert memory_events.oom_kills() == 3
-    monkeypatch.setattr(memory_events, "_counters", list)
-    assert memory_events.oom_kills() == 0
+    monkeypatch.setattr(memory_limits, "_counters", lambda: [str(tmp_path / "missing"), str(group)])
+    assert memory_limits.oom_kills() == 3
+    monkeypatch.setattr(memory_limits, "_counters", list)
+    assert memory_limits.oom_kills() == 0
 
 
 def test_this_machine_counts_them_somewhere() -> None:
-    assert memory_events.oom_kills() >= 0
-    assert memory_events._counters()[-1] == "/proc/vmstat"
+    assert memory_limits.oom_kills() >= 0
+    assert memory_limits._counters()[-1] == "/proc/vmstat"
 
 
 class Driver:

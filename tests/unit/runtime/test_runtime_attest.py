@@ -11,8 +11,8 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError
 from glasshouse.handshake.group_rules import check_4_release_request, check_release_request
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.runtime import attest
-from glasshouse.runtime.gate import PendingError
+from glasshouse.runtime.gate import attest
+from glasshouse.runtime.gate.gate_client import PendingError
 from glasshouse.wire.kdf import sha256
 from simulators.key_release_world import NOW_US, World
 

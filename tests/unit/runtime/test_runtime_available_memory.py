@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import start
-from glasshouse.runtime.available_memory import available_bytes, ends_together
+from glasshouse.runtime.confine.memory_limits import available_bytes, ends_together
+from glasshouse.runtime.run import start_processes
 from tools.forked import in_child
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -69,8 +69,8 @@ def test_a_full_group_has_nothing_left_and_the_workspace_its_least(
     root = machine(tmp_path, cgroup="0::/\n", mounts=[MOUNT_V2])
     v2(tmp_path, "/sys/fs/cgroup", GIB, GIB + MIB)
     assert available_bytes(root) == 0
-    monkeypatch.setattr(start, "available_bytes", lambda: available_bytes(root))
-    assert start._workspace_bytes() == 64 * MIB
+    monkeypatch.setattr(start_processes, "available_bytes", lambda: available_bytes(root))
+    assert start_processes._workspace_bytes() == 64 * MIB
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_real_group_of_version_1_limits_the_workspace(real_group: Path) -> Non
 
     def act() -> tuple[int, int]:
         (real_group / "cgroup.procs").write_text("0")
-        return available_bytes(), start._workspace_bytes()
+        return available_bytes(), start_processes._workspace_bytes()
 
     left, workspace = in_child(act)
     assert 900 * MIB < left <= 1200 * MIB

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CHECKS, CheckResult
-from glasshouse.runtime import checks, core_dumps, sentinel
+from glasshouse.runtime.confine import core_dumps, memory_limits
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
-from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.run import checks
+from glasshouse.runtime.watchdog import watchdog
 from tools.forked import in_child
 from tools.machine import (
     WithoutLandlock,
@@ -68,7 +70,7 @@ def worker_story(code: str = NOT_DUMPABLE, *, kernel: Kernel | None = None, obse
     """Start a worker and observe it; `kernel` is the launcher's, `observer` the agent's."""
 
     def story() -> Results:
-        watcher = sentinel.start()
+        watcher = watchdog.start()
         worker = start(specification(code), kernel)
         try:
             os.read(worker.stdout, 3)
@@ -196,7 +198,7 @@ def test_one_thread_without_a_filter_fails_the_whole_process() -> None:
         ready = threading.Event()
         threading.Thread(target=lambda: (ready.set(), time.sleep(20)), daemon=True).start()
         ready.wait()
-        from glasshouse.runtime import seccomp
+        from glasshouse.runtime.confine import seccomp
 
         REAL.seccomp(seccomp.agent(REAL.machine, own_pid=os.getpid()), seccomp.FLAG_SPEC_ALLOW)  # without TSYNC
 
@@ -285,14 +287,14 @@ def test_a_limit_on_locked_memory_is_explained_and_never_passed() -> None:
 
 @needs_root
 def test_locked_memory_is_read_back_from_the_map_of_the_process() -> None:
-    assert agent_story(lambda: checks.lock_memory())["memory-locked"] is PASSED
+    assert agent_story(lambda: memory_limits.lock_memory())["memory-locked"] is PASSED
     assert agent_story(untouched)["memory-locked"] is not PASSED
 
 
 @needs_root
 def test_with_swap_the_agent_passes_by_its_lock_and_the_worker_by_nothing() -> None:
     kernel = WithSwap()
-    assert agent_story(lambda: checks.lock_memory(kernel), kernel=kernel)["no-swap"] is PASSED
+    assert agent_story(lambda: memory_limits.lock_memory(kernel), kernel=kernel)["no-swap"] is PASSED
     assert agent_story(untouched, kernel=kernel)["no-swap"] is FAILED
     assert worker_story(observer=kernel)["no-swap"] is FAILED
 

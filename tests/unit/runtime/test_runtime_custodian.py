@@ -12,9 +12,9 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, PeerError
 from glasshouse.package.grant import Grant
 from glasshouse.package.limits import OutputLimits
-from glasshouse.runtime.custodian import Custodian, Opened, Regions
+from glasshouse.runtime.keys.custodian import Custodian, Opened, Regions
+from glasshouse.runtime.keys.needles import NeedleKind, Needles
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.needles import NeedleKind, Needles
 from glasshouse.wire import hpke
 from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey

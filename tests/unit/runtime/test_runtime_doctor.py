@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from glasshouse.runtime import checks, doctor, equipment, isolation
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.findings import Finding, Standing
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.run import checks, doctor, equipment, isolation
+from glasshouse.runtime.run.findings import Finding, Standing
+from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.wire.canonical import decode, encode
 from tools.forked import in_child
 from tools.machine import (
@@ -283,11 +283,11 @@ def test_a_machine_without_torch_memory_or_disk_is_told_so(monkeypatch: pytest.M
         "0.5 of 0.9 GB free",
         Standing.WEAKER,
     )
-    monkeypatch.setattr("glasshouse.runtime.equipment.importlib.metadata.version", lambda _name: "2.11.0+cpu")
+    monkeypatch.setattr("glasshouse.runtime.run.equipment.importlib.metadata.version", lambda _name: "2.11.0+cpu")
     assert (equipment._torch().value, equipment._torch().consequence) == ("2.11.0+cpu", "built for the CPU alone")
-    monkeypatch.setattr("glasshouse.runtime.equipment.importlib.metadata.version", missing)
+    monkeypatch.setattr("glasshouse.runtime.run.equipment.importlib.metadata.version", missing)
     assert (equipment._torch().value, equipment._torch().standing) == ("none", Standing.WEAKER)
     monkeypatch.setattr(
-        "glasshouse.runtime.equipment.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
+        "glasshouse.runtime.run.equipment.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
     )
     assert equipment._disk(tmp_path / "nowhere").standing is Standing.WEAKER

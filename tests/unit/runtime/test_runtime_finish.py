@@ -20,16 +20,16 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.jobs.verify import verify_bundle
 from glasshouse.package.read import Package
-from glasshouse.runtime import finish as finishing
-from glasshouse.runtime.custodian import Regions
-from glasshouse.runtime.finish import finish
-from glasshouse.runtime.lifecycle import Lifecycle
+from glasshouse.runtime.agent_options import Options
+from glasshouse.runtime.keys.custodian import Regions
+from glasshouse.runtime.keys.needles import NeedleKind, Needles
+from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.needles import NeedleKind, Needles
-from glasshouse.runtime.options import Options
-from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.run import Ending, Identity, Run
-from glasshouse.runtime.start import Beginning
+from glasshouse.runtime.run import zeroize as finishing
+from glasshouse.runtime.run.run_state import Ending, Identity, Run
+from glasshouse.runtime.run.start_processes import Beginning
+from glasshouse.runtime.run.step_times import Lifecycle
+from glasshouse.runtime.run.zeroize import finish
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome

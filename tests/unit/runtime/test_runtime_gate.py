@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PeerError, RefusedError
-from glasshouse.runtime.gate import Gate
-from glasshouse.runtime.http import MAX_BODY_BYTES, AnswerReader, parse_url, request
+from glasshouse.runtime.gate.gate_client import Gate
+from glasshouse.runtime.gate.http_exchange import MAX_BODY_BYTES, AnswerReader, parse_url, request
 from glasshouse.runtime.loop import Loop
 
 GOOD = b"HTTP/1.1 200 OK\r\nserver: x\r\ncontent-length: 2\r\n\r\n{}"

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.runtime import seccomp
+from glasshouse.runtime.confine import seccomp
 from glasshouse.runtime.kernel import CLONE_NEWPID, REAL, Kernel, KernelError
-from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.worker.sandbox import Worker
 from tools.machine import (
     HALF_ISOLATED,
     Lacks,

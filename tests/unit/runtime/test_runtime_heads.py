@@ -13,8 +13,8 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, Ru
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, countersign
 from glasshouse.evidence.log import EventLog
-from glasshouse.runtime import heads
-from glasshouse.runtime.heads import HeadKeeper, Trust
+from glasshouse.runtime.gate import head_keeper
+from glasshouse.runtime.gate.head_keeper import HeadKeeper, Trust
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
@@ -131,7 +131,7 @@ def test_transitions_in_a_row_are_one_head_in_flight_and_then_the_newest() -> No
 
 
 def test_a_head_whose_answer_was_lost_is_sent_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(head_keeper, "_FIRST_RETRY_S", 0.05)
     desk = Desk(deaf=True)
     desk.settle()
     desk.go(State.HARDENED)
@@ -236,7 +236,7 @@ def _replay(desk: Desk, old: bytes, done: Callable[[Any], None]) -> _Call:
 
 
 def test_at_the_end_a_broker_that_refuses_is_asked_a_few_times_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(head_keeper, "_FIRST_RETRY_S", 0.05)
     desk = Desk()
     desk.settle()
     desk.broker.signs_with = SigningKey.generate()

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import init, sandbox, sentinel
-from glasshouse.runtime.init import fork_worker
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
-from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.watchdog import watchdog
+from glasshouse.runtime.worker import sandbox, worker_init
+from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.worker_init import fork_worker
 from tools.forked import in_child
 from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_namespaces
 from tools.sandboxed import children_of, is_gone, run, specification, start
@@ -90,7 +91,7 @@ class Keepers:
         self.agent = os.fork()
         if self.agent == 0:
             try:
-                watcher = sentinel.start()
+                watcher = watchdog.start()
                 worker = start(specification(code), kernel)
                 said = read_until(worker.stdout, b"up")
                 group = not worker.own_process_namespace
@@ -117,7 +118,7 @@ class Keepers:
     def kill_init(self) -> int:
         """End the init, and let the sentinel look at what is left."""
         os.kill(self.init, signal.SIGKILL)
-        time.sleep(2 * sentinel.PERIOD_S)
+        time.sleep(2 * watchdog.PERIOD_S)
         return self.init
 
     def kill(self, *pids: int) -> bool:
@@ -329,9 +330,9 @@ def test_orphans_that_end_without_a_pause_do_not_keep_the_init_from_seeing_its_a
                 os._exit(0)
             return orphan
 
-        monkeypatch.setattr(init, "_ended_child", one_more_has_ended)
+        monkeypatch.setattr(worker_init, "_ended_child", one_more_has_ended)
         reader, _writer = os.pipe()
-        init._serve(worker, pidfd, reader, own_namespace=False)
+        worker_init._serve(worker, pidfd, reader, own_namespace=False)
         return is_gone(worker)
 
     assert in_child(act)
@@ -356,8 +357,8 @@ def test_an_agent_that_does_not_come_round_loses_the_worker_that_may_hold_it(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it waits for in the kernel: a folder's lock, a pipe, memory that victims who cannot die still hold."""
-    monkeypatch.setattr(init, "SILENT_S", 0.6)
-    monkeypatch.setattr(init, "_LOOK_S", 0.1)
+    monkeypatch.setattr(worker_init, "SILENT_S", 0.6)
+    monkeypatch.setattr(worker_init, "_LOOK_S", 0.1)
 
     def story(keepers: Keepers) -> object:
         return gone([keepers.init, *keepers.family[1:]]), is_gone(keepers.agent)
@@ -369,8 +370,8 @@ def test_an_agent_that_does_not_come_round_loses_the_worker_that_may_hold_it(
 def test_an_agent_that_comes_round_keeps_its_worker_also_when_all_was_paused(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init, "SILENT_S", 1.0)
-    monkeypatch.setattr(init, "_LOOK_S", 0.1)
+    monkeypatch.setattr(worker_init, "SILENT_S", 1.0)
+    monkeypatch.setattr(worker_init, "_LOOK_S", 0.1)
 
     def story(keepers: Keepers) -> object:
         time.sleep(1.5)
@@ -407,8 +408,8 @@ def test_a_beat_that_the_init_has_not_read_keeps_no_exit_code_from_the_agent(ker
 
 
 def test_before_its_first_beat_an_agent_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init, "SILENT_S", 0.3)
-    monkeypatch.setattr(init, "_LOOK_S", 0.1)
+    monkeypatch.setattr(worker_init, "SILENT_S", 0.3)
+    monkeypatch.setattr(worker_init, "_LOOK_S", 0.1)
     assert silent(REAL, lambda keepers: (time.sleep(1.0), is_gone(keepers.worker))[1], beats=0) is False
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import landlock
+from glasshouse.runtime.confine import landlock
 from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
 from tools.forked import in_child
 from tools.machine import WithoutLandlock, needs_landlock

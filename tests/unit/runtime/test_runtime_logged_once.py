@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import logged_once, syscalls
+from glasshouse.runtime import syscalls
+from glasshouse.runtime.confine import logged_once
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from tools.machine import WithoutNamespaces, needs_filters
 from tools.sandboxed import run

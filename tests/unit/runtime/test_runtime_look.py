@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.runtime import sandbox, shown
+from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.worker import sandbox
 from tools.forked import in_child
 from tools.machine import needs_filters
 from tools.sandboxed import children_of, run, specification
@@ -26,29 +27,29 @@ pytestmark = needs_filters
 
 def test_a_look_answers_with_what_it_found_and_is_gone(tmp_path: Path) -> None:
     (tmp_path / "owner.key").touch()
-    look = shown.Look.start((str(tmp_path),))
-    assert shown.answer(look.reader) == ([("state", f"{tmp_path}/owner.key")], True)
+    look = shown_search.Look.start((str(tmp_path),))
+    assert shown_search.answer(look.reader) == ([("state", f"{tmp_path}/owner.key")], True)
     assert look.end()
     assert look.end()
     assert look.reader == -1
 
 
-def _killed(look: shown.Look) -> None:
+def _killed(look: shown_search.Look) -> None:
     os.kill(look._pid, signal.SIGKILL)
 
 
-def _stopped(look: shown.Look) -> None:
+def _stopped(look: shown_search.Look) -> None:
     os.kill(look._pid, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("disturb", [_killed, _stopped], ids=["killed", "stopped"])
 def test_a_look_that_is_disturbed_is_no_clean_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[shown.Look], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[shown_search.Look], None]
 ) -> None:
-    monkeypatch.setattr(shown, "search", lambda _paths: signal.pause())
-    look = shown.Look.start((str(tmp_path),))
+    monkeypatch.setattr(shown_search, "search", lambda _paths: signal.pause())
+    look = shown_search.Look.start((str(tmp_path),))
     disturb(look)
-    assert shown.answer(look.reader, patience_s=0.2) == ([], False)
+    assert shown_search.answer(look.reader, patience_s=0.2) == ([], False)
     assert look.end()
 
 
@@ -62,7 +63,7 @@ def test_an_answer_that_is_not_whole_is_no_clean_one(said: bytes) -> None:
     with reader:
         with writer:
             writer.sendall(said)
-        assert shown.answer(reader.fileno()) == ([], False)
+        assert shown_search.answer(reader.fileno()) == ([], False)
 
 
 def test_a_search_that_breaks_off_is_no_clean_one_and_says_nothing(
@@ -71,9 +72,9 @@ def test_a_search_that_breaks_off_is_no_clean_one_and_says_nothing(
     def search(_paths: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shown, "search", search)
-    look = shown.Look.start((str(tmp_path),))
-    assert shown.answer(look.reader) == ([], False)
+    monkeypatch.setattr(shown_search, "search", search)
+    look = shown_search.Look.start((str(tmp_path),))
+    assert shown_search.answer(look.reader) == ([], False)
     look.end()
     assert capfd.readouterr() == ("", "")
 
@@ -85,11 +86,11 @@ def test_no_other_process_can_answer_in_a_looks_place(tmp_path: Path, monkeypatc
             ("open", " ".join(path.name for path in Path("/proc/self/fd").iterdir())),
         ], True
 
-    monkeypatch.setattr(shown, "search", search)
-    look = shown.Look.start((str(tmp_path),))
+    monkeypatch.setattr(shown_search, "search", search)
+    look = shown_search.Look.start((str(tmp_path),))
     with pytest.raises(OSError, match="No such device"):
         os.open(f"/proc/self/fd/{look.reader}", os.O_WRONLY)
-    found, whole = shown.answer(look.reader)
+    found, whole = shown_search.answer(look.reader)
     look.end()
     assert whole
     assert found[0] == ("dumpable", "0")
@@ -102,23 +103,23 @@ def test_a_look_ends_with_the_process_that_began_it(monkeypatch: pytest.MonkeyPa
         signal.pause()
 
     def begin() -> None:
-        shown.Look.start((str(tmp_path),))
+        shown_search.Look.start((str(tmp_path),))
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
 
-    monkeypatch.setattr(shown, "search", search)
+    monkeypatch.setattr(shown_search, "search", search)
     in_child(begin)
     wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text()}/fd").exists())
 
 
 def test_of_a_worker_whose_look_was_killed_egress_is_not_called_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "search", lambda _paths: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(shown_search, "search", lambda _paths: os.kill(os.getpid(), signal.SIGKILL))
     ran = run("pass")
     assert ran.report.observed["egress-closed"] is CheckResult.UNAVAILABLE
     assert "shown-searched-in-part" in ran.report.notes
 
 
 def test_of_a_worker_whose_look_cannot_be_ended_egress_is_not_called_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown.Look, "end", lambda _look, **_: False)  # as one that is traced
+    monkeypatch.setattr(shown_search.Look, "end", lambda _look, **_: False)  # as one that is traced
     ran = run("pass")
     assert ran.report.observed["egress-closed"] is CheckResult.UNAVAILABLE
     assert "shown-searched-in-part" in ran.report.notes
@@ -132,7 +133,7 @@ def test_the_look_is_gone_once_the_worker_is_confirmed() -> None:
 def test_a_look_beneath_other_paths_than_are_shown_starts_nothing(tmp_path: Path) -> None:
     def story() -> list[int]:
         with pytest.raises(ValueError, match="other paths"):
-            sandbox.start(specification("pass"), look=shown.Look.start((str(tmp_path),)))
+            sandbox.start(specification("pass"), look=shown_search.Look.start((str(tmp_path),)))
         return children_of(os.getpid())
 
     assert in_child(story) == []
@@ -153,6 +154,8 @@ except ImportError:
         ".runtime",
         ".wire",
         ".wire.own_state",
-        *(f".runtime.{name}" for name in ("kernel", "own_imports", "shown", "surroundings", "syscalls")),
+        *(f".runtime.{name}" for name in ("confine", "kernel", "measured_imports", "syscalls", "worker")),
+        ".runtime.confine.shown_search",
+        ".runtime.worker.shown_paths",
     }
     assert set(said.split()) == {f"glasshouse{name}" for name in ours}

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.runtime import doctor, mounts
-from glasshouse.runtime.findings import Standing
+from glasshouse.runtime.confine import mounts
+from glasshouse.runtime.confine.mounts import Table
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
-from glasshouse.runtime.mounts import Table
+from glasshouse.runtime.run import doctor
+from glasshouse.runtime.run.findings import Standing
 from tools.fuse import alone, needs_fuse, recorded
 from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces, needs_root
 from tools.sandboxed import run, specification

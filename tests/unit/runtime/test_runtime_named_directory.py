@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import PlatformError
-from glasshouse.runtime import named_directory, tree_removal
+from glasshouse.runtime.worker import named_directory, tree_removal
 from tools.forked import in_child
 from tools.machine import needs_root
 
@@ -86,7 +86,7 @@ def test_a_directory_that_cannot_be_removed_ends_no_start(tmp_path: Path, monkey
         (path / "work").mkdir(parents=True)
     removed = tree_removal.removed
     monkeypatch.setattr(
-        "glasshouse.runtime.tree_removal.removed",
+        "glasshouse.runtime.worker.tree_removal.removed",
         lambda path: path != str(stubborn) and removed(path),
     )
     assert named_directory.sweep([str(tmp_path / "missing"), str(tmp_path)]) == 1
@@ -103,7 +103,7 @@ def test_a_directory_that_is_swept_before_it_is_locked_is_made_again(
             met.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
             Path(met[0]).rmdir()
 
-    monkeypatch.setattr("glasshouse.runtime.named_directory.fcntl.flock", meet)
+    monkeypatch.setattr("glasshouse.runtime.worker.named_directory.fcntl.flock", meet)
     own = named_directory.make([str(tmp_path)])
     assert own.path not in met
     assert [str(path) for path in tmp_path.iterdir()] == [own.path]

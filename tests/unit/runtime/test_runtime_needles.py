@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from glasshouse.runtime.needles import NeedleKind, Needles, is_distinctive, region_bytes
+from glasshouse.runtime.keys.needles import NeedleKind, Needles, is_distinctive, region_bytes
 
 
 def test_needles_are_read_where_they_lie() -> None:

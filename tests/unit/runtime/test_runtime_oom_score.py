@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import available_memory, checks, doctor, oom_score
-from glasshouse.runtime.findings import Finding, Standing
+from glasshouse.runtime.confine import memory_limits
 from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.runtime.run import checks, doctor
+from glasshouse.runtime.run.findings import Finding, Standing
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces
 from tools.sandboxed import run
@@ -21,7 +22,7 @@ def own() -> int:
 @pytest.mark.parametrize("inherited", [999, 1000])
 def test_an_agent_lowers_the_score_that_it_was_started_with_and_so_that_of_its_keepers(inherited: int) -> None:
     def story() -> tuple[list[str], int, int]:
-        oom_score.put(inherited)
+        memory_limits.put(inherited)
         notes = checks.harden_agent()
         return notes, own(), in_child(own)
 
@@ -34,7 +35,7 @@ def test_an_agent_lowers_the_score_that_it_was_started_with_and_so_that_of_its_k
 def test_without_the_right_to_it_an_agent_goes_as_low_as_its_container_was_set(
     least: int, inherited: int, reached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = oom_score.put
+    really = memory_limits.put
 
     def permitted(score: int) -> None:
         """As the kernel does without CAP_SYS_RESOURCE: no lower than a process with it has set."""
@@ -45,9 +46,9 @@ def test_without_the_right_to_it_an_agent_goes_as_low_as_its_container_was_set(
     def story() -> tuple[int, bool]:
         really(inherited)
         checks.harden_agent()
-        return own(), oom_score.is_low(REAL)
+        return own(), memory_limits.is_low(REAL)
 
-    monkeypatch.setattr(oom_score, "put", permitted)
+    monkeypatch.setattr(memory_limits, "put", permitted)
     assert in_child(story) == (reached, reached == 300)
 
 
@@ -57,8 +58,8 @@ def test_an_agent_that_is_protected_more_than_that_stays_so() -> None:
             return b"-500\n" if path == "/proc/self/oom_score_adj" else super().read(path)
 
     def story() -> int:
-        oom_score.put(7)
-        oom_score.lower(Machine())
+        memory_limits.put(7)
+        memory_limits.lower(Machine())
         return own()
 
     assert in_child(story) == 7
@@ -75,7 +76,7 @@ def test_evidence_says_where_the_kernel_may_end_the_agent_before_the_worker(
     kernel: Kernel | None, score: int, noted: bool
 ) -> None:
     def story() -> tuple[str, ...]:
-        oom_score.put(score)
+        memory_limits.put(score)
         return run("pass", kernel=kernel).report.notes
 
     assert ("no-oom-score" in in_child(story)) is noted
@@ -101,7 +102,7 @@ def test_doctor_says_it_before_the_run_and_what_to_do(content: bytes | None) -> 
 
 def test_where_all_of_a_group_is_ended_together_evidence_and_doctor_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "oom-group" not in run("pass").report.notes
-    monkeypatch.setattr(available_memory, "ends_together", lambda: True)
+    monkeypatch.setattr(memory_limits, "ends_together", lambda: True)
     assert "oom-group" in run("pass", kernel=WithoutNamespaces()).report.notes
     found = {one.feature: one for one in in_child(lambda: doctor.examine(REAL))}["memory-order"]
     assert (found.value, found.standing) == ("together", Standing.WEAKER)

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
-from glasshouse.runtime import outside, read_only, sandbox, syscalls
+from glasshouse.runtime import syscalls
+from glasshouse.runtime.confine import file_trials, read_only_package
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.sandbox import Worker
+from glasshouse.runtime.worker import sandbox
+from glasshouse.runtime.worker.sandbox import Worker
 from tools.forked import in_child
 from tools.machine import (
     WithoutMounts,
@@ -82,7 +84,7 @@ def test_a_folder_that_another_process_changes_in_that_moment_is_not_taken_for_o
 
     for name in ("utime", "chmod", "chown"):
         monkeypatch.setattr(os, name, refused)
-    found = outside.metadata(REAL, package=None, paths=[str(tmp_path)])
+    found = file_trials.metadata(REAL, package=None, paths=[str(tmp_path)])
     assert ("shown-times" in found) is (times == 1000)
 
 
@@ -104,7 +106,7 @@ def test_a_folder_whose_times_can_be_set_is_found_where_the_clock_of_its_file_sy
     monkeypatch.setattr(os, "stat", coarse)
     monkeypatch.setattr(time, "time_ns", lambda: waited[0])
     monkeypatch.setattr(time, "sleep", lambda s: waited.__setitem__(0, waited[0] + int(s * 10**9)))
-    assert "shown-times" in outside.metadata(REAL, package=None, paths=[str(tmp_path)])
+    assert "shown-times" in file_trials.metadata(REAL, package=None, paths=[str(tmp_path)])
 
 
 def kept(path: Path) -> tuple[object, ...]:
@@ -123,7 +125,10 @@ def kept_of_null() -> tuple[object, ...]:
 def attack(package: Path, shown: Path, **changes: object) -> tuple[Ran, dict[str, dict[str, int]], dict[str, object]]:
     def hand_over(worker: Worker) -> dict[str, object]:
         socket.send_fds(worker.link, [b"x"], [worker.package])
-        return {"kind": read_only.kind(REAL, worker.package), "offset": os.lseek(opened.fileno(), 0, os.SEEK_CUR)}
+        return {
+            "kind": read_only_package.kind(REAL, worker.package),
+            "offset": os.lseek(opened.fileno(), 0, os.SEEK_CUR),
+        }
 
     with package.open("rb", buffering=0) as opened:
         ran = run(
@@ -160,7 +165,7 @@ def test_nothing_is_left_on_a_disk_by_way_of_the_package_a_shown_file_or_a_devic
     before = kept(package), kept(shown), kept_of_null()
     ran, attacks, facts = attack(package, shown)
     assert (kept(package), kept(shown), kept_of_null()) == before
-    assert facts["kind"] == read_only.MOUNT
+    assert facts["kind"] == read_only_package.MOUNT
     assert {name: done for name, done in attacks["package"].items() if not done} == {}
     assert {name: done for name, done in attacks["shown"].items() if not done} == {}
     assert attacks["null"]["utime"] == attacks["null"]["chmod"] == 30  # EROFS
@@ -175,7 +180,7 @@ def test_where_nothing_can_be_mounted_the_package_is_memory_and_the_machines_fil
     before = kept(package), kept(shown), kept_of_null()
     ran, attacks, facts = attack(package, shown, kernel=kernel)
     assert (kept(package), kept(shown), kept_of_null()) == before
-    assert facts["kind"] == read_only.MEMORY
+    assert facts["kind"] == read_only_package.MEMORY
     # What changes a file's content is refused; what sets its times and mode is answered and not done.
     assert not {"write", "again", "append", "xattr", "trusted", "flags", "lease", "hint", "truncate"} & {
         name for name, done in attacks["package"].items() if not done
@@ -367,7 +372,7 @@ def test_without_filters_what_still_takes_is_noticed(package: Path, shown: Path)
 @needs_root
 def test_the_trials_find_each_of_these_where_nothing_stands_against_them(package: Path, shown: Path) -> None:
     with package.open("rb", buffering=0) as opened:
-        found = outside.metadata(REAL, package=opened.fileno(), paths=[str(shown), str(shown.parent / "missing")])
+        found = file_trials.metadata(REAL, package=opened.fileno(), paths=[str(shown), str(shown.parent / "missing")])
     everything = {"package-descriptor", "package-lease", "package-times", "package-write", "shown-times", "sync"}
     everything |= {"package-direct", "shown-direct", "unnamed"}
     assert everything <= set(found)
@@ -383,12 +388,12 @@ def _umask() -> int:
 
 def test_a_descriptor_for_writing_is_no_view_of_a_package(package: Path) -> None:
     with package.open("r+b") as writable, package.open("rb") as readable:
-        assert read_only.kind(REAL, writable.fileno()) is None
-        assert read_only.kind(REAL, readable.fileno()) is None
-        copy = read_only.sealed_copy(REAL, readable.fileno())
+        assert read_only_package.kind(REAL, writable.fileno()) is None
+        assert read_only_package.kind(REAL, readable.fileno()) is None
+        copy = read_only_package.sealed_copy(REAL, readable.fileno())
         assert readable.tell() == 0
     try:
-        assert read_only.kind(REAL, copy) == read_only.MEMORY
+        assert read_only_package.kind(REAL, copy) == read_only_package.MEMORY
         with pytest.raises(OSError, match="not permitted"):
             os.truncate(f"/proc/self/fd/{copy}", 1)
         assert os.pread(copy, 1 << 20, 0) == SEALED

@@ -13,10 +13,11 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.runtime import checks, memory, probes
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
-from glasshouse.runtime.needles import NeedleKind, Needles, region_bytes
-from glasshouse.runtime.secretmem import SecretMemory
+from glasshouse.runtime.keys import memory_search
+from glasshouse.runtime.keys.needles import NeedleKind, Needles, region_bytes
+from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.run import checks, probes
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, WithoutSecretMemory, WithSwap, needs_filters, needs_namespaces
 from tools.sandboxed import specification, start
@@ -42,8 +43,8 @@ class Table:
     def windows(self) -> list[memoryview]:
         return [window for _, window in self.needles]
 
-    def search(self, *, own: tuple[SecretMemory, ...] = (), kernel: Kernel = REAL) -> memory.Search:
-        return memory.search_self(self.windows(), own=[self.memory, *own], kernel=kernel)
+    def search(self, *, own: tuple[SecretMemory, ...] = (), kernel: Kernel = REAL) -> memory_search.Search:
+        return memory_search.search_self(self.windows(), own=[self.memory, *own], kernel=kernel)
 
     def copy_to(self, address: int, index: int) -> None:
         """Copy a needle without any Python object in between."""
@@ -104,13 +105,13 @@ def test_needles_in_heap_freed_block_mapping_and_file_are_all_found() -> None:
 def test_a_needle_across_the_boundary_of_two_pieces_is_found(offset: int) -> None:
     def story(table: Table) -> object:
         # Pages in use on both sides, so that the region is read in pieces of the buffer's size.
-        mapped = mmap.mmap(-1, 3 * memory.CHUNK_BYTES)
+        mapped = mmap.mmap(-1, 3 * memory_search.CHUNK_BYTES)
         mapped[:] = b"\1" * len(mapped)
-        whole = memory._Region(start=address_of(mapped), end=address_of(mapped) + len(mapped), sparse=False)
-        with memory.Finder(table.windows()) as finder:
+        whole = memory_search._Region(start=address_of(mapped), end=address_of(mapped) + len(mapped), sparse=False)
+        with memory_search.Finder(table.windows()) as finder:
             boundary = len(finder.view)
             table.copy_to(whole.start + boundary + offset, 3)
-            memory._search_region(finder, whole, REAL)
+            memory_search._search_region(finder, whole, REAL)
             return sorted(finder.found)
 
     assert with_table(story) == [3]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from glasshouse.runtime import process_tree
-from glasshouse.runtime.process_tree import CACHED_FILES, ProcessTree
+from glasshouse.runtime.watchdog import process_tree
+from glasshouse.runtime.watchdog.process_tree import CACHED_FILES, ProcessTree
 from tools.forked import in_child
 
 

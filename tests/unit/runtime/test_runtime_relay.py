@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime import relay
+from glasshouse.runtime.gate import relay
+from glasshouse.runtime.gate.relay import CALL, CALLED, FAILED, MESSAGE, Relay
 from glasshouse.runtime.kernel import REAL
-from glasshouse.runtime.relay import CALL, CALLED, FAILED, MESSAGE, Relay
 from tools.forked import in_child
 from tools.machine import needs_filters
 from tools.ports import free_port

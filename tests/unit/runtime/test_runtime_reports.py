@@ -15,8 +15,8 @@ from glasshouse.errors import RunError
 from glasshouse.evidence.events import EventType, is_loss
 from glasshouse.evidence.heads import Head
 from glasshouse.evidence.log import EventLog, verify_log
-from glasshouse.runtime.reports import Reports
-from glasshouse.runtime.worker_messages import Progress, Work, parse
+from glasshouse.runtime.worker.worker_messages import Progress, Work, parse
+from glasshouse.runtime.worker.worker_session import Reports
 from glasshouse.wire.canonical import MAX_INTEGER
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State

@@ -18,9 +18,10 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
-from glasshouse.runtime import named_directory, sandbox, syscalls
+from glasshouse.runtime import syscalls
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.sandbox import SandboxReport, Worker
+from glasshouse.runtime.worker import named_directory, sandbox
+from glasshouse.runtime.worker.sandbox import SandboxReport, Worker
 from tools.forked import in_child
 from tools.machine import (
     WithoutMounts,

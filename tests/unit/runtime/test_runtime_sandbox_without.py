@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
-from glasshouse.runtime import private_root, sandbox, seccomp
+from glasshouse.runtime.confine import private_root, seccomp
 from glasshouse.runtime.kernel import (
     CAP_SYS_ADMIN,
     CLONE_NEWNS,
@@ -22,6 +22,7 @@ from glasshouse.runtime.kernel import (
     Kernel,
     KernelError,
 )
+from glasshouse.runtime.worker import sandbox
 from tools.forked import in_child
 from tools.machine import (
     WithoutLandlock,

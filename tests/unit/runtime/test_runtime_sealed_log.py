@@ -10,18 +10,18 @@ import resource
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.outputs import SealedOutput, open_output
-from glasshouse.runtime import sealed_log
+from glasshouse.runtime.keys import sealed_log
+from glasshouse.runtime.keys.outdir import OutDir
+from glasshouse.runtime.keys.sealed_log import SEGMENT_BYTES, SealedLog
+from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.sealed_log import SEGMENT_BYTES, SealedLog
-from glasshouse.runtime.sealing import Outputs, Sealing
-from glasshouse.runtime.worker_messages import OutputBegins
 from glasshouse.wire.hpke import RecipientKey
 
 OWNER = RecipientKey.generate()
@@ -88,8 +88,8 @@ def printing(desk: Desk) -> Iterator[Printing]:
     printing.close()
 
 
-def begins(name: str, size: int) -> OutputBegins:
-    return OutputBegins(name=name, kind="output", content="file", size=size)
+def begins(name: str, size: int) -> dict[str, Any]:
+    return {"name": name, "kind": "output", "size": size}
 
 
 def test_what_is_printed_is_sealed_and_nothing_of_it_stays(printing: Printing) -> None:
@@ -146,12 +146,12 @@ def test_a_worker_that_prints_without_end_fills_its_share_and_is_not_held_up(
 
 def test_outputs_are_sealed_as_they_come(desk: Desk) -> None:
     outputs, data = Outputs(desk.out, desk.sealing, OutputLimits()), os.urandom(100_000)
-    outputs.begin(begins("adapter/model.safetensors", len(data)))
+    outputs.begin(**begins("adapter/model.safetensors", len(data)))
     assert outputs.in_progress
     for at in range(0, len(data), 7777):
         outputs.data(memoryview(data)[at : at + 7777])
-    _, sealed = outputs.end(hashlib.sha256(data).digest())
-    outputs.begin(begins("empty", 0))
+    sealed = outputs.end(hashlib.sha256(data).digest())
+    outputs.begin(**begins("empty", 0))
     outputs.end(hashlib.sha256(b"").digest())
     assert [path.name for path in desk.files("outputs")] == ["0000.sealed", "0001.sealed"]
     assert desk.opened(desk.files("outputs")[0]) == ("adapter/model.safetensors", data)
@@ -162,7 +162,7 @@ def test_outputs_are_sealed_as_they_come(desk: Desk) -> None:
 @pytest.mark.parametrize("sent", [b"", b"12", b"1234"], ids=["nothing", "less", "more"])
 def test_an_output_of_another_length_than_announced_has_failed(desk: Desk, sent: bytes) -> None:
     outputs = Outputs(desk.out, desk.sealing, OutputLimits())
-    outputs.begin(begins("x", 3))
+    outputs.begin(**begins("x", 3))
 
     def send() -> None:
         outputs.data(memoryview(sent))
@@ -177,7 +177,7 @@ def test_an_output_of_another_length_than_announced_has_failed(desk: Desk, sent:
 
 def test_an_output_that_arrived_otherwise_has_failed(desk: Desk) -> None:
     outputs = Outputs(desk.out, desk.sealing, OutputLimits())
-    outputs.begin(begins("x", 1))
+    outputs.begin(**begins("x", 1))
     outputs.data(memoryview(b"1"))
     with pytest.raises(RunError) as caught:
         outputs.end(bytes(32))
@@ -189,9 +189,9 @@ def test_outputs_out_of_turn_are_refused(desk: Desk) -> None:
     for act in (lambda: outputs.data(memoryview(b"x")), lambda: outputs.end(bytes(32))):
         with pytest.raises(RunError):
             act()
-    outputs.begin(begins("x", 1))
+    outputs.begin(**begins("x", 1))
     with pytest.raises(RunError):
-        outputs.begin(begins("y", 1))
+        outputs.begin(**begins("y", 1))
     outputs.discard()
 
 
@@ -205,11 +205,11 @@ def test_a_job_returns_no_more_than_its_owner_allowed_whatever_the_worker_sends(
 ) -> None:
     outputs = Outputs(desk.out, desk.sealing, limits)
     for number, size in enumerate(sizes[:-1]):
-        outputs.begin(begins(f"output-{number}", size))
+        outputs.begin(**begins(f"output-{number}", size))
         outputs.data(memoryview(bytes(size)))
         outputs.end(hashlib.sha256(bytes(size)).digest())
     with pytest.raises(RunError, match="max_output") as caught:
-        outputs.begin(begins("last", sizes[-1]))
+        outputs.begin(**begins("last", sizes[-1]))
     assert caught.value.code is Code.OUTPUT_REFUSED
     assert len(desk.files("outputs")) == len(sizes) - 1
 
@@ -225,7 +225,7 @@ def small_files() -> Iterator[None]:
 @pytest.mark.usefixtures("small_files")
 def test_a_disk_without_room_ends_the_output_and_leaves_no_half_file(desk: Desk) -> None:
     outputs = Outputs(desk.out, desk.sealing, OutputLimits())
-    outputs.begin(begins("x", 4 << 20))
+    outputs.begin(**begins("x", 4 << 20))
 
     def send() -> None:
         for _ in range(4):

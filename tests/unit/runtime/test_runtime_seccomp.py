@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from glasshouse.runtime import seccomp, syscalls
+from glasshouse.runtime import syscalls
+from glasshouse.runtime.confine import seccomp
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, KernelError
 from tools.forked import ChildDiedError, in_child
 from tools.machine import needs_filters

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import PlatformError
-from glasshouse.runtime import checks, process_tree, sentinel, watch
 from glasshouse.runtime.kernel import (
     CLONE_NEWNS,
     MS_PRIVATE,
@@ -25,7 +24,9 @@ from glasshouse.runtime.kernel import (
     REAL,
     Kernel,
 )
-from glasshouse.runtime.sentinel import Alarm, Sentinel
+from glasshouse.runtime.run import checks
+from glasshouse.runtime.watchdog import process_tree, watchdog, watchdog_process
+from glasshouse.runtime.watchdog.watchdog import Alarm, Sentinel
 from tools.forked import in_child, keep_only
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces, needs_root, needs_tracing
 from tools.sandboxed import children_of, is_gone, specification, start
@@ -92,7 +93,7 @@ class Scene:
 
 def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None) -> None:
     checks.harden_agent()
-    watcher = sentinel.start(period_s=QUICK_S)
+    watcher = watchdog.start(period_s=QUICK_S)
     helper = 0
     if custodian:
         helper = os.fork()
@@ -248,7 +249,7 @@ def test_a_debugger_that_watches_the_agent_run_is_noticed_and_the_worker_killed(
 def test_a_debugger_that_stops_the_agent_loses_the_worker_at_once() -> None:
     def story(stage: Scene) -> dict[str, object]:
         stage.tracers.append(Tracer(stage.agent, stopping=True))
-        return {"gone": became_true(lambda: is_gone(stage.worker), 0.8 * watch.STOPPED_AGENT_S)}
+        return {"gone": became_true(lambda: is_gone(stage.worker), 0.8 * watchdog_process.STOPPED_AGENT_S)}
 
     assert played(story) == {"gone": True}
 
@@ -290,7 +291,7 @@ def test_a_sentinel_that_was_stopped_still_leaves_with_its_agent() -> None:
 
 
 def test_an_agent_that_stays_stopped_is_killed_and_the_worker_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "STOPPED_AGENT_S", 0.5)
+    monkeypatch.setattr(watchdog_process, "STOPPED_AGENT_S", 0.5)
 
     def story(stage: Scene) -> dict[str, object]:
         os.kill(stage.agent, signal.SIGSTOP)
@@ -301,7 +302,7 @@ def test_an_agent_that_stays_stopped_is_killed_and_the_worker_with_it(monkeypatc
 
 def with_sentinel(story: Callable[[Sentinel], object], *, kernel: Kernel = REAL) -> object:
     def act() -> object:
-        watcher = sentinel.start(kernel=kernel, period_s=0.05)
+        watcher = watchdog.start(kernel=kernel, period_s=0.05)
         try:
             return story(watcher)
         finally:
@@ -357,7 +358,7 @@ def test_it_holds_nothing_that_the_agent_had_open_and_no_capability(tmp_path: Pa
 
     def act() -> tuple[set[str], str, str]:
         with (tmp_path / "file").open():
-            watcher = sentinel.start()
+            watcher = watchdog.start()
         try:
             held = {str(entry.readlink()) for entry in Path(f"/proc/{watcher.pid}/fd").iterdir()}
             status = REAL.status(watcher.pid)
@@ -380,11 +381,11 @@ def test_a_stopped_sentinel_is_not_alive() -> None:
 
 
 def test_a_sentinel_that_answers_but_has_stopped_looking_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentinel, "SILENT_S", 0.1)
-    monkeypatch.setattr(sentinel, "PERIOD_S", 0.05)
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.1)
+    monkeypatch.setattr(watchdog, "PERIOD_S", 0.05)
 
     def act() -> bool:
-        watcher = sentinel.start(period_s=30)
+        watcher = watchdog.start(period_s=30)
         try:
             time.sleep(0.15)
             return watcher.alive()
@@ -411,7 +412,7 @@ def test_no_sentinel_starts_for_a_process_that_is_already_traced() -> None:
         if agent == 0:
             os.read(reader, 1)
             try:
-                sentinel.start().stop()
+                watchdog.start().stop()
                 os._exit(0)
             except PlatformError:
                 os._exit(9)
@@ -426,7 +427,7 @@ def test_no_sentinel_starts_for_a_process_that_is_already_traced() -> None:
 
 def test_it_costs_less_than_a_thousandth_of_a_core() -> None:
     def act() -> float:
-        watcher = sentinel.start(period_s=sentinel.PERIOD_S / 10)
+        watcher = watchdog.start(period_s=watchdog.PERIOD_S / 10)
         try:
             assert watcher.watching()  # past its first steps
             before = _cpu_s(watcher.pid)
@@ -435,7 +436,7 @@ def test_it_costs_less_than_a_thousandth_of_a_core() -> None:
         finally:
             watcher.stop()
 
-    assert sentinel.PERIOD_S <= 0.5, "what it sees, it sees within a second"
+    assert watchdog.PERIOD_S <= 0.5, "what it sees, it sees within a second"
     assert in_child(act) < 0.003  # measured 0.0007 on an idle machine; a loaded one has cold caches
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from glasshouse.jobs.leftover import survivors
 from glasshouse.jobs.processes import ProcessName
-from glasshouse.runtime import finish, probes
 from glasshouse.runtime.kernel import CLONE_NEWNS, MS_PRIVATE, MS_REC, PR_SET_DUMPABLE, REAL
-from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.session_record import NAME, Process, SessionRecord, members
+from glasshouse.runtime.keys.outdir import OutDir
+from glasshouse.runtime.run import probes, zeroize
+from glasshouse.runtime.watchdog.session_record import NAME, Process, SessionRecord, members
 from tools.forked import in_child
 from tools.machine import needs_namespaces, needs_root
 from tools.waiting import wait_for
@@ -178,10 +178,10 @@ def test_where_a_machine_does_not_show_its_boot_or_namespace_nothing_is_said_to_
     leader: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = SessionRecord.of(leader.pid)
-    monkeypatch.setattr("glasshouse.runtime.session_record._BOOT", "/proc/no-boot-id")
+    monkeypatch.setattr("glasshouse.runtime.watchdog.session_record._BOOT", "/proc/no-boot-id")
     unknown = SessionRecord.of(leader.pid)
     assert (unknown.survivors(), known.survivors()) == ([leader.pid], None)
-    monkeypatch.setattr("glasshouse.runtime.session_record._NAMESPACE", "/proc/no-namespace")
+    monkeypatch.setattr("glasshouse.runtime.watchdog.session_record._NAMESPACE", "/proc/no-namespace")
     assert SessionRecord.of(leader.pid).survivors() is None
     monkeypatch.undo()
     assert unknown.survivors() is None
@@ -209,7 +209,7 @@ def test_a_record_stays_if_something_of_the_worker_does(
     out.worker(SessionRecord.of(leader.pid))
     worker = SimpleNamespace(end=lambda: None, lives=lambda: lives)
     begun = SimpleNamespace(worker=worker, relay=None)
-    finish._end_worker(SimpleNamespace(session=None, begun=begun, sealed_log=None, out=out))  # type: ignore[arg-type]
+    zeroize._end_worker(SimpleNamespace(session=None, begun=begun, sealed_log=None, out=out))  # type: ignore[arg-type]
     assert (tmp_path / "out" / NAME).exists() == lives
     out.close()
 

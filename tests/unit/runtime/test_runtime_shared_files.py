@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.runtime import memory, probes, shared_files
+from glasshouse.runtime.keys import memory_search, shared_files
+from glasshouse.runtime.run import probes
 from tools.forked import in_child
 
 CLEAN, FOUND, UNVERIFIABLE = ProbeResult.CLEAN, ProbeResult.FOUND, ProbeResult.UNVERIFIABLE
@@ -49,7 +50,7 @@ def test_needles_in_files_are_found_also_across_pieces(tmp_path: Path, needles: 
     assert probe(needles, tmp_path).result is CLEAN
     (tmp_path / "below").mkdir()
     path = tmp_path / "below" / "sem"
-    path.write_bytes(bytes(memory.CHUNK_BYTES + 31 - 16) + bytes(needles[2]))
+    path.write_bytes(bytes(memory_search.CHUNK_BYTES + 31 - 16) + bytes(needles[2]))
     assert probe(needles, tmp_path).result is FOUND
     path.write_bytes(b"nothing")
     assert probe(needles, tmp_path).result is CLEAN

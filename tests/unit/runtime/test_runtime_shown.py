@@ -17,9 +17,10 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime import sandbox, shown, surroundings
+from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.kernel import REAL
-from glasshouse.runtime.surroundings import default_read_paths
+from glasshouse.runtime.worker import sandbox, shown_paths
+from glasshouse.runtime.worker.shown_paths import default_read_paths
 from tools.forked import in_child
 from tools.machine import (
     WithoutMounts,
@@ -137,7 +138,7 @@ def test_of_condas_own_folder_what_its_toolkits_need_is_shown(tmp_path: Path) ->
 
 def _of_a_prefix(folder: Path) -> set[str]:
     """Return what is shown of an interpreter's or environment's folder."""
-    asked = "import sys; sys.prefix = sys.argv[1]\nfrom glasshouse.runtime.surroundings import *\n"
+    asked = "import sys; sys.prefix = sys.argv[1]\nfrom glasshouse.runtime.worker.shown_paths import *\n"
     asked += "print(*[path for path in default_read_paths() if path.startswith(sys.prefix)])"
     words = [sys.executable, "-c", asked, str(folder)]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
@@ -177,13 +178,13 @@ def test_a_socket_of_another_process_is_found_however_deep_it_lies(tmp_path: Pat
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "a")
     with listening(deep):
-        assert shown.bound_beneath(REAL, (str(tmp_path / "a" / "b"),)) == [str(deep)]
-        assert shown.bound_beneath(REAL, (str(link),)) == [str(deep)]
-        assert shown.bound_beneath(REAL, (str(tmp_path / "a" / "bc"),)) == []
+        assert shown_search.bound_beneath(REAL, (str(tmp_path / "a" / "b"),)) == [str(deep)]
+        assert shown_search.bound_beneath(REAL, (str(link),)) == [str(deep)]
+        assert shown_search.bound_beneath(REAL, (str(tmp_path / "a" / "bc"),)) == []
         with pytest.raises(PlatformError) as caught:
             start(specification("pass", read_paths=(*default_read_paths(), str(tmp_path))))
         assert caught.value.code is Code.PLATFORM
-    assert shown.bound_beneath(REAL, (str(tmp_path),)) == []
+    assert shown_search.bound_beneath(REAL, (str(tmp_path),)) == []
 
 
 # tried from inside
@@ -201,7 +202,7 @@ def test_a_socket_that_no_list_names_is_found_from_inside_and_egress_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "REAL", WithoutList())
-    monkeypatch.setattr(shown, "bound_beneath", lambda *_: [])
+    monkeypatch.setattr(shown_search, "bound_beneath", lambda *_: [])
     with listening(tmp_path / "package" / "s"):
         ran = run("pass", read_paths=(*default_read_paths(), str(tmp_path)))
     assert ran.report.observed["egress-closed"] is CheckResult.FAILED
@@ -223,7 +224,7 @@ def test_an_owners_state_beneath_what_is_shown_is_found_from_inside(tmp_path: Pa
 def test_where_no_socket_can_be_called_by_name_one_that_is_seen_is_no_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "bound_beneath", lambda *_: [])
+    monkeypatch.setattr(shown_search, "bound_beneath", lambda *_: [])
     with listening(tmp_path / "s"):
         ran = run("pass", kernel=WithoutNamespaces(), read_paths=(*default_read_paths(), str(tmp_path)))
     assert ran.report.observed["egress-closed"] is CheckResult.PASSED
@@ -244,14 +245,14 @@ def test_everything_is_looked_at_however_much_lies_beside_it_and_however_deep(tm
             ([str(deep), str(tmp_path)], deep),
             ([f"{tmp_path}/link"], tmp_path / "link"),
         ):
-            seen, whole = shown.search(paths)
+            seen, whole = shown_search.search(paths)
             found = [("pipe", f"{top}/pipe"), ("socket", f"{top}/s"), ("state", f"{top}/owner.key")]
             assert (sorted(seen), whole) == (found, True)
-        assert shown.search([f"{deep}/s", f"{deep}/gone"]) == ([("socket", f"{deep}/s")], True)
+        assert shown_search.search([f"{deep}/s", f"{deep}/gone"]) == ([("socket", f"{deep}/s")], True)
 
 
 def test_a_search_that_does_not_come_to_its_end_says_so(tmp_path: Path) -> None:
-    assert shown.search([str(tmp_path)], give_up_s=0) == ([], False)
+    assert shown_search.search([str(tmp_path)], give_up_s=0) == ([], False)
 
 
 def test_a_path_too_deep_for_a_name_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_a_path_too_deep_for_a_name_is_not_taken_for_an_empty_one(tmp_path: Path
         for _ in range(20):
             os.mkdir("n" * 250)  # noqa: PTH102 - by a name that no call takes as a whole
             os.chdir("n" * 250)
-        return shown.search([str(tmp_path)])
+        return shown_search.search([str(tmp_path)])
 
     try:
         assert in_child(act) == ([], False)
@@ -305,7 +306,7 @@ def test_a_folder_that_goes_while_it_is_looked_for_leaves_nothing_open(
     folder = tmp_path / "folder"
     folder.mkdir()
     _meanwhile(monkeypatch, folder, lambda: act(folder))
-    assert shown.search([str(tmp_path)]) == ([], True)
+    assert shown_search.search([str(tmp_path)]) == ([], True)
 
 
 def test_a_folder_that_is_put_in_the_place_of_another_in_that_moment_is_looked_into(
@@ -319,7 +320,7 @@ def test_a_folder_that_is_put_in_the_place_of_another_in_that_moment_is_looked_i
         raise FileNotFoundError(errno.ENOENT, "as between the removal of one and the coming of the other")
 
     _meanwhile(monkeypatch, folder, act)
-    assert shown.search([str(tmp_path)]) == ([("state", f"{folder}/owner.key")], True)
+    assert shown_search.search([str(tmp_path)]) == ([("state", f"{folder}/owner.key")], True)
 
 
 def test_where_another_process_makes_and_removes_folders_all_the_time_every_look_comes_to_its_end(
@@ -342,7 +343,7 @@ while True:
         try:
             assert other.stdout is not None
             other.stdout.readline()
-            assert [shown.search([str(tmp_path)]) for _ in range(500)] == 500 * [([], True)]
+            assert [shown_search.search([str(tmp_path)]) for _ in range(500)] == 500 * [([], True)]
         finally:
             other.kill()
 
@@ -354,7 +355,7 @@ def test_a_folder_that_can_be_passed_through_but_not_read_is_named(tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "owner.key").touch()
         (tmp_path / name).chmod(mode)
-    found = in_child(lambda: shown.search([str(tmp_path)]), user=65534)
+    found = in_child(lambda: shown_search.search([str(tmp_path)]), user=65534)
     assert found == ([("closed", f"{tmp_path}/passed")], True)
 
 
@@ -365,13 +366,13 @@ def test_what_cannot_be_looked_into_is_covered_and_where_nothing_can_be_mounted_
 ) -> None:
     (tmp_path / "passed").mkdir()
     (tmp_path / "passed" / "known.txt").write_text("the owner's")
-    look = shown.search
+    look = shown_search.search
 
     def search(paths: list[str]) -> tuple[list[tuple[str, str]], bool]:
         found, whole = look(paths)
         return [*found, ("closed", f"{tmp_path}/passed")], whole
 
-    monkeypatch.setattr(shown, "search", search)  # as for a user who may not read that folder
+    monkeypatch.setattr(shown_search, "search", search)  # as for a user who may not read that folder
     code = f"""
 try:
     print(open('{tmp_path}/passed/known.txt').read())
@@ -388,7 +389,7 @@ except OSError as error:
 
 
 def test_where_the_search_has_no_end_egress_is_not_called_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "search", lambda _paths: ([], False))
+    monkeypatch.setattr(shown_search, "search", lambda _paths: ([], False))
     ran = run("pass", kernel=type(REAL)())
     assert ran.report.observed["egress-closed"] is CheckResult.UNAVAILABLE
     assert "shown-searched-in-part" in ran.report.notes
@@ -468,5 +469,5 @@ def test_what_is_shown_by_a_link_is_looked_at_by_the_name_that_the_worker_sees(t
 def test_a_worker_gets_its_gpus_and_no_memory_that_other_machines_share(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = ["nvidia-caps", "nvidia-caps-imex-channels", "nvidia-uvm", "nvidia0", "nvidiactl", "sda"]
     monkeypatch.setattr(os, "listdir", lambda _folder: nodes)
-    given = [path for path in surroundings.default_devices() if "nvidia" in path]
+    given = [path for path in shown_paths.default_devices() if "nvidia" in path]
     assert given == ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]

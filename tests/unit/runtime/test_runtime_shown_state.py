@@ -12,8 +12,8 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.jobs.private import is_state
-from glasshouse.runtime import shown
-from glasshouse.runtime.surroundings import default_read_paths
+from glasshouse.runtime.confine import shown_search
+from glasshouse.runtime.worker.shown_paths import default_read_paths
 from tools.machine import WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces
 from tools.sandboxed import run
 
@@ -120,7 +120,7 @@ def test_a_shown_path_that_is_a_state_home_lies_in_one_or_links_into_one_is_stat
         real.touch() if real.suffix in (".key", ".py") else real.mkdir()
     if leads_to:
         path.symlink_to(real)
-    found, whole = shown.search([str(path)])
+    found, whole = shown_search.search([str(path)])
     assert ("state", str(path)) in found
     assert whole
 
@@ -129,7 +129,7 @@ def test_a_shown_path_that_is_a_state_home_lies_in_one_or_links_into_one_is_stat
 def test_a_shown_file_that_is_a_key_of_ours_is_state_under_any_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "module.py").write_text(text)
     (tmp_path / "other.py").write_text(f"said = '{text.strip()}'\n")
-    assert shown.search([f"{tmp_path}/module.py", f"{tmp_path}/other.py"]) == (
+    assert shown_search.search([f"{tmp_path}/module.py", f"{tmp_path}/other.py"]) == (
         [("state", f"{tmp_path}/module.py")],
         True,
     )
@@ -142,6 +142,6 @@ def test_what_is_left_of_a_home_without_the_owners_key_is_state_to_the_look_as_t
         place = tmp_path / "package" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text('{"kind":"other"}' if name == "keys/other.json" else PACKAGE_KEY)
-    found, whole = shown.search([str(tmp_path)])
+    found, whole = shown_search.search([str(tmp_path)])
     assert (set(found), whole) == ({("state", f"{tmp_path}/package/{name}") for name in records}, True)
     assert is_state(tmp_path / "package")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import tree_removal
 from glasshouse.runtime.kernel import CLONE_NEWNS, MS_BIND, MS_PRIVATE, MS_REC, REAL
+from glasshouse.runtime.worker import tree_removal
 from tools.forked import in_child
 from tools.machine import needs_namespaces, needs_root
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, monkeypatch: 
             raise PermissionError(name)
         unlink(name, dir_fd=dir_fd)
 
-    monkeypatch.setattr("glasshouse.runtime.tree_removal.os.unlink", refuse)
+    monkeypatch.setattr("glasshouse.runtime.worker.tree_removal.os.unlink", refuse)
     assert not tree_removal.removed(str(top))
     assert [path.name for path in top.rglob("*") if path.is_file()] == ["stays"]
     monkeypatch.undo()
@@ -164,7 +164,7 @@ def test_very_many_names_are_never_held_at_once(tmp_path: Path) -> None:
     top = tmp_path / "top"
     code = f"""
 import resource
-from glasshouse.runtime import tree_removal
+from glasshouse.runtime.worker import tree_removal
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert tree_removal.removed({str(top)!r})
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from glasshouse.runtime import sentinel, vigil
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.sentinel import Sentinel
-from glasshouse.runtime.vigil import Vigil
+from glasshouse.runtime.watchdog import heartbeat, watchdog
+from glasshouse.runtime.watchdog.heartbeat import Vigil
+from glasshouse.runtime.watchdog.watchdog import Sentinel
 from tools.forked import in_child
 from tools.machine import needs_filters, needs_tracing
 from tools.tracer import Tracer
@@ -28,7 +28,7 @@ def noticed(harm: Callable[[Sentinel], object], *, period_s: float = 0.05) -> bo
 
     def act() -> bool:
         loop, told = Loop(), []
-        watcher = sentinel.start(period_s=period_s)
+        watcher = watchdog.start(period_s=period_s)
         try:
             Vigil(loop, watcher, lambda: told.append(watcher.pid), every_s=EVERY_S)
             loop.sleep(5 * EVERY_S)
@@ -49,7 +49,7 @@ def noticed(harm: Callable[[Sentinel], object], *, period_s: float = 0.05) -> bo
 def test_a_sentinel_that_is_left_alone_is_looked_at_again_and_again() -> None:
     def act() -> list[str]:
         loop, told = Loop(), []
-        watcher = sentinel.start(period_s=0.05)
+        watcher = watchdog.start(period_s=0.05)
         try:
             Vigil(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
             loop.sleep(0.3)
@@ -72,7 +72,7 @@ def test_a_sentinel_that_is_traced_is_noticed(stopping: bool) -> None:
 
 
 def test_a_sentinel_that_runs_and_does_not_look_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "SILENT_S", 0.4)
+    monkeypatch.setattr(heartbeat, "SILENT_S", 0.4)
     assert noticed(lambda _watcher: None, period_s=600)
 
 
@@ -81,7 +81,7 @@ def test_a_single_silent_look_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> No
 
     def act() -> list[str]:
         loop, told = Loop(), []
-        watcher = sentinel.start(period_s=0.05)
+        watcher = watchdog.start(period_s=0.05)
         answers = iter([99.0, 99.0, 0.1, 99.0, 0.1])
         try:
             monkeypatch.setattr(watcher, "silent_s", lambda: next(answers, 0.0))
@@ -101,7 +101,7 @@ def test_one_that_was_ended_on_purpose_can_still_be_looked_at() -> None:
 def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core() -> None:
     def act() -> float:
         loop, looks, told = Loop(), 0, []
-        watcher = sentinel.start()
+        watcher = watchdog.start()
         untouched = watcher.untouched
 
         def counted() -> bool:
@@ -120,4 +120,4 @@ def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core() -> None:
         finally:
             watcher.stop()
 
-    assert in_child(act) < vigil.EVERY_S / 1000
+    assert in_child(act) < heartbeat.EVERY_S / 1000

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, RunError
-from glasshouse.runtime import worker_link
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.worker_link import WorkerLink
-from glasshouse.runtime.worker_messages import (
+from glasshouse.runtime.worker import worker_link
+from glasshouse.runtime.worker.worker_link import WorkerLink
+from glasshouse.runtime.worker.worker_messages import (
     Failed,
     Finished,
     Losses,

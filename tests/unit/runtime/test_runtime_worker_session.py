@@ -17,12 +17,12 @@ import pytest
 
 from glasshouse.errors import Code, RunError
 from glasshouse.package.limits import OutputLimits
-from glasshouse.runtime import reports, worker_session
+from glasshouse.runtime.keys.outdir import OutDir
+from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.outdir import OutDir
-from glasshouse.runtime.sealing import Outputs, Sealing
-from glasshouse.runtime.worker_messages import Progress
-from glasshouse.runtime.worker_session import Stage, WorkerSession
+from glasshouse.runtime.worker import worker_session
+from glasshouse.runtime.worker.worker_messages import Progress
+from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire import frames
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import sha256
@@ -200,7 +200,7 @@ def test_a_word_out_of_its_turn_ends_the_run(talk: Talk, stage: Stage, message: 
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second last half of one."""
     monkeypatch.setattr(worker_session, "PROGRESS_INTERVAL_S", 0.5001)
-    monkeypatch.setattr(reports, "PROGRESS_US", 500_000)
+    monkeypatch.setattr(worker_session, "PROGRESS_US", 500_000)
 
 
 def test_progress_is_told_once_a_second_and_no_sooner_for_an_output_or_the_end(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import tree_removal
+from glasshouse.runtime.worker import tree_removal
 from glasshouse.task import uncollected
 from glasshouse.task.layout import regular_files
 from glasshouse.task.uncollected import Uncollected

@@ -24,7 +24,7 @@ __all__ = ["examine", "free_addresses", "hello", "installed", "measure", "reache
 
 _EXAMINE_S = 60.0
 _EXAMINE = (
-    "import json; from glasshouse.runtime.doctor import examine;"
+    "import json; from glasshouse.runtime.run.doctor import examine;"
     "print(json.dumps([finding.to_json() for finding in examine()]))"
 )
 # What statfs(2) calls file systems that other machines see too.

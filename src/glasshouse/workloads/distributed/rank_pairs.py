@@ -1,6 +1,6 @@
 """Ranks of a machine that gives no namespaces: each inherits its connection, and every further one is handed over it.
 
-The worker and its ranks may there take no socket's name and call none (`runtime.seccomp`, `isolated`), so nothing
+The worker and its ranks may there take no socket's name and call none (`confine.seccomp`, `isolated`), so nothing
 outside reaches them by one, nor they anything outside. On its channel a rank asks for what it else finds by a name:
 
 ```

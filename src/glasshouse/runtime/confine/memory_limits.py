@@ -1,0 +1,188 @@
+"""How much memory a run may take, which process the kernel ends first where it runs out, and what is kept out of swap.
+
+A limit of any ancestor among the control groups counts, so the least of all is taken; versions 1 and 2 differ in the
+names of files. A score (proc(5), oom_score_adj) adds thousandths of the memory to what a process has for itself;
+containers are often started with one of up to 1000 (Kubernetes), which everything in them inherits.
+"""
+
+# pathlib costs 30 ms at every start, when nothing is compiled beforehand.
+# ruff: noqa: PTH123
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+
+from glasshouse.runtime.kernel import CAP_IPC_LOCK, MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT, REAL, Kernel, KernelError
+
+__all__ = ["available_bytes", "ends_together", "is_low", "lock_memory", "lower", "may_lock", "oom_kills", "put"]
+
+_SCORE = "/proc/self/oom_score_adj"
+# The worker has 1000: with 750 a keeper, of some 40 MB, would need a quarter of the memory to be ended before it.
+_MOST = 750
+_STEP = 50
+# Below this, a process whose every page is locked would run out of memory in the middle of its work.
+_LEAST_LOCKABLE_BYTES = 1 << 30
+
+_UNKNOWN_BYTES = 1 << 30
+# By kind of mount: limits, usage, and what of the usage is files that nothing needs in memory.
+_FILES = {
+    "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    "cgroup2": (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+}
+
+
+def available_bytes(root: str = "") -> int:
+    """Return how much memory this process and its children may still take, in bytes.
+
+    Args:
+        root: where /proc and /sys lie, for tests.
+    """
+    least = _UNKNOWN_BYTES
+    for line in _lines(root + "/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            least = int(line.split()[1]) * 1024
+    return min([least, *_left_by_groups(root)])
+
+
+def ends_together(root: str = "") -> bool:
+    """Return whether the kernel ends this process with the worker where a control group's memory runs out.
+
+    Kubernetes has the kernel do so from 1.28 on, whatever the scores (`memory.oom.group`, version 2).
+    """
+    return any(_number(f"{folder}/memory.oom.group") == 1 for kind, folder in _groups(root) if kind == "cgroup2")
+
+
+def _left_by_groups(root: str) -> Iterator[int]:
+    for kind, folder in _groups(root):
+        limits, usage, cache = _FILES[kind]
+        used = _number(f"{folder}/{usage}")
+        if used is None:
+            continue
+        for line in _lines(f"{folder}/memory.stat"):
+            if line.startswith(cache + " "):
+                used -= int(line.split()[1])
+        for limit in limits:
+            allowed = _number(f"{folder}/{limit}")
+            if allowed is not None:
+                yield max(0, allowed - used)
+
+
+def _groups(root: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind and folder of this process's memory group, and of every group above it that is mounted."""
+    own = {}
+    for line in _lines(root + "/proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            own["cgroup2" if number == "0" else "cgroup"] = path
+    for line in _lines(root + "/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        kind, _source, options = after.split(" ", 2)
+        if kind not in own or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        top, place = before.split(" ")[3:5]
+        # In a container the mount may show a part of the tree alone, or the path may lie above it.
+        path = own[kind].removeprefix(top.rstrip("/")) if own[kind].startswith(top) else ""
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            yield kind, "/".join([root + place, *parts[:depth]])
+
+
+def _number(path: str) -> int | None:
+    text = next(_lines(path), "")
+    return int(text) if text.isdecimal() else None  # `max` is no limit
+
+
+def _lines(path: str) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as facts:
+            yield from (line.rstrip("\n") for line in facts)
+    except OSError:
+        return
+
+
+def put(score: int) -> None:
+    """Set this process's score, which all that it starts inherits; raises `OSError`."""
+    with open(_SCORE, "w", encoding="ascii") as file:
+        file.write(str(score))
+
+
+def lower(kernel: Kernel) -> None:
+    """Lower this process's score to 0, or as far as is permitted; one below 0 stays.
+
+    Raises:
+        OSError: it can be neither read nor set.
+    """
+    for score in range(0, int(kernel.read(_SCORE)), _STEP):
+        try:
+            put(score)
+        except PermissionError:
+            continue  # without CAP_SYS_RESOURCE no lower than a process with it has set
+        return
+
+
+def is_low(kernel: Kernel) -> bool:
+    """Return whether this process's score leaves a worker with 1000 the first to be ended."""
+    try:
+        return int(kernel.read(_SCORE)) <= _MOST
+    except (OSError, ValueError):
+        return False
+
+
+def oom_kills() -> int:
+    """Return how many such ends this process's control group has seen, else the whole machine; 0 if unknown."""
+    for path in _counters():
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            words = os.read(descriptor, 65536).split()
+        finally:
+            os.close(descriptor)
+        if b"oom_kill" in words[:-1]:
+            return int(words[words.index(b"oom_kill") + 1])
+    return 0
+
+
+def _counters() -> list[str]:
+    """Return where such a counter may be: control groups of version 2 and 1, then the machine's."""
+    found = []
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as groups:
+            for line in groups:
+                number, controllers, path = line.rstrip("\n").split(":", 2)
+                if number == "0":
+                    found.append(f"/sys/fs/cgroup{path}/memory.events")
+                elif "memory" in controllers.split(","):
+                    found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    except (OSError, ValueError):
+        pass
+    return [*found, "/proc/vmstat"]
+
+
+def lock_memory(kernel: Kernel = REAL) -> None:
+    """Keep all pages of this process, present and future, out of swap; a fork has to do it again.
+
+    Raises:
+        OSError: the limit on locked memory is too low, or the kernel refuses.
+    """
+    for limit in (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]):
+        try:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            break
+        except (OSError, ValueError):
+            continue
+    if not may_lock(kernel):
+        raise KernelError("mlockall", errno.ENOMEM)
+    # Locked when touched, not at once: a thread's stack would otherwise cost its full size.
+    kernel.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
+
+
+def may_lock(kernel: Kernel) -> bool:
+    """Return whether this process may lock as much memory as it needs."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKABLE_BYTES:
+        return True
+    return kernel.capable(CAP_IPC_LOCK)

@@ -1,0 +1,222 @@
+"""The worker's file system: a private root in memory that shows it only what it may read.
+
+```
+/usr /lib … and the listed paths     bound, read-only
+/proc                                its own processes, and nothing of the kernel's memory
+/dev                                 null, zero, full, random, urandom, GPUs
+/etc                                 made here: it names no machine and no user
+/run/glasshouse/work                 the workspace; tmp and shm beside it are /tmp and /dev/shm
+/run/glasshouse/probe                readable by mode, covered by no rule: shows that Landlock works
+```
+The mount belongs to the worker's own mount namespace: it has no name outside, and dies with it.
+"""
+
+# pathlib costs 30 ms at every start, when nothing is compiled beforehand.
+# ruff: noqa: PTH102, PTH103, PTH108, PTH112, PTH114, PTH115, PTH120, PTH211
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import stat
+
+from glasshouse.runtime.confine import mounts
+from glasshouse.runtime.kernel import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    Kernel,
+    KernelError,
+)
+
+__all__ = ["BASE", "HIDDEN", "PROBE", "SHARED", "TEMPORARY", "WORK", "build", "cover", "is_memory"]
+
+BASE = "/run/glasshouse"
+WORK, TEMPORARY, SHARED, PROBE = "work", "tmp", "shm", "probe"
+
+# Of /proc: the kernel's memory, addresses and keys, and the words it was started with. Root may open them; empty here.
+HIDDEN = (
+    "cmdline", "iomem", "ioports", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount",
+    "kpageflags", "latency_stats", "pagetypeinfo", "sched_debug", "slabinfo", "sysrq-trigger", "timer_list",
+    "vmallocinfo", "vmcore",
+)  # fmt: skip
+
+# Where the new root is put together; any directory does, and none outside this namespace is touched.
+_SITES = ("/tmp", "/mnt", "/run")  # noqa: S108
+_ROOT_BYTES = 4 << 20
+_ETC = {
+    "group": "worker:x:{gid}:\n",
+    "hosts": "127.0.0.1 localhost\n::ffff:127.0.0.1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "passwd": "worker:x:{uid}:{gid}::" + BASE + "/" + WORK + ":/bin/sh\n",
+}
+_LINKS = (
+    ("dev/fd", "/proc/self/fd"),
+    ("dev/stderr", "/proc/self/fd/2"),
+    ("dev/stdin", "/proc/self/fd/0"),
+    ("dev/stdout", "/proc/self/fd/1"),
+)
+
+
+def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_bytes: int) -> None:
+    """Put the private root together and move this process into it; the caller has its own mount namespace.
+
+    Args:
+        kernel: the kernel.
+        read: paths to show read-only; those that do not exist are left out.
+        devices: device nodes to show.
+        workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
+
+    Raises:
+        OSError: it cannot be done here; this process has the root and the working folder that it had.
+        RuntimeError: a mount could not be taken back, or the old root not be let go of: this process can only end.
+    """
+    kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
+    paths, sources = _outermost(read) + devices, dict[str, int]()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # A project that is installed where it stands shows each module of its own: that may be many.
+        wanted = min(limits[0] + len(paths), limits[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
+        # Opened before anything is covered: the site of the new root may hide some of them.
+        for path in paths:
+            try:
+                sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+        _assemble(kernel, sources, devices, workspace_bytes)
+    finally:
+        for descriptor in sources.values():
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    _umount(kernel, ".")  # the old root, which pivot_root left on top of the new one
+    os.chdir("/")
+
+
+def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], workspace_bytes: int) -> None:
+    site = next(path for path in _SITES if os.path.isdir(path))
+    kernel.mount("tmpfs", site, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={_ROOT_BYTES}")
+    try:
+        # First what can be written: a path to be shown may lie in /tmp.
+        _workspace(kernel, site, workspace_bytes)
+        for path, descriptor in sources.items():
+            _show(kernel, path, descriptor, site + path, device=path in devices)
+        _proc(kernel, site)
+        _furnish(site)
+        kernel.mount("none", site, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            os.chdir(site)
+            kernel.pivot_root(".", ".")
+        except OSError:
+            os.chdir(here)
+            raise
+        finally:
+            os.close(here)
+    except OSError:
+        _umount(kernel, site)
+        raise
+
+
+def cover(kernel: Kernel, folder: str) -> None:
+    """Mount an empty folder over one that can be passed through but not looked into; raises `OSError`."""
+    kernel.mount("tmpfs", folder, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=555,size=4k")
+
+
+def _umount(kernel: Kernel, target: str) -> None:
+    try:
+        kernel.umount(target)
+    except OSError as error:
+        # Not an OSError: who takes that for a machine without mounts would go on between two roots.
+        raise RuntimeError(f"the private root is left half made: {error}") from error
+
+
+def is_memory(kernel: Kernel, directory: str) -> tuple[bool, bool]:
+    """Read back what a mount is.
+
+    Returns:
+        whether `directory` is itself a tmpfs mount, and whether that never goes to swap.
+    """
+    mount = mounts.Table.read(kernel).at(directory)
+    if mount is None or mount.place != directory:
+        return False, False
+    return mount.kind == "tmpfs", b"noswap" in mount.options
+
+
+def _outermost(paths: list[str]) -> list[str]:
+    """Return `paths` without those that lie inside another."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not any(path.startswith(parent.rstrip("/") + "/") for parent in kept):
+            kept.append(path)
+    return kept
+
+
+def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bool) -> None:
+    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    if os.path.islink(path) and path.count("/") == 1:
+        os.symlink(os.readlink(path), target)
+        return
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    kernel.mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | MS_REC)
+    # Of a device node this keeps mode, owner and times; it is written to all the same.
+    kernel.mount_read_only(target, devices=device)
+
+
+def _proc(kernel: Kernel, site: str) -> None:
+    target = site + "/proc"
+    os.makedirs(target, mode=0o755, exist_ok=True)
+    try:
+        kernel.mount("proc", target, "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    except KernelError:
+        # A container that hides parts of /proc forbids a fresh one; the machine's own then shows more processes.
+        kernel.mount("/proc", target, None, MS_BIND | MS_REC)
+        kernel.mount_read_only(target)
+    nothing = site + "/nothing"
+    os.close(os.open(nothing, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+    for name in HIDDEN:
+        if os.path.lexists(f"{target}/{name}"):
+            kernel.mount(nothing, f"{target}/{name}", None, MS_BIND)
+            kernel.mount_read_only(f"{target}/{name}")
+    os.unlink(nothing)
+
+
+def _workspace(kernel: Kernel, site: str, workspace_bytes: int) -> None:
+    base = site + BASE
+    os.makedirs(base, mode=0o755, exist_ok=True)
+    # As many names as pages: a file that holds anything takes one. Each name takes memory of the kernel's too.
+    options = f"mode=700,size={workspace_bytes},nr_inodes={workspace_bytes // mmap.PAGESIZE}"
+    try:
+        kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options + ",noswap")
+    except KernelError:  # before Linux 6.4, or in a user namespace
+        kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    lay_out(base)
+    for name, place in ((TEMPORARY, "/tmp"), (TEMPORARY, "/var/tmp"), (SHARED, "/dev/shm")):  # noqa: S108
+        os.makedirs(site + place, mode=0o755, exist_ok=True)
+        kernel.mount(f"{base}/{name}", site + place, None, MS_BIND)
+
+
+def lay_out(base: str) -> None:
+    """Make the directories of a workspace, and the file that Landlock must keep closed."""
+    for name in (WORK, TEMPORARY, SHARED):
+        os.mkdir(base + "/" + name, 0o700)
+    os.close(os.open(base + "/" + PROBE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _furnish(site: str) -> None:
+    for directory in ("/dev", "/etc"):
+        os.makedirs(site + directory, mode=0o755, exist_ok=True)
+    for name, text in _ETC.items():
+        descriptor = os.open(f"{site}/etc/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        os.write(descriptor, text.format(uid=os.getuid(), gid=os.getgid()).encode())
+        os.close(descriptor)
+    for name, target in _LINKS:
+        os.symlink(target, f"{site}/{name}")

@@ -1,0 +1,1 @@
+"""The connections of this machine: to the broker, and between the machines of a group."""

@@ -1,0 +1,156 @@
+"""Challenge, evidence, release: asked for again, with the same keys, while answers are lost on the way.
+
+Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, with the same bytes,
+and a challenge that was used already or is over, with a new one, for as long as the deadline allows. A machine of a
+group asks again and again for what it was accepted with, for a while longer than the group's deadline can be away.
+Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glasshouse.attestation.claims import Claims
+from glasshouse.errors import Code, PeerError, RefusedError
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.runtime_side import (
+    CheckedRelease,
+    challenge_request,
+    check_release,
+    evidence_message,
+    read_challenge,
+    release_request,
+)
+from glasshouse.package.manifest import Manifest
+from glasshouse.runtime.gate.gate_client import Gate, PendingError
+from glasshouse.runtime.loop import Loop
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Attested", "attest", "now_us"]
+
+DEADLINE_S = 60.0
+
+# The evidence arrived and its answer was lost; or a reader on the way sent a copy before: the release went there, for
+# no use. Or it was too late.
+_USED_UP = frozenset({Code.NONCE_EXPIRED, Code.NONCE_REPLAYED, Code.NONCE_UNKNOWN})
+_FIRST_RETRY_S = 0.2
+_LONGEST_RETRY_S = 5.0
+_ASK_EVERY_S = 1.0
+# After the group's deadline, which is the end of somebody's challenge: for the broker to say what came of it.
+_SETTLED_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attested:
+    """The evidence that was accepted, and the release for it."""
+
+    evidence: bytes
+    release: CheckedRelease
+
+
+def now_us() -> int:
+    """Return this machine's idea of the time, in microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+def attest(
+    *,
+    loop: Loop,
+    gate: Gate,
+    launch: LaunchFile,
+    manifest: Manifest,
+    evidence_key: SigningKey,
+    claims: Callable[[Challenge, int], Claims],
+    sent: Callable[[bytes], None],
+    deadline_s: float = DEADLINE_S,
+) -> Attested:
+    """Obtain a release.
+
+    Args:
+        loop: goes on meanwhile: a debugger, a signal or the worker's end is noticed.
+        gate: the broker.
+        launch: the launch file.
+        manifest: of the package in hand.
+        evidence_key: signs the evidence, with the launch key.
+        claims: makes the claims for a challenge, at a time.
+        sent: called with each evidence message before it leaves for the first time.
+        deadline_s: for how long silence is put up with.
+
+    Raises:
+        RefusedError: the gate refused, or the challenge was used up each time until the deadline.
+        PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
+            `release-invalid` when its answer cannot be believed, or when it never comes to an end of waiting.
+    """
+    give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
+    asking, exchange = b"", None
+    while True:
+        try:
+            if exchange is None:
+                # Again the same request while none is answered, and below the same evidence: it is the same challenge
+                # then, and a launch may have few that are open.
+                asking = asking or challenge_request(launch)
+                challenge = read_challenge(gate.post("/v1/challenge", asking), launch, now_us=now_us())
+                asking = b""
+                told = claims(challenge, now_us())
+                exchange = challenge, evidence_message(told, (), evidence_key=evidence_key, launch_key=launch.key())
+                sent(exchange[1])
+            return _once(loop, gate, launch, *exchange, manifest, evidence_key)
+        except (PeerError, RefusedError) as error:
+            again = error.code is Code.BROKER_UNREACHABLE or error.code in _USED_UP
+            if not again or loop.now_s() + wait_s > give_up_s:
+                raise
+            if error.code in _USED_UP:
+                asking, exchange = b"", None
+        loop.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+
+
+def _once(
+    loop: Loop,
+    gate: Gate,
+    launch: LaunchFile,
+    challenge: Challenge,
+    evidence: bytes,
+    manifest: Manifest,
+    evidence_key: SigningKey,
+) -> Attested:
+    release = check_release(
+        _answer(loop, gate, launch, challenge, evidence, evidence_key),
+        launch,
+        challenge,
+        evidence=evidence,
+        evidence_public=evidence_key.public,
+        manifest_sha256=manifest.sha256,
+        floor=manifest.floor,
+        now_us=now_us(),
+    )
+    return Attested(evidence=evidence, release=release)
+
+
+def _answer(
+    loop: Loop, gate: Gate, launch: LaunchFile, challenge: Challenge, evidence: bytes, evidence_key: SigningKey
+) -> bytes:
+    """Send the evidence and return the broker's answer; a machine of a group may have to wait for the others."""
+    try:
+        return gate.post("/v1/evidence", evidence)
+    except PendingError:
+        group = launch.claims().group
+        if group is None or group.machines == 1:
+            raise
+    request = release_request(challenge, evidence, evidence_key=evidence_key)
+    lifetime_s = (challenge.expires_us - challenge.issued_us) / 1e6  # its own clock: the broker's is not ours
+    give_up_s, wait_s = loop.now_s() + lifetime_s + _SETTLED_S, _FIRST_RETRY_S
+    while True:
+        loop.sleep(wait_s)
+        wait_s = min(2 * wait_s, _ASK_EVERY_S)
+        try:
+            return gate.post("/v1/release", request)
+        except PendingError:
+            if loop.now_s() > give_up_s:
+                raise
+        except PeerError as error:
+            if error.code is not Code.BROKER_UNREACHABLE or loop.now_s() > give_up_s:
+                raise

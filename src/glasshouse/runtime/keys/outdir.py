@@ -1,0 +1,168 @@
+"""The run's folder on the rented machine's disk: nothing in it is in the clear but the evidence.
+
+```
+events.log          one event a line, flushed as it happens
+heads.log           countersigned heads, one a line
+outputs/NNNN.sealed log/NNNN.sealed
+receipt.json        the bundle, when the run has ended
+.worker             while the run lasts: the session of the worker, or of the first process of its namespace
+```
+
+Laws: files are mode 0600 and folders 0700; a sealed file has its final name only when it is whole; a
+reserve is kept so that a disk filled by outputs still has room for how the run ended.
+"""
+
+# pathlib would cost the agent 30 ms at every start, to no other use:
+# ruff: noqa: PTH102, PTH103, PTH104, PTH108
+
+from __future__ import annotations
+
+import os
+
+from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
+from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
+from glasshouse.runtime.watchdog.session_record import SessionRecord
+
+__all__ = ["OutDir", "PartialFile", "disk_error"]
+
+_RESERVE_BYTES = 512 * 1024
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def disk_error(error: OSError) -> GlasshouseError:
+    """Say in our words that the run's folder cannot be written to."""
+    reason = os.strerror(error.errno) if error.errno else "unknown"
+    return RunError(Code.DISK_FULL, f"the run's folder cannot be written to ({reason})")
+
+
+class PartialFile:
+    """A file that has its final name only once `keep` was called."""
+
+    def __init__(self, final: str) -> None:
+        self._final = final
+        self._partial = final + ".partial"
+        try:
+            self.stream = os.fdopen(os.open(self._partial, _FLAGS, 0o600), "wb", buffering=0)
+        except OSError as error:
+            raise disk_error(error) from None
+
+    def keep(self) -> None:
+        """Close the file and give it its final name.
+
+        Raises:
+            RunError: `disk-full`.
+        """
+        try:
+            self.stream.close()
+            os.rename(self._partial, self._final)
+        except OSError as error:
+            raise disk_error(error) from None
+
+    def discard(self) -> None:
+        """Remove the file; one that is gone or kept is fine."""
+        try:
+            self.stream.close()
+        finally:
+            _remove(self._partial)
+
+
+class OutDir:
+    """The run's folder.
+
+    Args:
+        root: made if need be; must not hold a run already.
+
+    Raises:
+        UsageError: `usage`: it cannot be made, or holds a run.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        try:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            for name in ("outputs", "log"):
+                os.mkdir(f"{root}/{name}", mode=0o700)
+            self._events = os.open(f"{root}/events.log", _FLAGS | os.O_APPEND, 0o600)
+            self._heads = os.open(f"{root}/heads.log", _FLAGS | os.O_APPEND, 0o600)
+        except OSError:
+            raise UsageError(Code.USAGE, "the output folder cannot be made, or holds a run already") from None
+        self._keep_reserve()
+
+    def event(self, line: bytes) -> None:
+        """Append a line to the event log.
+
+        Raises:
+            RunError: `disk-full`; the log ends with a whole line then.
+        """
+        _append(self._events, line)
+
+    def head(self, countersigned: bytes) -> None:
+        """Append a countersigned head; raises `RunError` as `event` does."""
+        _append(self._heads, countersigned + b"\n")
+
+    def sealed(self, folder: str, sequence: int) -> PartialFile:
+        """Open the next sealed file of ``outputs`` or ``log``; raises `RunError`."""
+        return PartialFile(f"{self._root}/{folder}/{sequence:04d}.sealed")
+
+    def receipt(self, bundle: bytes) -> None:
+        """Write the bundle, whole or not at all; raises `RunError`."""
+        file = PartialFile(f"{self._root}/receipt.json")
+        try:
+            file.stream.write(bundle)
+            os.fsync(file.stream.fileno())
+        except OSError as error:
+            file.discard()
+            raise disk_error(error) from None
+        file.keep()
+
+    def worker(self, session: SessionRecord) -> None:
+        """Keep which session is the worker's, until `worker_gone`; raises `RunError`."""
+        try:
+            descriptor = os.open(f"{self._root}/{SESSION_NAME}", _FLAGS, 0o600)
+        except OSError as error:
+            raise disk_error(error) from None
+        try:
+            _append(descriptor, session.to_line())
+        finally:
+            os.close(descriptor)
+
+    def worker_gone(self) -> None:
+        """Remove that; nothing happens where there is none."""
+        _remove(f"{self._root}/{SESSION_NAME}")
+
+    def close(self) -> None:
+        """Close the logs; nothing is appended after this."""
+        os.close(self._events)
+        os.close(self._heads)
+
+    def give_reserve(self) -> None:
+        """Free the reserve: from now on only the end of the run is written."""
+        _remove(f"{self._root}/.reserve")
+
+    def _keep_reserve(self) -> None:
+        try:
+            descriptor = os.open(f"{self._root}/.reserve", _FLAGS, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise disk_error(error) from None
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    before = os.lseek(descriptor, 0, os.SEEK_END)
+    try:
+        written = os.write(descriptor, line)
+        if written != len(line):
+            os.ftruncate(descriptor, before)
+            raise RunError(Code.DISK_FULL, "the run's folder is full")
+    except OSError as error:
+        raise disk_error(error) from None

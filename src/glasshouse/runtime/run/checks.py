@@ -1,0 +1,320 @@
+"""Hardening of the agent, and what is observed of agent and worker.
+
+Laws: an observation never asks what was set. It is read back from the kernel (/proc, prctl, limits), or the
+forbidden thing is tried, by this process or by another. What the kernel does not offer is `unavailable`.
+Every function here answers exactly the names of `attestation.hardening.CHECKS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sys
+
+from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
+from glasshouse.runtime.confine import core_dumps, memory_limits, mounts, seccomp, trials
+from glasshouse.runtime.kernel import (
+    CAP_DAC_OVERRIDE,
+    CAP_IPC_LOCK,
+    PR_GET_DUMPABLE,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    REAL,
+    Kernel,
+    KernelError,
+)
+from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.watchdog.watchdog import Sentinel
+from glasshouse.runtime.worker.sandbox import Worker, default_read_paths
+
+__all__ = ["details", "harden_agent", "observe_agent", "observe_worker", "seal_agent"]
+
+_PASSED, _FAILED, _UNAVAILABLE = CheckResult.PASSED, CheckResult.FAILED, CheckResult.UNAVAILABLE
+_NO_SUCH_KEYCTL = 9999
+# What the loader and libraries saw when this process began; removing a variable later undoes nothing.
+_STARTED_WITH = tuple(os.environ)
+# What the worker's launcher tries from inside its sandbox.
+_TRIED_INSIDE = ("debug-env-clean", "egress-closed", "landlock", "metadata-closed", "preload-clean", "seccomp-filter")
+_MAX_DETAILS = 31  # and one that the story may add
+
+
+def harden_agent(kernel: Kernel = REAL) -> list[str]:
+    """Harden this process; to be called first, before it has threads, children or secrets.
+
+    Returns:
+        what could not be done here, as small words; `observe_agent` decides what that means.
+    """
+    notes = []
+    for name, step in (
+        # While this process is dumpable: only then a user may write its own files in /proc.
+        ("oom-score", lambda: memory_limits.lower(kernel)),
+        ("core-limit", core_dumps.limit),
+        ("dumpable", lambda: kernel.prctl(PR_SET_DUMPABLE, 0)),
+        ("no-new-privs", lambda: kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)),
+        ("memory-lock", lambda: memory_limits.lock_memory(kernel)),
+        ("seccomp", lambda: _filter(kernel)),
+    ):
+        try:
+            step()
+        except (OSError, ValueError):
+            notes.append(f"no-{name}")
+    for name in trials.preloading(list(os.environ)) + trials.environment(list(os.environ)):
+        del os.environ[name]  # for what this process starts
+    return notes
+
+
+def seal_agent(kernel: Kernel = REAL) -> list[str]:
+    """Give up what only the building of the sandbox needed; to be called once the worker is confirmed.
+
+    From here on this process starts no program, makes no namespace and has no capability but to write its
+    own files. Returns what could not be done.
+    """
+    notes = []
+    try:
+        # The folder of sealed outputs may be another user's; locked memory must stay allowed to grow.
+        kernel.drop_capabilities(keep=(CAP_DAC_OVERRIDE, CAP_IPC_LOCK))
+    except KernelError:
+        notes.append("no-capability-drop")
+    try:
+        if seccomp.supports(kernel.machine):
+            seccomp.install(kernel, seccomp.sealed_agent(kernel.machine, own_pid=os.getpid()))
+    except KernelError:
+        notes.append("no-seccomp")
+    return notes
+
+
+def observe_agent(
+    *, kernel: Kernel = REAL, sentinel: Sentinel | None, secret: SecretMemory | None
+) -> dict[str, CheckResult]:
+    """Observe this process.
+
+    Args:
+        kernel: the kernel.
+        sentinel: who watches it; None fails `watched`.
+        secret: the secret memory in use, on which a reader is tried; None fails `secret-memory`.
+    """
+    names = [*_STARTED_WITH, *os.environ]
+    return {
+        "core-limit-zero": _passed(core_dumps.closed(kernel, resource.getrlimit(resource.RLIMIT_CORE))),
+        "debug-env-clean": _passed(not trials.environment(names) and _interpreter_is_plain()),
+        "memory-locked": _memory_locked(kernel),
+        "no-swap": _no_swap(kernel, os.getpid(), locked=_memory_locked(kernel)),
+        "not-dumpable": _agent_not_dumpable(kernel, sentinel),
+        "preload-clean": _passed(not trials.libraries(kernel, names) and not _foreign_libraries(kernel)),
+        "seccomp-filter": _agent_filter(kernel),
+        "secret-memory": _secret(secret),
+        "watched": _passed(sentinel is not None and sentinel.watching()),
+        **_threads(kernel, os.getpid()),
+    }
+
+
+def observe_worker(
+    worker: Worker, *, kernel: Kernel = REAL, sentinel: Sentinel | None, secret: SecretMemory | None
+) -> dict[str, CheckResult]:
+    """Observe the worker, and the init above it, after it said `ready`, and again before it is given anything.
+
+    Args:
+        worker: confirmed; what its launcher tried is in its report.
+        kernel: the kernel.
+        sentinel: who watches it; None fails `watched`.
+        secret: the kind of memory that it will be given.
+    """
+    pid, report = worker.pid, worker.report
+    if pid is None or report is None:
+        raise ValueError("a worker that is not confirmed")
+    tried = {name: report.observed.get(name, _UNAVAILABLE) for name in _TRIED_INSIDE}
+    both = [pid] if worker.init_pid is None else [pid, worker.init_pid]
+    if any(_filter_mode(kernel, one) != "2" for one in both):
+        # Read back after the exec: what the launcher saw of itself must still hold.
+        tried["seccomp-filter"] = _worse(tried["seccomp-filter"], _FAILED)
+    observed = {
+        **tried,
+        "core-limit-zero": _passed(all(core_dumps.closed(kernel, _core_limit(kernel, one)) for one in both)),
+        "no-swap": _no_swap(kernel, pid, locked=_UNAVAILABLE),
+        "not-dumpable": _not_dumpable(kernel, pid, sentinel),
+        "secret-memory": _secret(secret),
+        "watched": _passed(sentinel is not None and sentinel.watching(pid)),
+        "workspace-in-memory": _UNAVAILABLE if report.workspace is WorkspaceKind.DIRECTORY else _PASSED,
+        **_threads(kernel, pid),
+    }
+    for one in both[1:]:
+        above = {"not-dumpable": _not_dumpable(kernel, one, sentinel), **_threads(kernel, one)}
+        observed |= {name: _worse(observed[name], result) for name, result in above.items()}
+    return observed
+
+
+def details(worker: Worker, kernel: Kernel = REAL) -> dict[str, str | int]:
+    """Return small facts about the machine for `HardeningReport.details`."""
+    found: dict[str, str | int] = {"kernel": os.uname().release[:64], "landlock-abi": kernel.landlock_abi()}
+    if core_dumps.crashes_are_logged(kernel):
+        found["crashes-logged"] = 1
+    if mounts.processes_are_visible(kernel):
+        found["processes-visible"] = 1
+    notes = worker.report.notes if worker.report is not None else ()
+    for note in notes[: _MAX_DETAILS - len(found)]:
+        if not note.startswith("landlock-abi"):
+            found[note] = 1
+    return found
+
+
+def _passed(held: bool) -> CheckResult:
+    return _PASSED if held else _FAILED
+
+
+def _worse(one: CheckResult, other: CheckResult) -> CheckResult:
+    return one if one is not _PASSED else other
+
+
+def _filter(kernel: Kernel) -> None:
+    if not seccomp.supports(kernel.machine):
+        raise KernelError("seccomp", errno.ENOSYS)
+    seccomp.install(kernel, seccomp.agent(kernel.machine, own_pid=os.getpid()))
+
+
+def _threads(kernel: Kernel, pid: int) -> dict[str, CheckResult]:
+    """Read the state of every thread."""
+    try:
+        states = [kernel.status(pid, thread) for thread in kernel.threads(pid)]
+    except OSError:
+        return {"no-new-privs": _FAILED, "not-traced": _FAILED}
+    return {
+        "no-new-privs": _every(states, "NoNewPrivs", "1"),
+        "not-traced": _every(states, "TracerPid", "0"),
+    }
+
+
+def _every(states: list[dict[str, str]], name: str, value: str) -> CheckResult:
+    if any(name not in state for state in states):
+        return _UNAVAILABLE
+    return _passed(bool(states) and all(state[name] == value for state in states))
+
+
+def _filter_mode(kernel: Kernel, pid: int) -> str | None:
+    """Return the Seccomp field if it is the same for every thread; None where the kernel has none."""
+    try:
+        modes = {kernel.status(pid, thread).get("Seccomp") for thread in kernel.threads(pid)}
+    except OSError:
+        return "gone"
+    return modes.pop() if len(modes) == 1 else "mixed"
+
+
+def _agent_filter(kernel: Kernel) -> CheckResult:
+    mode = _filter_mode(kernel, os.getpid())
+    if mode is None or not seccomp.supports(kernel.machine):
+        return _UNAVAILABLE
+    if mode != "2":
+        return _FAILED
+    # Without a filter the first of these says that there is no such command, and the second succeeds or not.
+    for name, arguments in (("keyctl", (_NO_SUCH_KEYCTL,)), ("io_uring_setup", (1, bytes(120)))):
+        try:
+            kernel.call(name, *arguments)
+        except KernelError as error:
+            if error.errno == errno.EPERM:
+                continue
+        return _FAILED
+    return _PASSED
+
+
+def _agent_not_dumpable(kernel: Kernel, sentinel: Sentinel | None) -> CheckResult:
+    try:
+        if kernel.prctl(PR_GET_DUMPABLE) != 0:
+            return _FAILED
+    except KernelError:
+        return _UNAVAILABLE
+    return _not_dumpable(kernel, os.getpid(), sentinel)
+
+
+def _not_dumpable(kernel: Kernel, pid: int, sentinel: Sentinel | None) -> CheckResult:
+    """Observe from outside that a process is not dumpable.
+
+    For a user other than root the kernel itself shows it: the files of /proc/PID belong to root. For root they
+    always do; there the sentinel, root without a capability, tries to open one and must be refused. The worker
+    has no more capabilities than the sentinel, so that nothing but the flag refuses it. The agent may have more,
+    which would refuse it too: `_agent_not_dumpable` therefore reads its own flag first. Root with
+    CAP_SYS_PTRACE is refused by neither, nor is the same user where the worker is in a user namespace.
+    """
+    try:
+        user = int(kernel.status(pid)["Uid"].split()[1])
+        if user != 0:
+            return _passed(os.stat(f"/proc/{pid}/environ").st_uid != user)  # noqa: PTH116
+    except (OSError, KeyError):
+        return _FAILED
+    refused = None if sentinel is None else sentinel.refuses_readers(pid)
+    return _UNAVAILABLE if refused is None else _passed(refused)
+
+
+def _core_limit(kernel: Kernel, pid: int) -> tuple[int, int]:
+    """Return soft and hard limit of a process, or -1 where one is not limited or cannot be read."""
+    try:
+        for line in kernel.read(f"/proc/{pid}/limits").decode().splitlines():
+            if line.startswith("Max core file size"):
+                soft, hard = (int(word) if word.isdigit() else -1 for word in line.split()[4:6])
+                return soft, hard
+    except OSError:
+        pass
+    return -1, -1
+
+
+def _memory_locked(kernel: Kernel) -> CheckResult:
+    """Look whether every writable page of this process is locked (`lo` among the flags of its mapping)."""
+    try:
+        text = kernel.read("/proc/self/smaps")
+    except OSError:
+        return _UNAVAILABLE
+    private = False
+    for line in text.splitlines():
+        if line.startswith(b"VmFlags:"):
+            if private and b" lo" not in line:
+                return _FAILED if memory_limits.may_lock(kernel) else _UNAVAILABLE
+        elif b"-" in line.split(b" ", 1)[0]:
+            # Shared mappings are secret memory, which is locked by its nature, or hold no secret.
+            private = b" rw-p " in line
+    return _PASSED
+
+
+def _no_swap(kernel: Kernel, pid: int, *, locked: CheckResult) -> CheckResult:
+    """Look whether memory of a process can reach a swap device: none is there, its group may not, or all is locked."""
+    try:
+        if len(kernel.read("/proc/swaps").splitlines()) <= 1:
+            return _PASSED
+    except FileNotFoundError:
+        return _PASSED  # a kernel without swap
+    except OSError:
+        return _UNAVAILABLE
+    if locked is _PASSED:
+        return _PASSED
+    try:
+        for line in kernel.read(f"/proc/{pid}/cgroup").decode().splitlines():
+            if line.startswith("0::"):
+                limit = kernel.read(f"/sys/fs/cgroup{line[3:].rstrip('/')}/memory.swap.max")
+                return _passed(limit.strip() == b"0")
+    except OSError:
+        pass
+    return _FAILED
+
+
+def _secret(secret: SecretMemory | None) -> CheckResult:
+    if secret is None:
+        return _FAILED
+    if secret.kind is not SecretMemoryKind.MEMFD_SECRET:
+        return _UNAVAILABLE
+    return _passed(secret.is_refused_to_readers())
+
+
+def _interpreter_is_plain() -> bool:
+    """Return whether this interpreter ignores the environment and no Python code in it is traced."""
+    watched = sys.gettrace() is not None or sys.getprofile() is not None
+    debuggers = {"bdb", "debugpy", "pydevd"} & sys.modules.keys()
+    return bool(sys.flags.isolated) and bool(sys.flags.dont_write_bytecode) and not watched and not debuggers
+
+
+def _foreign_libraries(kernel: Kernel) -> list[str]:
+    """Return executable mappings from files that are neither the interpreter's nor the system's."""
+    prefixes = tuple(path.rstrip("/") + "/" for path in default_read_paths())
+    found = set()
+    for line in kernel.read("/proc/self/maps").decode().splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/") and not fields[5].startswith(prefixes):
+            found.add(fields[5])
+    return sorted(found)

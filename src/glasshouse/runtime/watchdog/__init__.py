@@ -1,0 +1,1 @@
+"""The process that looks for debuggers, and the agent's look at it."""

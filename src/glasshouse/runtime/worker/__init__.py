@@ -1,0 +1,1 @@
+"""The sandboxed worker: how it starts, and what it sends."""

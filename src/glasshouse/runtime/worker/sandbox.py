@@ -1,0 +1,445 @@
+"""The worker's sandbox, seen from the agent: what it shall be, how it is started, what came of it.
+
+`start` spawns the launcher, which becomes the worker; its first frame on the link is the `sandbox` frame,
+which `Worker.confirm` reads. Laws: the worker's init (`init`) is this process's child, the worker is the init's and
+has its own process group; `end` leaves nothing of them: no process, no named workspace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import marshal
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.errors import Code, FormatError, PlatformError
+from glasshouse.runtime.confine import read_only_package, shown_search
+from glasshouse.runtime.confine.shown_search import Look
+from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
+from glasshouse.runtime.loop import refuse_descriptors
+from glasshouse.runtime.watchdog.session_record import members
+from glasshouse.runtime.worker import named_directory, worker_init
+from glasshouse.runtime.worker.controls import Controls
+from glasshouse.runtime.worker.named_directory import NamedDirectory
+from glasshouse.runtime.worker.shown_paths import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
+from glasshouse.wire import frames
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.policy import GROUP_EGRESS
+from glasshouse.wire.record import Identifier, Record, items, raw, table, text
+
+__all__ = ["SandboxReport", "SandboxSpec", "Spawn", "Worker", "default_devices", "default_read_paths", "start"]
+
+_LAUNCHER = "from glasshouse.runtime.worker.launcher import main; main()"
+_ISOLATED = ("-I", "-B", "-X")
+_FIRST_SPARE_FD = 16
+_REAP_S = 0.002
+_PID_BYTES = 4
+_LAUNCH_S = 10.0
+_EXIT_S = 60.0
+_MAX_NOTES = 128  # of a machine on which nothing at all is closed: 69
+_MAX_SPEC_BYTES = 60_000  # less than a pipe holds, so that writing it cannot block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxSpec:
+    """What the sandbox shall be; holds no secret.
+
+    Attributes:
+        argv: the worker's command line; ``{workspace}`` is replaced by the workspace's path inside.
+        python: the program to execute.
+        workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
+        read_paths: what may be read and executed, besides nothing.
+        device_paths: device nodes that may be used.
+        egress: peers that the worker may reach; today nothing but `GROUP_EGRESS`, for which the sandbox opens nothing:
+            what is spoken to there is reached by the agent.
+        loopback: whether its processes may talk to each other over TCP and UDP, in a network namespace of their own;
+            the report has the note `loopback` where they may.
+        environment: names and values added to the minimal environment.
+        pycache_prefix: an empty private directory for the launcher's own interpreter.
+        hidden: what may lie beneath none of `read_paths`: the run's own folder.
+        package: descriptor of the sealed package, of which the worker is handed a view that reaches no disk.
+        least_bytes: what must have room in the workspace.
+        disk: whether it may lie on a disk, where it can have no mount and memory has no such room.
+    """
+
+    argv: tuple[str, ...]
+    pycache_prefix: str
+    workspace_bytes: int
+    python: str = sys.executable
+    read_paths: tuple[str, ...] = ()
+    device_paths: tuple[str, ...] = ()
+    egress: tuple[str, ...] = ()
+    loopback: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+    package: int | None = None
+    least_bytes: int = 0
+    disk: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workspace_bytes < 1 << 20:
+            raise ValueError(f"a workspace of {self.workspace_bytes} bytes")
+        for path in (*self.read_paths, *self.device_paths):
+            # A link that leads to the whole machine would show it.
+            never = not {path, os.path.realpath(path)}.isdisjoint(NEVER_SHOWN)
+            if os.path.normpath(path) != path or not path.startswith("/") or never:
+                raise ValueError(f"a sandbox cannot show {path!r}")
+        shown = tuple({os.path.realpath(path) + "/" for path in self.read_paths})
+        if any((os.path.realpath(path) + "/").startswith(shown) for path in self.hidden):
+            raise PlatformError(
+                Code.PLATFORM,
+                "the run's folder lies beneath what the worker is shown: the interpreter's folder or a Python package",
+                hint="keep the state home out of packages and environments (--home, GLASSHOUSE_HOME)",
+            )
+        if set(self.egress) - {GROUP_EGRESS}:
+            # Landlock knows ports but no peers, and nothing for datagrams: a list could not be kept.
+            raise PlatformError(
+                Code.POLICY_IMPOSSIBLE,
+                "this runtime cannot limit a worker's network to single peers, so it gives none",
+                hint="use an empty egress list, and put what the job needs into the package",
+            )
+
+
+Spawn: TypeAlias = Callable[[SandboxSpec, list[int]], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxReport(Record, name="sandbox", constants={"type": "sandbox"}):
+    """What the launcher saw from inside, just before it became the worker; `launcher.report` writes it."""
+
+    # The checks that it tried, as many as a frame holds; the others are observed from outside.
+    observed: Annotated[Mapping[str, CheckResult], table(frames.MAX_CONTROL_BYTES, raw())]
+    workspace: WorkspaceKind
+    base: Annotated[str, text(4096)]  # the directory that holds the workspace, as the worker sees it
+    notes: Annotated[tuple[Identifier, ...], items(_MAX_NOTES)]  # for people and for `HardeningReport.details`
+
+
+class Worker:
+    """The launcher that is becoming the worker, and then the worker.
+
+    Attributes:
+        link: the agent's end of the control socket; what takes it over closes it.
+        stdout, stderr: read ends of the worker's streams, blocking; closed by the log that takes them over.
+        pid: the worker's; None until `confirm`.
+        init_pid: the process above it, which ends after it; None until `confirm`.
+        pidfd: readable once both have ended; -1 until `confirm`.
+        report: None until `confirm`.
+        package: descriptor of the sealed package for the worker; -1 until `confirm`, and where it is handed none.
+        on_disk: whether its workspace lies on a disk; False until `confirm`.
+    """
+
+    def __init__(
+        self, *, kernel: Kernel, launcher: int, answer: socket.socket, link: socket.socket, stdout: int, stderr: int,
+        private: NamedDirectory, controls: Controls, look: Look, source: int | None = None,
+    ) -> None:  # fmt: skip
+        self.link, self.stdout, self.stderr = link, stdout, stderr
+        self.pid: int | None = None
+        self.init_pid: int | None = None
+        self.pidfd = -1
+        self.report: SandboxReport | None = None
+        self.exit_code: int | None = None
+        self.package = -1
+        self.on_disk = False
+        self._source = source
+        self._kernel, self._private, self._controls = kernel, private, controls
+        self._launcher, self._answer, self._look = launcher, answer, look
+
+    def confirm(self, message: Json) -> SandboxReport:
+        """Take the `sandbox` frame, the first that comes over the link.
+
+        Returns:
+            the report, corrected by what the agent itself saw: a target that was reached fails
+            `egress-closed` whatever the launcher says, and a look that cannot be ended leaves it open.
+
+        Raises:
+            FormatError: not the frame, or a second one.
+            PlatformError: `platform-unsupported`: the worker was gone before it began, or the package can be handed to
+                it neither read-only nor sealed.
+        """
+        if self.report is not None:
+            raise FormatError(Code.SCHEMA, "a second sandbox frame")
+        report = SandboxReport.from_json(message)
+        self._learn_pids()
+        if self.init_pid is None or self.pid is None or self.poll() is not None:
+            raise PlatformError(Code.PLATFORM, "the worker was gone before it began")
+        self.pidfd = os.pidfd_open(self.init_pid)
+        if self._source is not None:
+            self.package = self._take_package(self._source)
+        observed, notes = dict(report.observed), list(report.notes)
+        touched, unproven = self._controls.touched(), self._controls.unproven
+        notes += [f"reached-{name}" for name in touched] + [f"unproven-{name}" for name in unproven]
+        if not self._look.end():
+            notes.append(shown_search.IN_PART)  # what is traced may answer anything
+            if observed.get("egress-closed") is CheckResult.PASSED:
+                observed["egress-closed"] = CheckResult.UNAVAILABLE
+        if touched:
+            observed["egress-closed"] = CheckResult.FAILED
+        self._controls.close()
+        self.report = SandboxReport(
+            observed=observed, workspace=report.workspace, base=report.base, notes=tuple(sorted(set(notes)))
+        )
+        if "named-workspace" not in notes:
+            self._private.remove()
+        else:
+            self.on_disk = not named_directory.room(self._private.path)[0]
+        return self.report
+
+    @property
+    def named_path(self) -> str:
+        """The directory that stands in where no private root can be; removed by `end`."""
+        return self._private.path
+
+    @property
+    def own_process_namespace(self) -> bool:
+        """Whether the end of the worker is the end of everything it started."""
+        return self.report is not None and "no-pid-namespace" not in self.report.notes
+
+    def poll(self) -> int | None:
+        """Return the worker's exit code (negative: its signal) once it and its init have ended, else None."""
+        if self.exit_code is None and self.init_pid is not None:
+            try:
+                pid, status = os.waitpid(self.init_pid, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = self.init_pid, 0x7F00
+            if pid:
+                self.exit_code = self._final_code(status)
+        return self.exit_code
+
+    def lives(self) -> bool:
+        """Return whether its init is there or, without a process namespace, anything of the worker's session."""
+        if self.poll() is None:
+            return self.init_pid is not None
+        return self.pid is not None and not self.own_process_namespace and bool(members(self.pid))
+
+    def _is_traced(self) -> bool:
+        for pid in filter(None, (self.init_pid, self.pid)):
+            with contextlib.suppress(OSError):
+                if self._kernel.status(pid).get("TracerPid", "0") != "0":
+                    return True
+        return False
+
+    def beat(self) -> None:
+        """Let its init know that this process comes round; after the first time, a minute without ends the worker."""
+        with contextlib.suppress(OSError):  # it has ended, or has many to take
+            self._answer.send(b"\1", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the worker and to all that it started; nothing happens when it has ended."""
+        if self.init_pid is None or self.exit_code is not None:
+            return
+        self._kill_group()
+        os.kill(self.init_pid, signal.SIGKILL)  # our child and not waited for: the number is still its own
+
+    def _kill_group(self) -> None:
+        """Where no namespace ends what the worker started: its filter keeps that in its group."""
+        if self.pid is not None and not self.own_process_namespace:
+            # It has not made its group yet, and so has no children.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _final_code(self, init_status: int) -> int:
+        """Return how the worker ended, from the init's last word; an init without one was ended by another."""
+        with contextlib.suppress(OSError):
+            # Before it there may be a package that was never taken.
+            while said := self._heard():
+                if len(said) == worker_init.STATUS_BYTES:
+                    return os.waitstatus_to_exitcode(int.from_bytes(said, "big"))
+        self._kill_group()
+        return os.waitstatus_to_exitcode(init_status) or -signal.SIGKILL
+
+    def _heard(self) -> bytes:
+        while True:
+            # Told once, and before what was said: the init ended with a beat that it had not read.
+            with contextlib.suppress(ConnectionResetError):
+                return self._answer.recv(worker_init.STATUS_BYTES, socket.MSG_DONTWAIT)
+
+    def end(self, *, patience_s: float = 2.0) -> int:
+        """Kill, wait, and remove what has a name; returns the exit code. May be called twice.
+
+        The kernel takes seconds to free gigabytes. A tracer that never waits keeps a killed process from being reaped;
+        that one holds no memory any more, and after `patience_s` is left to the kernel. The link and the pipes stay
+        open: what the worker had written can still be read.
+        """
+        deadline, last = time.monotonic() + patience_s, time.monotonic() + _EXIT_S
+        self._learn_pids(patience_s)
+        self.kill()
+        # Where what lives cannot be seen (no descriptor left), its workspace is removed all the same.
+        with contextlib.suppress(OSError):
+            while self.lives() and time.monotonic() < (deadline if self._is_traced() else last):
+                time.sleep(_REAP_S)
+        self._look.end(patience_s=patience_s)
+        self._controls.close()
+        self._private.remove()
+        self._answer.close()
+        if self.package >= 0:
+            os.close(self.package)
+            self.package = -1
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    def _learn_pids(self, patience_s: float = _LAUNCH_S) -> None:
+        """Wait for the launcher, which is gone within milliseconds, and read what it said; kill it if it is not."""
+        if not self._launcher:
+            return
+        deadline = time.monotonic() + patience_s
+        while not os.waitpid(self._launcher, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(self._launcher, signal.SIGKILL)
+                deadline += patience_s
+            time.sleep(_REAP_S)
+        self._launcher = 0
+        try:
+            answer = self._answer.recv(_PID_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            answer = b""  # it was ended before it knew
+        if answer:
+            self.init_pid = int.from_bytes(answer, "big")
+            self.pid = _first_child(self._kernel, self.init_pid)
+
+    def _take_package(self, source: int) -> int:
+        """Take the view of the package that the launcher made, and read back that it is one."""
+        try:
+            found = socket.recv_fds(self._answer, 1, 1, socket.MSG_DONTWAIT)[1]
+        except OSError:
+            found = []
+        size = os.fstat(source).st_size
+        for descriptor in found:
+            if read_only_package.kind(self._kernel, descriptor) is not None and os.fstat(descriptor).st_size == size:
+                return descriptor
+            os.close(descriptor)
+        raise PlatformError(
+            Code.PLATFORM, "the package cannot be handed to the worker so that no disk is reached by it"
+        )
+
+
+def _first_child(kernel: Kernel, pid: int) -> int | None:
+    """Return the oldest child: of an init the worker, beside which there may be orphans of its."""
+    try:
+        children = kernel.read(f"/proc/{pid}/task/{pid}/children").split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
+
+
+def start(spec: SandboxSpec, *, look: Look | None = None, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:
+    """Spawn the launcher; the first frame on the link tells when it is becoming the worker.
+
+    Args:
+        spec: what the sandbox shall be.
+        look: beneath `spec.read_paths`, which it must be; ended with the worker, or here. By default one begins here.
+        kernel: the kernel.
+        spawn: starts the launcher with the given streams as its descriptors 0, 1, 2 and so on, and returns its
+            pid; by default a new interpreter.
+
+    Raises:
+        PlatformError: `platform-unsupported`: this machine starts no process, or something listens where it would see.
+    """
+    try:
+        look = look or Look.start(spec.read_paths)
+    except OSError as error:
+        raise PlatformError(Code.PLATFORM, f"no process can be started: {error}") from error
+    try:
+        return _start(spec, look, kernel, spawn or _spawn)
+    except BaseException:
+        look.end()
+        raise
+    finally:
+        look.hand_on()
+
+
+def _start(spec: SandboxSpec, look: Look, kernel: Kernel, spawn: Spawn) -> Worker:
+    if look.paths != spec.read_paths:
+        raise ValueError("a look beneath other paths than are shown")
+    if shown_search.bound_beneath(kernel, spec.read_paths):
+        raise PlatformError(
+            Code.PLATFORM,
+            "another process of this machine listens at a socket beneath a folder that the worker is shown",
+            hint="nothing may listen beneath the interpreter's folder or a Python package; see: ss -xl",
+        )
+    named_directory.sweep()
+    private = named_directory.make(least_bytes=spec.least_bytes, disk=spec.disk)
+    controls = Controls(private.path)
+    ours, theirs = socket.socketpair()
+    answer, theirs_answer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Not pipes: of a pipe one end is locked against the other for as long as a `splice` waits, and its reader, as
+    # whatever closes it, then waits where no signal reaches it, not even the last.
+    out, err = _stream(), _stream()
+    given, nothing = os.pipe(), os.pipe()
+    try:
+        kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        data = marshal.dumps(_specification(spec, private.path, controls))
+        if len(data) > _MAX_SPEC_BYTES:
+            raise ValueError("a sandbox with too many paths")
+        os.write(given[1], data)
+        # Its standard input is an empty pipe: the machine's /dev/null would keep a mode and times that it sets.
+        streams = [nothing[0], out[1], err[1], theirs.fileno(), given[0], theirs_answer.fileno(), look.reader]
+        launcher = spawn(spec, streams if spec.package is None else [*streams, spec.package])
+    except (OSError, ValueError) as error:
+        controls.close()
+        private.remove()
+        ours.close()
+        answer.close()
+        for descriptor in (out[0], err[0]):
+            os.close(descriptor)
+        raise PlatformError(Code.PLATFORM, f"the worker cannot be started: {error}") from error
+    finally:
+        theirs.close()
+        theirs_answer.close()
+        for descriptor in (out[1], err[1], *given, *nothing):
+            os.close(descriptor)
+    return Worker(
+        kernel=kernel, launcher=launcher, answer=answer, link=ours, stdout=out[0], stderr=err[0],
+        private=private, controls=controls, look=look, source=spec.package,
+    )  # fmt: skip
+
+
+def _stream() -> tuple[int, int]:
+    """Return two ends of a stream, of which the first is to read from."""
+    ours, theirs = socket.socketpair()
+    refuse_descriptors(ours)
+    theirs.shutdown(socket.SHUT_RD)
+    return ours.detach(), theirs.detach()
+
+
+def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[str, object]:
+    return {
+        "agent_pid": os.getpid(),
+        "argv": list(spec.argv),
+        "devices": list(spec.device_paths),
+        "environment": {**minimal_environment(spec.python), **spec.environment},
+        "loopback": spec.loopback,
+        "named_workspace": private,
+        "package": spec.package is not None,
+        "python": spec.python,
+        "read": list(spec.read_paths),
+        "targets": controls.targets,
+        "workspace_bytes": spec.workspace_bytes,
+    }
+
+
+def _spawn(spec: SandboxSpec, streams: list[int]) -> int:
+    """Start the launcher with `streams` as its descriptors 0, 1, 2 and so on."""
+    # Out of the way of the numbers that they get.
+    spare = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD) for stream in streams]
+    try:
+        return os.posix_spawn(
+            spec.python,
+            [spec.python, *_ISOLATED, f"pycache_prefix={spec.pycache_prefix}", "-c", _LAUNCHER, "3", "4", "5"],
+            minimal_environment(spec.python),
+            file_actions=[(os.POSIX_SPAWN_DUP2, descriptor, index) for index, descriptor in enumerate(spare)],
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP],
+        )
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)

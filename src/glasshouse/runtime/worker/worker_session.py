@@ -1,0 +1,291 @@
+"""One worker from its first frame to its last: what it may say when, and what becomes of it.
+
+Laws: a message out of its order ends the run; an end that was not announced is told apart as well as the
+machine allows (out of memory, killed, failed); plaintext goes from the link straight into the sealer.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from enum import IntEnum
+
+from glasshouse.errors import Code, RunError
+from glasshouse.evidence.rules import PROGRESS_US
+from glasshouse.package.outputs import SealedOutput
+from glasshouse.runtime.confine.memory_limits import oom_kills
+from glasshouse.runtime.keys.sealing import Outputs
+from glasshouse.runtime.loop import Loop, Timer
+from glasshouse.runtime.worker import worker_messages as say
+from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.worker_link import WorkerLink
+from glasshouse.wire.canonical import Json
+
+__all__ = ["Reports", "Stage", "WorkerSession"]
+
+# Rounded up: a timer that is early by a microsecond would have to wait for another.
+PROGRESS_INTERVAL_S = 1.001
+
+
+class Stage(IntEnum):
+    """How far a worker is."""
+
+    STARTED = 0
+    CONFIRMED = 1
+    READY = 2
+    IMPORTED = 3
+    OPENED = 4
+    RUNNING = 5
+    FINISHED = 6
+
+
+class Reports:
+    """What of a worker's progress goes into the log (spec/evidence.md section 2.3).
+
+    The log lies on the host's disk, so progress is a way out of the sandbox: one report a second at most, whatever else
+    happens; the clock is the agent's; the count grows; unit and total are
+    those that were given first.  `now_us` is time since the workload began, by the agent's clock."""
+
+    def __init__(self) -> None:
+        self._last: say.Progress | None = None
+        self._waiting: say.Progress | None = None
+
+    def offer(self, progress: say.Progress) -> bool:
+        """Keep what the worker reports for the next time that one may leave; returns whether it was kept.
+
+        One whose count has not grown, or that counts something else, is left out.
+        """
+        last = self._last
+        if last is not None and (progress.done <= last.done or progress.unit != last.unit):
+            return False
+        self._waiting = progress
+        return True
+
+    def take(self, now_us: int) -> say.Progress | None:
+        """Return the report that leaves now, if there is one and the last one was a second ago."""
+        waiting, last = self._waiting, self._last
+        if waiting is None or (last is not None and now_us < last.elapsed_us + PROGRESS_US):
+            return None
+        total = waiting.total if last is None or last.total is None else last.total
+        self._last, self._waiting = replace(waiting, total=total, elapsed_us=now_us), None
+        return self._last
+
+    def bounded(self, work: say.Work, now_us: int) -> say.Work:
+        """Return the work as the receipt may say it: in its reports' unit and not less, nor longer than the run."""
+        elapsed_us = min(work.elapsed_us, now_us)
+        if self._last is None:
+            return replace(work, elapsed_us=elapsed_us)
+        unit, done = self._last.unit, self._last.done
+        return replace(work, unit=unit, done=max(done, work.done) if work.unit == unit else done, elapsed_us=elapsed_us)
+
+
+class WorkerSession:
+    """The agent's side of the conversation.
+
+    Args:
+        worker: as the sandbox started it.
+        loop: where it is listened to.
+        on_stage: called as the worker is `OPENED` and then `RUNNING`, before anything that it said after that.
+        on_progress: called with progress, at most once a second (`reports`).
+        on_output: called with each sealed output.
+        sealing: entered while an output is sealed, to time it.
+
+    Attributes:
+        stage: how far it is.
+        outputs: takes its outputs; set before the grant.
+        imports_us: its own measure of importing its frameworks, once imported.
+        finished: what it said at its end.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        loop: Loop,
+        *,
+        on_stage: Callable[[Stage], None],
+        on_progress: Callable[[say.Progress], None],
+        on_output: Callable[[say.OutputBegins, SealedOutput], None],
+        sealing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.worker = worker
+        self.stage = Stage.STARTED
+        self.outputs: Outputs | None = None
+        self.imports_us: int | None = None
+        self.finished: say.Finished | None = None
+        self._loop = loop
+        self._on_stage = on_stage
+        self._on_progress = on_progress
+        self._on_output = on_output
+        self._sealing = sealing
+        self._reports = Reports()
+        self._running_since_s = 0.0
+        self._progress_timer: Timer | None = None
+        self._oom_kills = oom_kills()
+        self._gone = False
+        self._header: say.OutputBegins | None = None
+        self._link = WorkerLink(worker.link, loop, on_message=self._message, on_data=self._data, on_closed=self._closed)
+
+    def reach(self, stage: Stage, *, within_s: float) -> None:
+        """Wait until the worker is as far as `stage`.
+
+        Raises:
+            RunError: it failed, is gone, or takes too long.
+        """
+        if not self._loop.run_until(lambda: self.stage >= stage, within_s=within_s):
+            raise RunError(Code.WORKER_FAILED, f"the worker was not {stage.name.lower()} within {within_s:g} s")
+
+    def give(
+        self,
+        grant: int,
+        grant_bytes: int,
+        package: int,
+        outputs: Outputs,
+        *,
+        machines: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Hand it the keys of its inputs and the package; raises `RunError`.
+
+        Args:
+            grant, grant_bytes, package: descriptors of both, and how much of the first there is.
+            outputs: takes its outputs.
+            machines: of a job on several: which this is, how many there are, and the descriptor of the relay.
+        """
+        self.outputs = outputs
+        message: dict[str, Json] = {"type": "grant", "bytes": grant_bytes}
+        descriptors = [grant, package]
+        if machines is not None:
+            message |= {"machine": machines[0], "machines": machines[1]}
+            descriptors.append(machines[2])
+        self._link.send(message, descriptors)
+
+    def stop(self) -> None:
+        """Ask it to stop; one that is gone is fine."""
+        try:
+            self._link.send({"type": "stop"})
+        except RunError:
+            return
+
+    def wait_for_end(self, *, within_s: float) -> None:
+        """Wait until a finished worker has exited; one that lingers is killed by `end`."""
+        self._loop.run_until(lambda: self._gone, within_s=within_s)
+
+    def end(self) -> None:
+        """Kill and reap it, wipe the link and drop what never became an output. May be called twice."""
+        if self.worker.pidfd >= 0:
+            self._loop.unwatch(self.worker.pidfd)
+        try:
+            self.worker.end()
+        finally:
+            self._link.close()
+            if self._progress_timer is not None:
+                self._progress_timer.cancel()
+            if self.outputs is not None:
+                self.outputs.discard()
+
+    def _message(self, message: say.Message) -> None:
+        match message:
+            case say.Sandbox() if self.stage is Stage.STARTED:
+                self.worker.confirm(message.report)
+                self._loop.watch(self.worker.pidfd, self._ended)
+                self.stage = Stage.CONFIRMED
+            case say.Failed():
+                # A rank that the kernel ended for want of memory is seen by the worker only to be gone.
+                short = message.code is Code.RANK_LOST and oom_kills() > self._oom_kills
+                code = Code.OUT_OF_MEMORY if short else message.code
+                raise RunError(code, "the worker gave up; the sealed log says why")
+            case say.Ready() if self.stage is Stage.CONFIRMED:
+                self.stage = Stage.READY
+            case say.Imported() if self.stage is Stage.READY:
+                self.imports_us = message.us
+                self.stage = Stage.IMPORTED
+            case say.Opened() if self.stage is Stage.IMPORTED and self.outputs is not None:
+                self._reached(Stage.OPENED)
+            case say.Running() if self.stage is Stage.OPENED:
+                self._reached(Stage.RUNNING)
+            case _:
+                self._work(message)
+
+    def _reached(self, stage: Stage) -> None:
+        self.stage = stage
+        self._running_since_s = self._loop.now_s()
+        self._on_stage(stage)
+
+    def _work(self, message: say.Message) -> None:
+        if self.stage is not Stage.RUNNING or self.outputs is None:
+            raise _out_of_turn()
+        match message:
+            case say.Progress():
+                if self._reports.offer(message) and self._progress_timer is None:
+                    self._tell_progress()
+            case say.OutputBegins():
+                with self._sealing():
+                    self.outputs.begin(name=message.name, kind=message.kind, size=message.size)
+                self._header = message
+            case say.OutputEnds() if self._header is not None:
+                with self._sealing():
+                    sealed = self.outputs.end(message.sha256)
+                self._on_output(self._header, sealed)
+            case say.Finished() if not self.outputs.in_progress:
+                self._tell_progress()
+                if self._progress_timer is not None:
+                    self._progress_timer.cancel()
+                self.finished = replace(message, work=self._reports.bounded(message.work, self._work_us()))
+                self.stage = Stage.FINISHED
+            case _:
+                raise _out_of_turn()
+
+    def _data(self, plaintext: memoryview) -> None:
+        if self.outputs is None:
+            raise _out_of_turn()
+        with self._sealing():
+            self.outputs.data(plaintext)
+
+    def _progress_due(self) -> None:
+        self._progress_timer = None
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Record what was reported, if its time has come; what comes sooner waits, and at the end is left out."""
+        progress = self._reports.take(self._work_us())
+        if progress is not None:
+            self._on_progress(progress)
+            if self._progress_timer is not None:
+                self._progress_timer.cancel()
+            self._progress_timer = self._loop.after(PROGRESS_INTERVAL_S, self._progress_due)
+
+    def _work_us(self) -> int:
+        """Return for how long the workload has run, by this process's clock."""
+        return int((self._loop.now_s() - self._running_since_s) * 1e6)
+
+    def _closed(self) -> None:
+        # The process may live a moment longer; its exit code says more than its silence.
+        if self.worker.pidfd < 0:
+            raise RunError(Code.WORKER_FAILED, "the worker ended before it began")
+
+    def _ended(self) -> None:
+        """Its process is gone: hear what it had still said, then judge."""
+        self._loop.unwatch(self.worker.pidfd)
+        self._gone = True
+        self._link.drain()
+        code = self.worker.poll()
+        if self.stage is Stage.FINISHED and code == 0:
+            return
+        raise self._explain(code)
+
+    def _explain(self, code: int | None) -> RunError:
+        if code is None:
+            # Ended, yet not ours to reap: its tracer holds on to what is left.
+            return RunError(Code.WORKER_KILLED, "the worker was ended under somebody's eyes")
+        if code >= 0:
+            return RunError(Code.WORKER_FAILED, f"the worker ended without a word (exit code {code})")
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return RunError(Code.OUT_OF_MEMORY, "the machine ran out of memory and ended the worker")
+        if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
+            return RunError(Code.WORKER_KILLED, "the worker was killed from outside")
+        return RunError(Code.WORKER_FAILED, f"the worker crashed (signal {-code})")
+
+
+def _out_of_turn() -> RunError:
+    return RunError(Code.WORKER_FAILED, "the worker sent a message out of its turn")
