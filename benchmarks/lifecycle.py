@@ -28,9 +28,9 @@ import psutil
 
 from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.evidence.receipt import LIFECYCLE
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.wire.states import State
 
 PACKAGE_BYTES = 10 << 20

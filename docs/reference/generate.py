@@ -9,8 +9,8 @@ from pathlib import Path
 import typer.main
 
 from glasshouse.cli.app import application
-from glasshouse.jobs.jobfile import FIELDS
-from glasshouse.jobs.schema import BEYOND, default_of
+from glasshouse.jobs.define.jobfile import FIELDS
+from glasshouse.jobs.define.jobschema import BEYOND, default_of
 from glasshouse.workloads.fields import REQUIRED, Field, Rule, Table
 from glasshouse.workloads.params import TYPES
 

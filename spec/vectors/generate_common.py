@@ -19,8 +19,8 @@ FOLDER = ROOT / "spec" / "vectors" / "common"
 sys.path.insert(0, str(ROOT / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
-from glasshouse.jobs.identity import OwnerPublic  # noqa: E402
-from glasshouse.jobs.model_signing import CERTIFICATE_TYPE  # noqa: E402
+from glasshouse.jobs.owner.owner_identity import OwnerPublic  # noqa: E402
+from glasshouse.jobs.results.model_signing import CERTIFICATE_TYPE  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import Json, encode  # noqa: E402
 from glasshouse.wire.fields import b64encode  # noqa: E402

@@ -19,7 +19,7 @@ from glasshouse.evidence.artifact import ARTIFACT_TYPE  # noqa: E402
 from glasshouse.evidence.heads import CountersignedHead, Head  # noqa: E402
 from glasshouse.evidence.results import PROBES  # noqa: E402
 from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
-from glasshouse.jobs.artifact import make_artifact  # noqa: E402
+from glasshouse.jobs.verify.publish import make_artifact  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import decode, encode  # noqa: E402
 from glasshouse.wire.dsse import Envelope  # noqa: E402

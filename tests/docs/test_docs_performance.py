@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.identity import OwnerPublic
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse_bench.verdict import percent
 from glasshouse_bench.verify import verify_measurement
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import ExitCode, PlatformError
-from glasshouse.jobs.bundle import make_bundle
+from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.providers.place.bundled import install
 from simulators.command_line import Shell
 from tools import another_minor

@@ -19,7 +19,7 @@ import pytest
 from glasshouse.attestation.measured import Measured
 from glasshouse.attestation.measurement import measured_files
 from glasshouse.errors import Code, ExitCode, PeerError, PlatformError, UsageError
-from glasshouse.jobs.bundle import make_bundle, read_bundle
+from glasshouse.jobs.places.runtime_bundle import make_bundle, read_bundle
 from glasshouse.providers.place.bundled import install
 from glasshouse.providers.serve.keeper import ENDED
 from glasshouse.providers.serve.unpack import MANIFEST

@@ -15,12 +15,12 @@ import pytest
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.jobs import runner
-from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.run import prepare
-from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.supervise import runner
+from glasshouse.jobs.supervise.prepare import prepare
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
 from tools.waiting import wait_for

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.home import Home
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.home import Home
 from simulators.command_line import Shell
 
 pytestmark = pytest.mark.slow

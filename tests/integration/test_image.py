@@ -16,9 +16,9 @@ import pytest
 
 from glasshouse.attestation.measured import PARTS, Measured
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.bundle import make_bundle
-from glasshouse.jobs.image import image_files
-from glasshouse.jobs.references import Files, differences
+from glasshouse.jobs.places.runtime_bundle import make_bundle
+from glasshouse.jobs.references.image import image_files
+from glasshouse.jobs.references.known_references import Files, differences
 from glasshouse.providers.place.bundled import install
 from simulators.command_line import Shell
 from tools.machine import needs_namespaces, needs_root

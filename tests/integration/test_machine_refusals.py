@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.processes import ProcessName
+from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.providers.place.ssh import SshHost
 from glasshouse.providers.serve.runs import Runs
 from simulators.command_line import Shell

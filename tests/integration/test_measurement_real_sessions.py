@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import UsageError
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.verify import verify_bundle
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse_bench.artifact import Attempt, Ended, Part
 from glasshouse_bench.design import Kind, Mode, Planted
 from glasshouse_bench.harness import alone, profiled

@@ -116,7 +116,7 @@ def test_a_detached_run_is_attached_to_and_stopped(shell: Shell) -> None:
     placed = shell.ask("run", "long.toml", "--on", "lab", "--detach", "--json").object
     run = shell.wait_until_running()
     assert NOT_LINUX.name in Path(f"/proc/{run['supervisor']['pid']}/cmdline").read_text()
-    (broker,) = programs_of("glasshouse.jobs.embedded_broker", shell.home)
+    (broker,) = programs_of("glasshouse.jobs.gates.embedded_broker", shell.home)
     assert NOT_LINUX.name in broker
     assert shell.ask("status", placed["run_id"]).code == ExitCode.DONE
     stopped = shell.ask("stop", placed["run_id"], "--json")

@@ -17,7 +17,7 @@ import pytest
 
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
-from glasshouse.jobs.verify import verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_bundle, verify_log_beside
 from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.place_channel import Channel, digest_of
 from glasshouse.providers.place.placed import RemotePlaced

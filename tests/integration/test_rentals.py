@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.home import Home
+from glasshouse.jobs.owner.home import Home
 from simulators.command_line import CANARY
 from simulators.rental_users import WAYS, Account, Renting, bare_image, serving_account
 from tools.sshd import needs_sshd
@@ -153,7 +153,7 @@ def test_the_dead_mans_switch_ends_a_machine_whose_owner_never_comes_back(accoun
     provider = WAYS[account.name]
     os.environ[provider.url] = fake.url
     try:
-        from glasshouse.jobs.accounts import provider_of
+        from glasshouse.jobs.places.accounts import provider_of
 
         asked = provider_of(Home(path=shell.home), account.name)
         options = Options(

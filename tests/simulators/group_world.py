@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse.handshake.tokens import TokenClaims
-from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.wire.group import Group
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glasshouse.errors import Code
-from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse_bench.artifact import Arm, Attempt, Ended, Part
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Mode

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glasshouse.evidence.results import Output
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.package.outputs import OutputSealer, SealedOutput
 from simulators.world import START_US, Run, World
 

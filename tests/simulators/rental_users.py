@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.attestation.measurement import measured_files
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.references import add_reference
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.references.known_references import add_reference
 from simulators.command_line import Shell
 from simulators.fake_runpod import fake_runpod
 from simulators.fake_vast import fake_vast

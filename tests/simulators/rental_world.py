@@ -7,10 +7,11 @@ from decimal import Decimal
 from pathlib import Path
 
 from glasshouse.errors import Code, PeerError, PlatformError
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental
-from glasshouse.jobs.renting import Renter
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.places.rent import Renter
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental
 from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.rental.start_script import NO_SSHD, READY
 

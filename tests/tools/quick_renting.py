@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from glasshouse.jobs import renting
+from glasshouse.jobs.places import rent
 from glasshouse.providers.rental.runpod import RunPod
 from glasshouse.providers.rental.vast import Vast
 
-renting.POLL_S, renting._PROOF_GAP_S, renting._WATCH_S = 0.3, 0.5, 1.0
+rent.POLL_S, rent._PROOF_GAP_S, rent._WATCH_S = 0.3, 0.5, 1.0
 RunPod.settles_s = Vast.settles_s = 3.0
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.jobs.verdict import Verdict
-from glasshouse.jobs.verify import verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.package.outputs import open_output
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Profile

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import Event
-from glasshouse.jobs.identity import OwnerPublic
-from glasshouse.jobs.model_signing import certified_key
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
+from glasshouse.jobs.results.model_signing import certified_key
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import b64decode, b64encode

@@ -11,10 +11,10 @@ from pathlib import Path
 from glasshouse.cli.options import unlock
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
-from glasshouse.jobs.durations import parse_s
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.installation import install_command
+from glasshouse.jobs.owner.durations import parse_s
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.installation import install_command
+from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode, Planted
 from glasshouse_bench.harness import subject

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.durations import utc
-from glasshouse.jobs.verdict import Status, Verdict
+from glasshouse.jobs.owner.durations import utc
+from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import Assurance
 from glasshouse_bench.design import Design, Mode

@@ -15,11 +15,11 @@ from typing import Any
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
-from glasshouse.jobs.durations import utc
-from glasshouse.jobs.files import is_there
-from glasshouse.jobs.identity import OwnerPublic
-from glasshouse.jobs.verdict import Verdict
-from glasshouse.jobs.verify import verify_bundle
+from glasshouse.jobs.owner.durations import utc
+from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
+from glasshouse.jobs.verify.documents import verify_bundle
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields

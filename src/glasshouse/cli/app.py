@@ -92,7 +92,7 @@ def _added(wanted: str | None) -> Iterator[tuple[str, typer.Typer]]:
     ours = {name for name, _ in (*_COMMANDS, *_GROUPS)}
     if wanted in ours:
         return
-    from glasshouse.jobs.extensions import COMMANDS, OURS, installed, load
+    from glasshouse.jobs.owner.extensions import COMMANDS, OURS, installed, load
 
     for name in installed(COMMANDS) if wanted not in OURS else (wanted,):
         if name in ours or wanted not in (None, name):
@@ -161,7 +161,7 @@ def run(arguments: list[str]) -> int:
 def _take_keys() -> None:
     """Take the keys of accounts out of the environment: no broker, no ssh and no runtime has any use for one."""
     if any(name.endswith("_API_KEY") for name in os.environ):  # else nothing is loaded for it
-        from glasshouse.jobs.accounts import take_keys
+        from glasshouse.jobs.places.accounts import take_keys
 
         take_keys()
 

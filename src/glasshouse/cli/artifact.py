@@ -12,9 +12,9 @@ from glasshouse.cli.output import Output
 from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.jobs.owner.rundir import RunFolder
 
 __all__ = ["command"]
 
@@ -35,12 +35,12 @@ def command(
     as_json: Json = False,
 ) -> None:
     from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
-    from glasshouse.jobs.artifact import make_artifact
-    from glasshouse.jobs.canaries import canaries_of
-    from glasshouse.jobs.control import look, require_ended
-    from glasshouse.jobs.files import read_bounded, write_private
-    from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.verify import of_run, verify_bundle
+    from glasshouse.jobs.owner.files import read_bounded, write_private
+    from glasshouse.jobs.owner.leak_patterns import canaries_of
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.control import look, require_ended
+    from glasshouse.jobs.verify.documents import of_run, verify_bundle
+    from glasshouse.jobs.verify.publish import make_artifact
 
     output, place = Output(as_json), locate(home)
     found = look(RunFolder.find(place, run), place)
@@ -68,8 +68,8 @@ def command(
 def _weights(folder: RunFolder, place: Home, identity: Identity) -> dict[int, tuple[bytes, bytes]]:
     """Return salt and digest of every output of weights, from the sealed files of a run whose receipt holds."""
     from glasshouse.evidence.results import WEIGHTS
-    from glasshouse.jobs.collect import look_inside, require_receipt
-    from glasshouse.jobs.control import concluded
+    from glasshouse.jobs.results.collect import look_inside, require_receipt
+    from glasshouse.jobs.supervise.control import concluded
 
     receipt = require_receipt(concluded(folder, place, folder.load()))
     opened = look_inside(folder, receipt, sealing=identity.sealing)

@@ -13,10 +13,10 @@ def command(run: Run = "latest", home: HomeOption = None, as_json: Json = False)
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.names import sealing_without_asking
     from glasshouse.cli.view import View
-    from glasshouse.jobs.control import wait
-    from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.rented import cost_so_far
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.owner_identity import read_public
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.places.rented_machine import cost_so_far
+    from glasshouse.jobs.supervise.control import wait
 
     output, place = Output(as_json), locate(home)
     folder = RunFolder.find(place, run)

@@ -14,7 +14,7 @@ from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from glasshouse.broker.http.serving import Network, Ready
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
 
 __all__ = ["group"]
 
@@ -61,9 +61,9 @@ def serve(
     import contextlib
 
     from glasshouse.broker.http.serving import serve as serve_broker
-    from glasshouse.jobs.embedded import Embedded, Serving, socket_folder
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.processes import ProcessName
+    from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.processes import ProcessName
 
     output, place = Output(as_json), Home.locate(home).make()
     network = _network(bind, advertise, owners or [], plain=plain)
@@ -114,7 +114,7 @@ def audit(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.gates import audit_gate, audit_own, gate_name
+    from glasshouse.jobs.gates.known_gates import audit_gate, audit_own, gate_name
 
     output, place = Output(as_json), locate(home) if gate is not None else _made(home)
     if gate is None:
@@ -132,7 +132,7 @@ def audit(
 
 
 def _made(home: Path | None) -> Home:
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
 
     return Home.locate(home).make()
 
@@ -140,7 +140,7 @@ def _made(home: Path | None) -> Home:
 def _network(bind: str | None, advertise: str | None, owners: list[Path], *, plain: bool) -> Network | None:
     """Return where the broker is a gate, and for whom; None where it is none."""
     from glasshouse.broker.http.serving import Network
-    from glasshouse.jobs.identity import read_public
+    from glasshouse.jobs.owner.owner_identity import read_public
     from glasshouse.providers.protocol.line import GateLine
 
     if bind is None:

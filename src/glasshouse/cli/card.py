@@ -25,9 +25,9 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.card import page, snippet
-    from glasshouse.jobs.export import exported_run
-    from glasshouse.jobs.files import write_private
+    from glasshouse.jobs.owner.files import write_private
+    from glasshouse.jobs.results.exported import exported_run
+    from glasshouse.jobs.results.run_card import page, snippet
 
     output, place = Output(as_json), locate(home)
     identity = unlock(place, passphrase_file, passphrase_fd)

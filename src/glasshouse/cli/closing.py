@@ -13,16 +13,16 @@ from glasshouse.cli.options import again
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
 from glasshouse.errors import Code
-from glasshouse.jobs.durations import format_s
-from glasshouse.jobs.summary import Account, missing_checks
+from glasshouse.jobs.owner.durations import format_s
+from glasshouse.jobs.results.summary import Account, missing_checks
 from glasshouse.wire.states import Outcome
 
 if TYPE_CHECKING:
     from glasshouse.evidence.receipt import Receipt
-    from glasshouse.jobs.collect import Opened
-    from glasshouse.jobs.finish import Conclusion
-    from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.supervise import Ended
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.results.collect import Opened
+    from glasshouse.jobs.supervise.supervision import Ended
+    from glasshouse.jobs.verify.conclusion import Conclusion
     from glasshouse.task.uncollected import Uncollected
     from glasshouse.wire.group import Group
     from glasshouse.wire.hpke import RecipientKey
@@ -55,8 +55,8 @@ def say_ended(
         left_out: what of the inputs' folders was not packed, where this command packed them; None where it did not.
     """
     from glasshouse.cli.cost import cost_facts
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.summary import account_of
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.results.summary import account_of
 
     conclusion = ended.conclusion
     account = account_of(ended, home=Home.locate(home), sealing=sealing, owner_signing=owner_signing)

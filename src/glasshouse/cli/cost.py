@@ -14,12 +14,12 @@ from glasshouse.cli.options import HomeOption, Json, Run, locate
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import usd_text, verdict_words
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.durations import format_s, utc
+from glasshouse.jobs.owner.durations import format_s, utc
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.cost import Cost, Share, Slowdown
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.verifying import Verified
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.results.run_cost import Cost, Share, Slowdown
+    from glasshouse.jobs.verify.verify_named import Verified
 
 __all__ = ["command", "cost_facts"]
 
@@ -43,10 +43,10 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.control import concluded, look
-    from glasshouse.jobs.cost import cost_of, slowdown_of
-    from glasshouse.jobs.rented import statement_of
-    from glasshouse.jobs.rundir import Phase, RunFolder
+    from glasshouse.jobs.owner.rundir import Phase, RunFolder
+    from glasshouse.jobs.places.rented_machine import statement_of
+    from glasshouse.jobs.results.run_cost import cost_of, slowdown_of
+    from glasshouse.jobs.supervise.control import concluded, look
 
     output, place, now_us = Output(as_json), locate(home), time.time_ns() // 1000
     price = None if usd_per_hour is None else _price(usd_per_hour)
@@ -210,7 +210,7 @@ def _price(text: str) -> Decimal:
 
 
 def _measured(path: Path, place: Home, owner: str | None) -> Verified:
-    from glasshouse.jobs.verifying import measurement_in, verify_measured
+    from glasshouse.jobs.verify.verify_named import measurement_in, verify_measured
 
     folder = measurement_in(path)
     if folder is None:

@@ -43,8 +43,8 @@ def command(
 
 
 def _there(on: str, home: Path | None) -> list[Finding]:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.places import examine
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.places.known_machines import examine
 
     return examine(Home.locate(home), on)
 

@@ -32,8 +32,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.export import export_keys, exported_run
-    from glasshouse.jobs.files import private_folder, write_private
+    from glasshouse.jobs.owner.files import private_folder, write_private
+    from glasshouse.jobs.results.exported import export_keys, exported_run
 
     output, place = Output(as_json), locate(home)
     identity = unlock(place, passphrase_file, passphrase_fd)
@@ -43,7 +43,7 @@ def command(
     if pem or every:
         files |= export_keys(found.bundle, found.verdict, owner=identity.signing.public)
     if model_signing or every:
-        from glasshouse.jobs.model_signing import SIGNATURE_NAME, model_key, sign_model
+        from glasshouse.jobs.results.model_signing import SIGNATURE_NAME, model_key, sign_model
         from glasshouse.wire.kdf import sha256
 
         found.require_good()
@@ -51,7 +51,7 @@ def command(
         files[SIGNATURE_NAME] = sign_model(key, found.outputs, name=name, bundle_sha256=sha256(found.bundle))
         files["model-signing.pem"], files["model-signing-key.json"] = key.pem, key.certificate.encode()
     if bom or every:
-        from glasshouse.jobs.bom import bill_of_materials
+        from glasshouse.jobs.results.bom import bill_of_materials
 
         files["bom.cdx.json"] = bill_of_materials(
             found.verdict, found.outputs, name=name, bundle=found.bundle, fingerprint=identity.public.fingerprint

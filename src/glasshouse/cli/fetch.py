@@ -42,8 +42,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     from glasshouse.cli.shown import Shown
-    from glasshouse.jobs.fetching import fetch_run
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.results.fetching import fetch_run
 
     output, place = Output(as_json), locate(home)
     fetched = fetch_run(

@@ -11,8 +11,8 @@ from glasshouse.cli.options import Force, HomeOption, Json
 from glasshouse.cli.output import Output
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.gates import Gate
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.gates.known_gates import Gate
+    from glasshouse.jobs.owner.home import Home
 
 __all__ = ["group"]
 
@@ -36,8 +36,8 @@ def add(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.gates import add_gate, gate_of
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.gates.known_gates import add_gate, gate_of
+    from glasshouse.jobs.owner.home import Home
 
     output = Output(as_json)
     gate = gate_of(url, key=key, certificate=certificate)
@@ -47,13 +47,13 @@ def add(
 
 
 def _known(home: Home) -> dict[str, dict[str, Any]]:
-    from glasshouse.jobs.gates import known_gates
+    from glasshouse.jobs.gates.known_gates import known_gates
 
     return {name: _told(gate) for name, gate in known_gates(home).items()}
 
 
 def _forget(home: Home, name: str) -> dict[str, Any]:
-    from glasshouse.jobs.gates import remove_gate
+    from glasshouse.jobs.gates.known_gates import remove_gate
 
     return _told(remove_gate(home, name))
 

@@ -28,8 +28,8 @@ group = typer.Typer(no_args_is_help=True)
 
 @group.command("show", help="Show the public half of the identity.")
 def show(home: HomeOption = None, as_json: Json = False) -> None:
-    from glasshouse.jobs.files import is_there
-    from glasshouse.jobs.identity import is_encrypted, read_private, read_public
+    from glasshouse.jobs.owner.files import is_there
+    from glasshouse.jobs.owner.owner_identity import is_encrypted, read_private, read_public
     from glasshouse.wire.hpke import recipient_id
     from glasshouse.wire.signing import key_id
 
@@ -64,9 +64,9 @@ def pem(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.export import public_pem
-    from glasshouse.jobs.files import write_private
-    from glasshouse.jobs.identity import read_public
+    from glasshouse.jobs.owner.files import write_private
+    from glasshouse.jobs.owner.owner_identity import read_public
+    from glasshouse.jobs.results.exported import public_pem
 
     output, owner = Output(as_json), read_public(locate(home).owner_public)
     write_private(out, public_pem(owner.signing), replace=force)
@@ -86,7 +86,7 @@ def export(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.files import write_private
+    from glasshouse.jobs.owner.files import write_private
 
     output, place = Output(as_json), locate(home)
     identity = unlock(place, passphrase_file, passphrase_fd)
@@ -111,9 +111,9 @@ def restore(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.files import read_bounded
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity, is_encrypted
+    from glasshouse.jobs.owner.files import read_bounded
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted
 
     output = Output(as_json)
     data = read_bounded(file, what="identity copy")
@@ -139,8 +139,8 @@ def move(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.relocate import relocate
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.supervise.relocate import relocate
 
     output, place = Output(as_json), Home.locate(home)
     moved = relocate(source.absolute(), place)

@@ -19,8 +19,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
 
     output, at = Output(as_json), again(home)
     wanted = passphrase or passphrase_file is not None or passphrase_fd is not None

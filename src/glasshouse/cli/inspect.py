@@ -20,7 +20,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     from glasshouse.jobs import api
-    from glasshouse.jobs.owners import Anchor
+    from glasshouse.jobs.owner.known_owners import Anchor
     from glasshouse.wire.hpke import recipient_id
 
     output, found = Output(as_json), api.inspect(package, home=home)

@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 from glasshouse.cli.output import printable
-from glasshouse.jobs.files import open_regular
+from glasshouse.jobs.owner.files import open_regular
 
 if TYPE_CHECKING:
     from glasshouse.errors import Code
-    from glasshouse.jobs.rundir import RunFolder, RunRecord
+    from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
     from glasshouse.wire.hpke import RecipientKey
 
 __all__ = ["last_words", "runtime_hint"]
@@ -34,7 +34,7 @@ def last_words(
         sealing: the owner's sealing key.
         owner_signing: the owner's public signing key.
     """
-    from glasshouse.jobs.logs import last_lines
+    from glasshouse.jobs.results.run_logs import last_lines
 
     found, vouched = last_lines(folder, record, sealing=sealing, owner_signing=owner_signing)
     # What a progress bar drew over is not what stood there at the end.

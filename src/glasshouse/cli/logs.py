@@ -23,10 +23,10 @@ from glasshouse.errors import Code, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
-    from glasshouse.jobs.logs import Segment
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.results.run_logs import Segment
 
 __all__ = ["command"]
 
@@ -40,8 +40,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.logs import named_segments, segments
-    from glasshouse.jobs.rundir import Phase, RunFolder
+    from glasshouse.jobs.owner.rundir import Phase, RunFolder
+    from glasshouse.jobs.results.run_logs import named_segments, segments
 
     output, place = Output(as_json), locate(home)
     if follow and as_json:
@@ -76,7 +76,7 @@ def _follow(output: Output, whole: RunFolder, folder: RunFolder, place: Home, id
     Raises:
         VerificationError: `log-invalid` when the run's end names another log than the one that was shown.
     """
-    from glasshouse.jobs.logs import follow, named_segments, refuse_other
+    from glasshouse.jobs.results.run_logs import follow, named_segments, refuse_other
 
     output.warn("nothing vouches for this log while the run goes on: the machine's host may write it")
     shown = []

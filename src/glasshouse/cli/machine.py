@@ -14,7 +14,7 @@ from glasshouse.cli.words import asked_words
 from glasshouse.errors import ExitCode
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
 
 __all__ = ["group"]
 
@@ -51,8 +51,8 @@ def add(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.places import Machine, add_machine
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.places.known_machines import Machine, add_machine
 
     output = Output(as_json)
     given = {
@@ -70,13 +70,13 @@ def add(
 
 
 def _known(home: Home) -> dict[str, dict[str, str]]:
-    from glasshouse.jobs.places import known_machines
+    from glasshouse.jobs.places.known_machines import known_machines
 
     return {name: {"url": one.url, "python": one.python} for name, one in known_machines(home).items()}
 
 
 def _forget(home: Home, name: str) -> dict[str, str]:
-    from glasshouse.jobs.places import remove_machine
+    from glasshouse.jobs.places.known_machines import remove_machine
 
     return {"url": remove_machine(home, name).url}
 
@@ -106,11 +106,11 @@ def sweep(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs import places
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.places import known_machines
 
     output = Output(as_json)
-    removed, left = places.sweep(Home.locate(home), name)
+    removed, left = known_machines.sweep(Home.locate(home), name)
     output.result({"removed": removed, "left": left})
     output.say(f"{name} says that what it had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
     output.facts({f"left {run[:8]}": why for run, why in left.items()})
@@ -123,10 +123,10 @@ def rented(
 ) -> int:
     import time
 
-    from glasshouse.jobs.durations import format_s
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.rented import statement
-    from glasshouse.jobs.sweeping import elsewhere, found
+    from glasshouse.jobs.owner.durations import format_s
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.places.rented_machine import statement
+    from glasshouse.jobs.supervise.sweeping import elsewhere, found
 
     output, place, now_us = Output(as_json), Home.locate(home).require(), time.time_ns() // 1000
     there, others = found(place), elsewhere(place)

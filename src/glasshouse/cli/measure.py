@@ -24,8 +24,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     from glasshouse.attestation.measured import Measured
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.references import differences, measured_at, reference
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.references.known_references import differences, measured_at, reference
 
     output, place = Output(as_json), Home.locate(home)
     files = measured_at(place, on)

@@ -11,7 +11,7 @@ from glasshouse.cli.options import HomeOption, Json
 from glasshouse.cli.output import Output
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
 
 __all__ = ["list_and_remove"]
 
@@ -39,7 +39,7 @@ def list_and_remove(
 
     @group.command("list", help=f"The {kind}s that have a name here.")
     def show(home: HomeOption = None, as_json: Json = False) -> None:
-        from glasshouse.jobs.home import Home
+        from glasshouse.jobs.owner.home import Home
 
         output, found = Output(as_json), known(Home.locate(home))
         output.result({f"{kind}s": [{"name": name, **one} for name, one in found.items()]})
@@ -53,7 +53,7 @@ def list_and_remove(
         home: HomeOption = None,
         as_json: Json = False,
     ) -> None:
-        from glasshouse.jobs.home import Home
+        from glasshouse.jobs.owner.home import Home
 
         output, one = Output(as_json), forget(Home.locate(home), name)
         output.result({"name": name, **one})

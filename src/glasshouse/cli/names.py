@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from glasshouse.errors import GlasshouseError
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
     from glasshouse.wire.hpke import RecipientKey
 
 __all__ = ["sealing_without_asking"]
@@ -15,7 +15,7 @@ __all__ = ["sealing_without_asking"]
 
 def sealing_without_asking(home: Home) -> RecipientKey | None:
     """Return the owner's sealing key if it is here and not encrypted."""
-    from glasshouse.jobs.identity import Identity, is_encrypted, read_private
+    from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted, read_private
 
     try:
         data = read_private(home.owner_private)

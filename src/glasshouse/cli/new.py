@@ -23,8 +23,8 @@ def command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.files import is_there, write_private
-    from glasshouse.jobs.template import template
+    from glasshouse.jobs.define.template import template
+    from glasshouse.jobs.owner.files import is_there, write_private
     from glasshouse.workloads.fields import invalid
     from glasshouse.workloads.params import KINDS
 

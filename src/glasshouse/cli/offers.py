@@ -37,9 +37,9 @@ def command(
     as_json: Json = False,
 ) -> int:
     from glasshouse.cli.renting import say_offers
-    from glasshouse.jobs.accounts import provider_of, providers_with_keys
-    from glasshouse.jobs.jobfile import load
-    from glasshouse.jobs.rented import NO_MACHINE
+    from glasshouse.jobs.define.jobfile import load
+    from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
+    from glasshouse.jobs.places.rented_machine import NO_MACHINE
 
     output, place = Output(as_json), locate(home)
     machine = NO_MACHINE if job is None else load(job).machine or NO_MACHINE

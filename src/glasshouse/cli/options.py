@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from glasshouse.cli.output import Output
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
 
 __all__ = [
     "Force",
@@ -69,8 +69,8 @@ Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run o
 
 def _runs_that_begin(incomplete: str) -> list[str]:
     """Return the runs that a shell may complete a name to; a home that cannot be read has none."""
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.rundir import RunFolder
 
     try:
         names = [folder.run_id for folder in RunFolder.all(Home.locate())]
@@ -89,7 +89,7 @@ Run = Annotated[
 
 def locate(home: Path | None) -> Home:
     """Return the state home; raises `UsageError` when it holds no identity."""
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
 
     return Home.locate(home).require()
 
@@ -115,7 +115,7 @@ def passphrase_from(file: Path | None, descriptor: int | None) -> Callable[[], s
 
 def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> Identity:
     """Return the owner's identity, asking for its passphrase only where it has one; raises as `identity.unlock`."""
-    from glasshouse.jobs.identity import unlock as unlocked
+    from glasshouse.jobs.owner.owner_identity import unlock as unlocked
 
     return unlocked(home.owner_private, passphrase_from(passphrase_file, passphrase_fd))
 
@@ -174,7 +174,7 @@ def ask_new_passphrase(
     Raises:
         UsageError: `identity` when it is too short or the two differ.
     """
-    from glasshouse.jobs.identity import MIN_PASSPHRASE_CHARS
+    from glasshouse.jobs.owner.owner_identity import MIN_PASSPHRASE_CHARS
 
     first = read_passphrase(file, descriptor, prompt=prompt, hint=hint)
     if len(first) < MIN_PASSPHRASE_CHARS:

@@ -27,9 +27,9 @@ def add(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.owners import add_owner, same_fingerprint
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.known_owners import add_owner, same_fingerprint
+    from glasshouse.jobs.owner.owner_identity import read_public
 
     output, place = Output(as_json), Home.locate(home)
     owner, called = read_public(file), name or file.stem
@@ -46,10 +46,10 @@ def add(
 
 @group.command("list", help="The owners that are known here.")
 def show(home: HomeOption = None, as_json: Json = False) -> None:
-    from glasshouse.jobs.files import is_file
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.owners import known_owners
+    from glasshouse.jobs.owner.files import is_file
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.known_owners import known_owners
+    from glasshouse.jobs.owner.owner_identity import read_public
 
     output, place = Output(as_json), Home.locate(home)
     owners = {name: owner.fingerprint for name, owner in known_owners(place).items()}
@@ -68,8 +68,8 @@ def remove(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.owners import remove_owner
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.known_owners import remove_owner
 
     output = Output(as_json)
     called, owner = remove_owner(Home.locate(home), name)

@@ -23,8 +23,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
-    from glasshouse.jobs.durations import parse_s
-    from glasshouse.jobs.removal import ended_before
+    from glasshouse.jobs.owner.durations import parse_s
+    from glasshouse.jobs.supervise.removal import ended_before
 
     output, place = Output(as_json), locate(home)
     age_s = parse_s(older_than)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.words import RAW, bytes_text
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.durations import format_s
+from glasshouse.jobs.owner.durations import format_s
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
-    from glasshouse.jobs.jobfile import Job
-    from glasshouse.jobs.run import Ranks
+    from glasshouse.jobs.define.jobfile import Job
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.jobs.supervise.prepare import Ranks
 
 __all__ = ["run_raw_leg"]
 
@@ -26,7 +26,7 @@ def run_raw_leg(
     what: Path, job: Job | None, output: Output, place: Home, identity: Identity, *, ranks: Ranks | None
 ) -> int:
     """Run a job in the clear and say what came of it; return the exit code."""
-    from glasshouse.jobs.raw import of_job, of_package, run_raw
+    from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
 
     output.say(RAW, style="bold red")
     plain = of_package(what, home=place, identity=identity) if job is None else of_job(job)

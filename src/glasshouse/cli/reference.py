@@ -13,8 +13,8 @@ from glasshouse.cli.output import Output
 from glasshouse.errors import Code, UsageError
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.references import Files
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.references.known_references import Files
 
 __all__ = ["group"]
 
@@ -51,10 +51,10 @@ def add(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.image import image_files
-    from glasshouse.jobs.references import THIS, add_reference, differences, measured_at, reference
-    from glasshouse.jobs.released import read_released
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.references.image import image_files
+    from glasshouse.jobs.references.known_references import THIS, add_reference, differences, measured_at, reference
+    from glasshouse.jobs.references.released import read_released
 
     if tree is None and (python is not None or bundle is not None):
         raise UsageError(Code.USAGE, "--python and --bundle belong to an image: name its folder with --tree")
@@ -83,20 +83,20 @@ def add(
 
 
 def _known(home: Home) -> dict[str, dict[str, Any]]:
-    from glasshouse.jobs.references import known_references
+    from glasshouse.jobs.references.known_references import known_references
 
     return {name: _told(files) for name, files in known_references(home).items()}
 
 
 def _forget(home: Home, name: str) -> dict[str, Any]:
-    from glasshouse.jobs.references import remove_reference
+    from glasshouse.jobs.references.known_references import remove_reference
 
     return _told(remove_reference(home, name))
 
 
 def _told(files: Files) -> dict[str, Any]:
     from glasshouse.attestation.measured import PARTS, Measured
-    from glasshouse.jobs.references import parts_of
+    from glasshouse.jobs.references.known_references import parts_of
 
     # Over all parts; of a release only some are there.
     whole = Measured.of(files).sha256.hex() if set(files) == set(PARTS) else None
@@ -123,10 +123,10 @@ def sign(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.files import write_private
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.references import parts_of
-    from glasshouse.jobs.released import Released
+    from glasshouse.jobs.owner.files import write_private
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.references.known_references import parts_of
+    from glasshouse.jobs.references.released import Released
 
     output, released = Output(as_json), Released.of_bundle(bundle)
     key = unlock(Home.locate(home).require(), passphrase_file, passphrase_fd).signing

@@ -13,11 +13,11 @@ import typer
 from glasshouse.cli.output import Output
 from glasshouse.cli.words import bytes_text
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.durations import format_s
+from glasshouse.jobs.owner.durations import format_s
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.rentals import Rental
-    from glasshouse.jobs.wanted import Wanted
+    from glasshouse.jobs.define.wanted import Wanted
+    from glasshouse.jobs.places.rental_journal import Rental
     from glasshouse.providers.rental.provider import Offer
 
 __all__ = ["agreed", "cost_words", "say_offers"]

@@ -24,8 +24,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.gates import gate_name
-    from glasshouse.jobs.revoke import holders, resolve, revoke
+    from glasshouse.jobs.gates.known_gates import gate_name
+    from glasshouse.jobs.gates.revocation import holders, resolve, revoke
 
     output, place = Output(as_json), locate(home)
     package_id = resolve(what, place)

@@ -13,7 +13,7 @@ from glasshouse.cli.words import bytes_text
 from glasshouse.errors import ExitCode
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.removal import Removable
+    from glasshouse.jobs.supervise.removal import Removable
 
 __all__ = ["command", "remove_agreed"]
 
@@ -26,8 +26,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
-    from glasshouse.jobs.removal import removable
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.removal import removable
 
     output, place = Output(as_json), locate(home)
     folders = {folder.run_id: folder for folder in (RunFolder.find(place, run) for run in runs)}
@@ -36,7 +36,7 @@ def command(
 
 def remove_agreed(output: Output, runs: list[Removable], *, yes: bool) -> int:
     """Say what goes and how much room that makes, and remove it if that is agreed to; return the exit code."""
-    from glasshouse.jobs.removal import remove
+    from glasshouse.jobs.supervise.removal import remove
 
     freed = sum(run.freed_bytes for run in runs)
     for run in runs:

@@ -22,10 +22,10 @@ from glasshouse.cli.output import Output
 from glasshouse.errors import Code, ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
-    from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.running import Request
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.run_job import Request
 
 __all__ = ["command"]
 
@@ -68,7 +68,7 @@ def command(
         if given := [option for option, value in refused.items() if value not in (None, False)]:
             raise UsageError(Code.USAGE, f"--raw runs on this machine and asks no gate: leave {', '.join(given)} out")
         return _raw(what, output, place, ranks, passphrase_file, passphrase_fd)
-    from glasshouse.jobs.running import Request
+    from glasshouse.jobs.supervise.run_job import Request
 
     # The job file is checked before anyone is asked for a passphrase and before anything is started.
     request = Request.of(
@@ -82,7 +82,7 @@ def _raw(
     what: Path, output: Output, place: Home, ranks: int | None, passphrase_file: Path | None, passphrase_fd: int | None
 ) -> int:
     from glasshouse.cli.raw import run_raw_leg
-    from glasshouse.jobs.running import load_job, shape_of
+    from glasshouse.jobs.supervise.run_job import load_job, shape_of
 
     shape, job = shape_of(ranks, None), load_job(what)
     if job is not None and shape is not None:
@@ -96,8 +96,8 @@ def _protected(
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.shown import Shown
     from glasshouse.cli.view import View
-    from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.running import run_job
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.run_job import run_job
 
     shown = Shown(output, None if output.as_json else View(output.console), yes=yes)
     ended = run_job(request, home=place, identity=identity, listener=shown)

@@ -36,7 +36,7 @@ def bundle(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    from glasshouse.jobs.bundle import make_bundle
+    from glasshouse.jobs.places.runtime_bundle import make_bundle
     from glasshouse.providers.place.bundled import digest_of
 
     output = Output(as_json)

@@ -11,6 +11,6 @@ __all__ = ["command"]
 
 
 def command(as_json: Json = False) -> None:
-    from glasshouse.jobs.schema import schema
+    from glasshouse.jobs.define.jobschema import schema
 
     sys.stdout.write(json.dumps(schema(), indent=None if as_json else 2) + "\n")

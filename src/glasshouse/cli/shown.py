@@ -12,16 +12,16 @@ from glasshouse.cli.output import Output
 from glasshouse.cli.renting import agreed, cost_words
 from glasshouse.cli.terminal import is_reader_gone
 from glasshouse.cli.words import bytes_text, left_out_words
-from glasshouse.jobs.running import Listener, Renting
+from glasshouse.jobs.supervise.run_job import Listener, Renting
 
 if TYPE_CHECKING:
     from glasshouse.cli.view import View
     from glasshouse.errors import Code
     from glasshouse.evidence.events import Event
-    from glasshouse.jobs.follow import Seen
-    from glasshouse.jobs.rentals import Rental
-    from glasshouse.jobs.run import Prepared
-    from glasshouse.jobs.seal import Sealed
+    from glasshouse.jobs.define.seal_job import Sealed
+    from glasshouse.jobs.places.rental_journal import Rental
+    from glasshouse.jobs.supervise.follow import Seen
+    from glasshouse.jobs.supervise.prepare import Prepared
     from glasshouse.wire.group import Group
 
 __all__ = ["Shown"]

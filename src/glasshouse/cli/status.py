@@ -15,8 +15,8 @@ from glasshouse.errors import ExitCode
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from glasshouse.jobs.control import Look
-    from glasshouse.jobs.home import Home
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.supervise.control import Look
 
 __all__ = ["command"]
 
@@ -32,8 +32,8 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
-    from glasshouse.jobs.control import look, looks
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.control import look, looks
 
     output, place = Output(as_json), locate(home)
     mention_old(output, place)
@@ -49,11 +49,11 @@ def command(
 def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.names import sealing_without_asking
-    from glasshouse.jobs.control import concluded
-    from glasshouse.jobs.identity import read_public
-    from glasshouse.jobs.rundir import Phase
-    from glasshouse.jobs.summary import rental_and_cost, summary
-    from glasshouse.jobs.supervise import Ended
+    from glasshouse.jobs.owner.owner_identity import read_public
+    from glasshouse.jobs.owner.rundir import Phase
+    from glasshouse.jobs.results.summary import rental_and_cost, summary
+    from glasshouse.jobs.supervise.control import concluded
+    from glasshouse.jobs.supervise.supervision import Ended
 
     if found.record.phase is Phase.ENDED:
         conclusion = concluded(found.folder, place, found.record)

@@ -25,9 +25,9 @@ def command(
 ) -> int:
     from glasshouse.cli.closing import say_ended
     from glasshouse.cli.shown import Shown
-    from glasshouse.jobs import control
-    from glasshouse.jobs.rundir import RunFolder
-    from glasshouse.jobs.running import return_left
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise import control
+    from glasshouse.jobs.supervise.run_job import return_left
 
     output, place = Output(as_json), locate(home)
     folder = RunFolder.find(place, run)

@@ -26,7 +26,7 @@ def command(
     home: HomeOption = None,
     as_json: Json = False,
 ) -> int:
-    from glasshouse.jobs import sweeping
+    from glasshouse.jobs.supervise import sweeping
 
     output, place = Output(as_json), locate(home)
     swept = sweeping.sweep(place, everything=everything, say=lambda text: output.say(f"  · {text}", style="dim"))

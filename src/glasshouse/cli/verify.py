@@ -13,10 +13,10 @@ from glasshouse.cli.output import Output, printable
 from glasshouse.errors import ExitCode
 
 if TYPE_CHECKING:
-    from glasshouse.jobs.owners import Trust
-    from glasshouse.jobs.verdict import ArtifactVerdict, Verdict
-    from glasshouse.jobs.verify_group import GroupVerdict
-    from glasshouse.jobs.verifying import NamedVerdict, Verified
+    from glasshouse.jobs.owner.known_owners import Trust
+    from glasshouse.jobs.verify.verdict import ArtifactVerdict, Verdict
+    from glasshouse.jobs.verify.verify_group import GroupVerdict
+    from glasshouse.jobs.verify.verify_named import NamedVerdict, Verified
 
 __all__ = ["command"]
 
@@ -48,9 +48,9 @@ def command(
     as_json: Json = False,
 ) -> int:
     from glasshouse.jobs import api
-    from glasshouse.jobs.verdict import ArtifactVerdict, Verdict
-    from glasshouse.jobs.verify import PackageVerdict
-    from glasshouse.jobs.verify_group import GroupVerdict
+    from glasshouse.jobs.verify.documents import PackageVerdict
+    from glasshouse.jobs.verify.verdict import ArtifactVerdict, Verdict
+    from glasshouse.jobs.verify.verify_group import GroupVerdict
 
     output = Output(as_json)
     found = api.verify(
@@ -96,7 +96,7 @@ def _machines(output: Output, verdict: GroupVerdict, trust: Trust) -> None:
 
 
 def _measured(output: Output, found: Verified) -> None:
-    from glasshouse.jobs.files import is_there
+    from glasshouse.jobs.owner.files import is_there
 
     output.say("From the owner's signature to every number:", style="dim")
     _marks(output, found.verdict.links)  # type: ignore[attr-defined]

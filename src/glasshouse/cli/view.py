@@ -20,7 +20,7 @@ from glasshouse.cli.output import printable
 from glasshouse.cli.words import bytes_text, clock
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
-from glasshouse.jobs.durations import format_s
+from glasshouse.jobs.owner.durations import format_s
 from glasshouse.wire.states import Outcome, State
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from glasshouse.jobs.follow import Seen
+    from glasshouse.jobs.supervise.follow import Seen
 
 __all__ = ["View"]
 

@@ -2,5 +2,5 @@
 
 Laws: bytes in, values out. No file, socket, clock or randomness is touched; the clock and the place
 where lines go are arguments. A document is *genuine* here; whether its whole chain holds is composed
-in `glasshouse.jobs.verify`. Specification: spec/evidence.md.
+in `glasshouse.jobs.verify.documents`. Specification: spec/evidence.md.
 """

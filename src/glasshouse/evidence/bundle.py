@@ -1,6 +1,6 @@
 """The receipt bundle: every link from the owner's key to what happened, in one file (spec/evidence.md section 7).
 
-Nothing is verified here: `glasshouse.jobs.verify` walks the chain.
+Nothing is verified here: `glasshouse.jobs.verify.documents` walks the chain.
 """
 
 from __future__ import annotations

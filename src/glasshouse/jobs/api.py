@@ -18,25 +18,25 @@ from typing import Any
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
 from glasshouse.evidence.events import Event
 from glasshouse.evidence.receipt import Receipt
-from glasshouse.jobs.collect import Opened
-from glasshouse.jobs.content import script_warnings
-from glasshouse.jobs.fetching import Fetched, fetch_run
-from glasshouse.jobs.files import is_file
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import OwnerPublic
-from glasshouse.jobs.identity import unlock as unlock_identity
-from glasshouse.jobs.jobfile import load
-from glasshouse.jobs.owners import Anchor, Trust, recognise
-from glasshouse.jobs.rentals import Rental
-from glasshouse.jobs.run import Prepared, public_part
-from glasshouse.jobs.rundir import RunFolder
-from glasshouse.jobs.running import Listener, Renting, Request, run_job
-from glasshouse.jobs.seal import Sealed
-from glasshouse.jobs.seal import seal as seal_job
-from glasshouse.jobs.summary import account_of
-from glasshouse.jobs.supervise import Ended
-from glasshouse.jobs.verifying import Verified, verify_named
+from glasshouse.jobs.define.job_content import script_warnings
+from glasshouse.jobs.define.jobfile import load
+from glasshouse.jobs.define.seal_job import Sealed, public_part
+from glasshouse.jobs.define.seal_job import seal as seal_job
+from glasshouse.jobs.owner.files import is_file
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.known_owners import Anchor, Trust, recognise
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
+from glasshouse.jobs.owner.owner_identity import unlock as unlock_identity
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.places.rental_journal import Rental
+from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.fetching import Fetched, fetch_run
+from glasshouse.jobs.results.summary import account_of
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.prepare import Prepared
+from glasshouse.jobs.supervise.run_job import Listener, Renting, Request, run_job
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.verify_named import Verified, verify_named
 from glasshouse.package.manifest import Manifest
 from glasshouse.wire.states import Outcome
 

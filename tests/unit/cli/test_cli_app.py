@@ -26,7 +26,7 @@ from glasshouse.errors import (
     UsageError,
     VerificationError,
 )
-from glasshouse.jobs.identity import OwnerPublic
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from simulators.world import World
 
 COMMANDS = (
@@ -131,7 +131,7 @@ def test_each_fault_has_its_exit_code(
     def fail(_named: object = None) -> None:
         raise kind(Code.SCHEMA, "what went wrong", hint="what to do")
 
-    monkeypatch.setattr("glasshouse.jobs.home.Home.locate", fail)
+    monkeypatch.setattr("glasshouse.jobs.owner.home.Home.locate", fail)
     found, out, _ = glasshouse("status", "--json", "--home", str(tmp_path), capsys=capsys)
     assert found == code
     said = {"code": "schema-invalid", "message": "what went wrong", "hint": "what to do", "fault": fault}
@@ -148,7 +148,7 @@ def test_a_defect_of_ours_shows_its_place_and_no_value(
         secret = "the package key"
         raise ValueError(secret)
 
-    monkeypatch.setattr("glasshouse.jobs.home.Home.locate", fail)
+    monkeypatch.setattr("glasshouse.jobs.owner.home.Home.locate", fail)
     code, out, err = glasshouse("status", "--json", capsys=capsys)
     assert code == ExitCode.INTERNAL
     assert json.loads(out)["error"]["code"] == "internal"
@@ -163,7 +163,7 @@ def test_a_ctrl_c_before_anything_was_placed_says_so(
     def interrupt(_named: object = None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("glasshouse.jobs.home.Home.locate", interrupt)
+    monkeypatch.setattr("glasshouse.jobs.owner.home.Home.locate", interrupt)
     code, out, _ = glasshouse("status", "--json", capsys=capsys)
     assert code == ExitCode.INTERRUPTED
     assert json.loads(out)["error"]["code"] == "interrupted"

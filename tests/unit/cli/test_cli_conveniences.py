@@ -17,11 +17,11 @@ from glasshouse.cli import status
 from glasshouse.cli.output import Output
 from glasshouse.errors import ExitCode, UsageError
 from glasshouse.evidence.events import Event, EventType
-from glasshouse.jobs import control
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.jobfile import parse
-from glasshouse.jobs.logs import Named, refuse_other
+from glasshouse.jobs.define.jobfile import parse
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.results.run_logs import Named, refuse_other
+from glasshouse.jobs.supervise import control
 from glasshouse.tamper.groups import GROUP_STORIES
 from glasshouse.tamper.stories import STORIES
 from glasshouse.wire.states import State

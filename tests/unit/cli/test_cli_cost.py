@@ -18,14 +18,15 @@ from glasshouse.cli.output import Output
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Work
-from glasshouse.jobs.files import write_state
-from glasshouse.jobs.finish import conclude
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
-from glasshouse.jobs.rented import statement
-from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.jobs.supervise import Ended
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.files import write_state
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
+from glasshouse.jobs.places.rented_machine import statement
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.conclusion import conclude
 from glasshouse_bench.design import Mode
 from simulators.group_world import settle_group
 from simulators.owner_side import OwnersWorld

@@ -14,8 +14,8 @@ import typer
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.jobs import extensions
-from glasshouse.jobs.installation import beside
+from glasshouse.jobs.owner import extensions
+from glasshouse.jobs.owner.installation import beside
 from glasshouse.wire import dsse
 from simulators.slot_measurement import OWNER, measured
 from simulators.world import World
@@ -49,7 +49,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
 
 
 def owner_file(folder: Path) -> Path:
-    from glasshouse.jobs.identity import OwnerPublic
+    from glasshouse.jobs.owner.owner_identity import OwnerPublic
 
     path = folder / OWNER_PUB
     path.write_bytes(OwnerPublic(signing=OWNER.public, sealing=World().owner_hpke.public).encode())

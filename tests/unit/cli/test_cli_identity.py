@@ -11,8 +11,8 @@ import pytest
 from glasshouse.cli import app as cli
 from glasshouse.cli.names import sealing_without_asking
 from glasshouse.errors import ExitCode
-from glasshouse.jobs import identity as identities
-from glasshouse.jobs.home import Home
+from glasshouse.jobs.owner import owner_identity as identities
+from glasshouse.jobs.owner.home import Home
 
 PASSPHRASE = "correct horse battery"
 
@@ -164,7 +164,7 @@ def test_a_ctrl_c_while_a_run_is_prepared_leaves_nothing_and_says_that_no_key_le
         raise KeyboardInterrupt
 
     ask("init", capsys=capsys)
-    monkeypatch.setattr("glasshouse.jobs.running.prepare", interrupt)
+    monkeypatch.setattr("glasshouse.jobs.supervise.run_job.prepare", interrupt)
     code, error = ask("run", str(tmp_path / "job.sealed"), capsys=capsys)
     assert code == ExitCode.INTERRUPTED
     assert "was not released" in str(error["error"])

@@ -16,13 +16,13 @@ from glasshouse.cli import status
 from glasshouse.cli.closing import say_ended
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, ExitCode
-from glasshouse.jobs import control
-from glasshouse.jobs.content import script_warnings
-from glasshouse.jobs.finish import conclude
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.jobfile import load
-from glasshouse.jobs.rundir import RunFolder
-from glasshouse.jobs.supervise import Ended
+from glasshouse.jobs.define.job_content import script_warnings
+from glasshouse.jobs.define.jobfile import load
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.supervise import control
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.conclusion import conclude
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld

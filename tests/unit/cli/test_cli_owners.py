@@ -12,9 +12,9 @@ import pytest
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.artifact import make_artifact
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import OwnerPublic
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
+from glasshouse.jobs.verify.publish import make_artifact
 from glasshouse.wire.canonical import decode
 from simulators import package_world
 from simulators.owner_side import OwnersWorld

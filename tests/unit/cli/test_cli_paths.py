@@ -103,7 +103,7 @@ def test_a_file_that_the_system_refuses_in_the_midst_of_it_is_named(
     def fail(_named: object = None) -> None:
         raise PermissionError(13, "Permission denied", "/somewhere/file")
 
-    monkeypatch.setattr("glasshouse.jobs.home.Home.locate", fail)
+    monkeypatch.setattr("glasshouse.jobs.owner.home.Home.locate", fail)
     assert cli.run(["status"]) == ExitCode.USAGE
     assert capsys.readouterr().err == "error: cannot use /somewhere/file: permission denied [file-missing]\n"
 
@@ -114,6 +114,6 @@ def test_too_little_memory_is_the_machines_fault(
     def fail(_named: object = None) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("glasshouse.jobs.home.Home.locate", fail)
+    monkeypatch.setattr("glasshouse.jobs.owner.home.Home.locate", fail)
     assert cli.run(["status"]) == ExitCode.RUN_FAILED
     assert "memory" in capsys.readouterr().err

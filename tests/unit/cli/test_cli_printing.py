@@ -16,12 +16,12 @@ from glasshouse.cli.closing import say_ended
 from glasshouse.cli.output import Output, printable
 from glasshouse.cli.view import View
 from glasshouse.errors import Code, ExitCode, PackageError, UsageError
-from glasshouse.jobs.collect import Opened
-from glasshouse.jobs.finish import conclude
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.identity import OwnerPublic
-from glasshouse.jobs.logs import Segment
-from glasshouse.jobs.supervise import Ended
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
+from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.run_logs import Segment
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.conclusion import conclude
 from simulators.owner_side import OwnersWorld
 
 # An escape sequence, C1, text that turns round, a zero-width space, half a surrogate pair, a line separator.
@@ -85,7 +85,7 @@ def test_an_error_shows_it_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     def fail(_named: object = None) -> None:
         raise UsageError(Code.USAGE, HOSTILE, hint=HOSTILE)
 
-    monkeypatch.setattr("glasshouse.jobs.home.Home.locate", fail)
+    monkeypatch.setattr("glasshouse.jobs.owner.home.Home.locate", fail)
     assert cli.run(["status"]) == ExitCode.USAGE
     assert capsys.readouterr().err == f"error: {SHOWN} [usage]\n  {SHOWN}\n"
 
@@ -126,7 +126,7 @@ def test_the_summary_shows_names_of_outputs_escaped(tmp_path: Path, monkeypatch:
     conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
     name = "one\n" + HOSTILE
     one = Opened(sequence=0, name=name, kind="output", plain_bytes=7, sha256=bytes(32), salt=bytes(32))
-    monkeypatch.setattr("glasshouse.jobs.summary.look_inside", lambda *_arguments, **_options: [one])
+    monkeypatch.setattr("glasshouse.jobs.results.summary.look_inside", lambda *_arguments, **_options: [one])
     output = Output(False)
     said = people(monkeypatch, output)
     ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)

@@ -23,16 +23,18 @@ from glasshouse.cli.output import Output
 from glasshouse.cli.renting import cost_words
 from glasshouse.cli.shown import Shown
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.jobs import accounts, rented, runner
-from glasshouse.jobs import renting as rentals_clock
-from glasshouse.jobs.places import _to_rented
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Caps, Journal, Step
-from glasshouse.jobs.rented import hand_over
-from glasshouse.jobs.renting import Renter
-from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.jobs.running import Renting, Request, return_left
-from glasshouse.jobs.supervise import Interrupts
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places import accounts, rented_machine
+from glasshouse.jobs.places import rent as rentals_clock
+from glasshouse.jobs.places.known_machines import _to_rented
+from glasshouse.jobs.places.rent import Renter
+from glasshouse.jobs.places.rental_journal import Journal, Step
+from glasshouse.jobs.places.rented_machine import hand_over
+from glasshouse.jobs.supervise import runner
+from glasshouse.jobs.supervise.run_job import Renting, Request, return_left
+from glasshouse.jobs.supervise.supervision import Interrupts
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.policy import Profile
 from simulators.owner_side import OwnersWorld
@@ -70,14 +72,14 @@ class Rents:
         self.home = self.owner.home
         self.provider = Signalled(self.world)
         caps = Caps(usd=Decimal(2), seconds=4 * 3600, boot_s=600)
-        self.machine = replace(rented.NO_MACHINE, options=OPTIONS, caps=caps)
+        self.machine = replace(rented_machine.NO_MACHINE, options=OPTIONS, caps=caps)
         (tmp_path / "package").write_bytes(b"sealed")
         self.package = tmp_path / "package"
-        for module in (rented, rentals_clock):
+        for module in (rented_machine, rentals_clock):
             monkeypatch.setattr(module, "SystemClock", lambda: self.world.clock)
-        monkeypatch.setattr(rented, "provider_for", lambda *_of: self.provider)
-        monkeypatch.setattr(rented, "make_bundle", lambda path: path.write_bytes(b"bundle"))
-        monkeypatch.setattr(rented, "take", self.take)
+        monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: self.provider)
+        monkeypatch.setattr(rented_machine, "make_bundle", lambda path: path.write_bytes(b"bundle"))
+        monkeypatch.setattr(rented_machine, "take", self.take)
 
     def take(self, _home: object, journal: Journal, *_rest: object, say: Callable[[str], None], **_of: object) -> Any:
         taking = Renter(journal, self.provider, clock=self.world.clock, say=say)
@@ -276,7 +278,7 @@ def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
         with (
             pytest.raises(KeyboardInterrupt),
             runner.stoppable(),
-            rented.watched(rents.home, rents.folder.run_id, runner.interrupt),
+            rented_machine.watched(rents.home, rents.folder.run_id, runner.interrupt),
         ):
             time.sleep(50)
     assert rents.journal.load().stopped_by == "money"

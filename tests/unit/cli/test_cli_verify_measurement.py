@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.identity import OwnerPublic
+from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse.wire import dsse
 from glasshouse_bench.design import Mode
 from simulators.owner_side import OwnersWorld

@@ -15,10 +15,10 @@ from glasshouse.cli.output import Output
 from glasshouse.cli.view import View
 from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.events import Event, EventType
-from glasshouse.jobs.finish import conclude
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.machines import together
-from glasshouse.jobs.supervise import Ended
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.conclusion import conclude
+from glasshouse.jobs.verify.whole_group import together
 from glasshouse.wire.states import Outcome, State
 from simulators.group_world import settle_group
 from simulators.owner_side import OwnersWorld

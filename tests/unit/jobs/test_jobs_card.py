@@ -16,9 +16,9 @@ from markdown_it import MarkdownIt
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode
-from glasshouse.jobs.card import claims, page, snippet
-from glasshouse.jobs.export import ExportedRun, exported_run
-from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.results.exported import ExportedRun, exported_run
+from glasshouse.jobs.results.run_card import claims, page, snippet
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
 

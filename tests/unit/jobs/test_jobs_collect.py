@@ -15,11 +15,11 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
-from glasshouse.jobs import collect
-from glasshouse.jobs.collect import fetch, look_inside, require_receipt
-from glasshouse.jobs.finish import conclude
-from glasshouse.jobs.logs import Segment, named_segments, segments
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results import collect
+from glasshouse.jobs.results.collect import fetch, look_inside, require_receipt
+from glasshouse.jobs.results.run_logs import Segment, named_segments, segments
+from glasshouse.jobs.verify.conclusion import conclude
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.hpke import RecipientKey

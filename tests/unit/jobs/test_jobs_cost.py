@@ -13,7 +13,7 @@ from glasshouse.cli.words import usd_text
 from glasshouse.errors import UsageError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Work
-from glasshouse.jobs.cost import Cost, Share, Slowdown, cost_of, slowdown_of
+from glasshouse.jobs.results.run_cost import Cost, Share, Slowdown, cost_of, slowdown_of
 from simulators.world import World
 
 S = 1_000_000

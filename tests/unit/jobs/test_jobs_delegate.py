@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation
-from glasshouse.jobs import run
+from glasshouse.jobs.supervise import prepare
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import SigningKey
 
@@ -30,9 +30,9 @@ class Keeps:
 
 
 def delegate(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Delegation:
-    monkeypatch.setattr(run, "_now_us", lambda: NOW_US)
+    monkeypatch.setattr(prepare, "_now_us", lambda: NOW_US)
     identity: Any = SimpleNamespace(signing=OWNER)
-    signed = run._delegate(broker, identity, BROKER.public, not_after_us=NOW_US + 10**9)
+    signed = prepare._delegate(broker, identity, BROKER.public, not_after_us=NOW_US + 10**9)
     return Delegation.from_envelope(signed, owner_public=OWNER.public)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.jobs.embedded import Embedded, Serving, socket_folder
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.revoke import revoke
-from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
+from glasshouse.jobs.gates.revocation import revoke
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_home_with_a_long_name_gets_its_sockets_elsewhere(tmp_path: Path, monk
 def test_revoking_what_was_never_deployed_holds_on_the_owners_side(home: Home) -> None:
     running = a_run(home, ProcessName.of())
     assert revoke("ab" * 16, home).running == (running.run_id,)
-    from glasshouse.jobs.packages import PackageRecord
+    from glasshouse.jobs.define.package_records import PackageRecord
 
     assert PackageRecord.load(home, "ab" * 16, workload="script").revoked
 
@@ -176,7 +176,7 @@ def test_revoking_what_was_never_deployed_holds_on_the_owners_side(home: Home) -
 def test_a_broker_whose_runs_were_killed_ends_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     a_run(home, ProcessName.of(supervisor.pid))
-    quick = "import sys; from glasshouse.jobs import embedded_broker as broker; broker.LOOK_S = 0.2; "
+    quick = "import sys; from glasshouse.jobs.gates import embedded_broker as broker; broker.LOOK_S = 0.2; "
     quick += "sys.exit(broker.main(sys.argv[1:]))"
     start = subprocess.Popen
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.excluded import ALWAYS_LEFT_OUT
-from glasshouse.jobs.inputs import gather
-from glasshouse.jobs.jobfile import parse
+from glasshouse.jobs.define.excluded import ALWAYS_LEFT_OUT
+from glasshouse.jobs.define.input_files import gather
+from glasshouse.jobs.define.jobfile import parse
 from glasshouse.package.layout import MAGIC
 
 JOB = """\
@@ -102,8 +102,8 @@ def test_what_is_left_out_always_can_be_taken_back_or_named(project: Path) -> No
 
 
 def test_no_pattern_takes_runs_back_and_an_excluded_home_is_no_obstacle(project: Path) -> None:
-    from glasshouse.jobs.home import Home
-    from glasshouse.jobs.identity import Identity
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
 
     (project / ".glasshouse" / "runs").mkdir(parents=True)
     (project / ".glasshouse" / "runs" / "log").touch()

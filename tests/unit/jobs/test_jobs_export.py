@@ -20,11 +20,11 @@ from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.handshake.delegation import Delegation
-from glasshouse.jobs.export import public_pem
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.model_signing import certified_key, model_key
-from glasshouse.jobs.rundir import RunFolder
-from glasshouse.jobs.verify import verify_artifact, verify_bundle
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.exported import public_pem
+from glasshouse.jobs.results.model_signing import certified_key, model_key
+from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.files import (
+from glasshouse.jobs.owner.files import (
     is_file,
     is_there,
     private_folder,

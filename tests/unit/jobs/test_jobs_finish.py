@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, ExitCode
-from glasshouse.jobs.finish import Conclusion, conclude, conclude_again
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.leftover import survivors
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.summary import missing_checks, summary
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.results.summary import missing_checks, summary
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.verify.conclusion import Conclusion, conclude, conclude_again
+from glasshouse.jobs.verify.leftover import survivors
 from glasshouse.wire.states import Outcome, State
 from simulators.owner_side import OwnersWorld
 
@@ -95,7 +95,7 @@ def test_a_good_receipt_of_another_run_says_nothing_about_this_one(tmp_path: Pat
     folder = world.settle(tmp_path)
     world.tell(folder, world.run())
     moved = folder.path.rename(folder.path.with_name("f" * 32))
-    from glasshouse.jobs.rundir import RunFolder
+    from glasshouse.jobs.owner.rundir import RunFolder
 
     conclusion = conclude(RunFolder(moved), owner_signing=world.owner.public, agent_exit=0)
     assert (conclusion.verdict, conclusion.exit_code) == ("invalid", ExitCode.VERIFICATION_FAILED)
@@ -219,8 +219,8 @@ def test_a_killed_runtime_is_said_not_to_have_wiped_and_its_folders_are_named(
 ) -> None:
     world = OwnersWorld()
     folder = world.settle(tmp_path)
-    monkeypatch.setattr("glasshouse.jobs.finish.leftovers", lambda: [tmp_path / "glasshouse-ws-7-1-ab"])
-    monkeypatch.setattr("glasshouse.jobs.finish.removed", lambda _path: False)
+    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.leftovers", lambda: [tmp_path / "glasshouse-ws-7-1-ab"])
+    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.removed", lambda _path: False)
     problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
     assert "ended (signal 9) without wiping" in problem
     assert "memory went back to the kernel" in problem
@@ -233,7 +233,7 @@ def test_what_a_killed_runtime_left_in_memory_is_removed(tmp_path: Path, monkeyp
     left = tmp_path / "glasshouse-ws-7-1-ab"
     (left / "work").mkdir(parents=True)
     (left / "work" / "plain").write_text("the owner's")
-    monkeypatch.setattr("glasshouse.jobs.finish.leftovers", lambda: [left])
+    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.leftovers", lambda: [left])
     problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
     assert not left.exists()
     assert problem.endswith("its workspace, which had a name, was removed")
@@ -242,7 +242,7 @@ def test_what_a_killed_runtime_left_in_memory_is_removed(tmp_path: Path, monkeyp
 def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glasshouse.jobs.leftover._PATIENCE_S", 0.0)
+    monkeypatch.setattr("glasshouse.jobs.verify.leftover._PATIENCE_S", 0.0)
     world = OwnersWorld()
     folder = world.settle(tmp_path)
     command = [sys.executable, "-I", "-X", f"pycache_prefix={folder.scratch}", "-c", "print(flush=True); input()"]
@@ -262,7 +262,7 @@ def test_a_system_that_lists_no_processes_is_not_taken_for_one_without_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert survivors(tmp_path, tmp_path, processes=tmp_path / "absent") is None
-    monkeypatch.setattr("glasshouse.jobs.finish.survivors", lambda _scratch, _out: None)
+    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.survivors", lambda _scratch, _out: None)
     world = OwnersWorld()
     found = conclude(world.settle(tmp_path), owner_signing=world.owner.public, agent_exit=None)
     assert "cannot be seen here" in found.problem

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs import identity as identities
-from glasshouse.jobs.identity import Identity, OwnerPublic, is_encrypted, read_private, read_public
+from glasshouse.jobs.owner import owner_identity as identities
+from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic, is_encrypted, read_private, read_public
 
 PASSPHRASE = "correct horse battery"
 

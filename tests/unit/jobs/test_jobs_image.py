@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
-from glasshouse.jobs import image, tree
-from glasshouse.jobs.image import image_files
-from glasshouse.jobs.tree import Tree
+from glasshouse.jobs.references import image, tree
+from glasshouse.jobs.references.image import image_files
+from glasshouse.jobs.references.tree import Tree
 
 LIBRARY = "usr/local/lib/python3.11"
 PACKAGES = f"{LIBRARY}/site-packages"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, PackageError, UsageError
-from glasshouse.jobs import inputs
-from glasshouse.jobs.inputs import gather
+from glasshouse.jobs.define import input_files
+from glasshouse.jobs.define.input_files import gather
 
 
 @pytest.fixture
@@ -178,15 +178,15 @@ def test_a_name_that_is_no_text_is_named(folder: Path) -> None:
 def test_a_folder_of_too_many_files_is_not_listed_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         (folder / "data" / str(number)).touch()
-    monkeypatch.setattr(inputs, "_MAX_FILES", 10)
+    monkeypatch.setattr(input_files, "_MAX_FILES", 10)
     seen: list[str] = []
-    leaves_out = inputs._Walk._leaves_out
+    leaves_out = input_files._Walk._leaves_out
 
     def counted(walk: Any, name: str, entry: os.DirEntry[str], *rest: Any) -> bool:
         seen.append(entry.name)
         return leaves_out(walk, name, entry, *rest)
 
-    monkeypatch.setattr(inputs._Walk, "_leaves_out", counted)
+    monkeypatch.setattr(input_files._Walk, "_leaves_out", counted)
     with pytest.raises(UsageError, match="more than 10 files") as refused:
         gather(folder, {"x": "data"})
     assert "exclude" in refused.value.hint

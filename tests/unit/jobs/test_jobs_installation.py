@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import glasshouse
-from glasshouse.jobs import installation
-from glasshouse.jobs.installation import DISTRIBUTION, beside, install_command
+from glasshouse.jobs.owner import installation
+from glasshouse.jobs.owner.installation import DISTRIBUTION, beside, install_command
 
 ROOT = Path(__file__).resolve().parents[3]
 

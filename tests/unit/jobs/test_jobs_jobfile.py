@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.jobs.durations import format_s, parse_s
-from glasshouse.jobs.jobfile import Job, load, parse
+from glasshouse.jobs.define.jobfile import Job, load, parse
+from glasshouse.jobs.owner.durations import format_s, parse_s
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.policy import Assurance, Profile
 

@@ -10,8 +10,8 @@ import pytest
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, VerificationError
-from glasshouse.jobs.logs import named_segments
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.run_logs import named_segments
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld, seal_output
 

@@ -16,19 +16,19 @@ import pytest
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, ExitCode, PlatformError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
-from glasshouse.jobs import control, runner, supervise
-from glasshouse.jobs.artifact import make_artifact
-from glasshouse.jobs.collect import require_receipt
-from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.finish import INVALID, NO_RECEIPT, Conclusion, conclude_again
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.identity import read_public
-from glasshouse.jobs.machines import check_group, conclude_run, together
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rundir import Phase, RunFolder
-from glasshouse.jobs.verdict import Status, Verdict
-from glasshouse.jobs.verify import verify_file
-from glasshouse.jobs.verify_group import GroupVerdict, verify_group
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.owner_identity import read_public
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.results.collect import require_receipt
+from glasshouse.jobs.supervise import control, runner, supervision
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.verify.conclusion import INVALID, NO_RECEIPT, Conclusion, conclude_again
+from glasshouse.jobs.verify.documents import verify_file
+from glasshouse.jobs.verify.publish import make_artifact
+from glasshouse.jobs.verify.verdict import Status, Verdict
+from glasshouse.jobs.verify.verify_group import GroupVerdict, verify_group
+from glasshouse.jobs.verify.whole_group import check_group, conclude_run, together
 from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome
 from simulators.group_world import MachineWorld, settle_group
@@ -171,16 +171,16 @@ class Run:
         run = self.worlds[machine].run(**{**story, "reach": State(str(reach))})  # type: ignore[arg-type]
         self.worlds[machine].tell(self.folders[machine], run)
 
-    def supervise(self, *machines: Played, interrupts: supervise.Interrupts | None = None) -> supervise.Ended:
+    def supervise(self, *machines: Played, interrupts: supervision.Interrupts | None = None) -> supervision.Ended:
         self.place, self.broker = Place(list(machines)), Gate(self.worlds[0].home)
-        return supervise.supervise(
+        return supervision.supervise(
             self.folder,
             b"launch 0",
             home=self.worlds[0].home,
             place=lambda _name: self.place,
             broker=self.broker,
             watcher=self.watcher,
-            interrupts=interrupts or supervise.Interrupts(),
+            interrupts=interrupts or supervision.Interrupts(),
             others=[(folder, b"launch %d" % machine) for machine, folder in enumerate(self.folders[1:], start=1)],
         )
 
@@ -251,7 +251,7 @@ def test_the_one_to_blame_is_found_whoever_ends_first(run: Run) -> None:
 
 
 def test_a_machine_that_does_not_notice_is_asked_to_stop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "_GROUP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(supervision, "_GROUP_PATIENCE_S", 0.0)
     interrupted = run.tells(0, 130, outcome=Outcome.INTERRUPTED, code=Code.INTERRUPTED)
     training = Played(nothing(5), on_interrupt=interrupted)
     died = Played([run.tells(1, 4, outcome=Outcome.FAILED, code=Code.WORKER_KILLED)])
@@ -263,8 +263,8 @@ def test_a_machine_that_does_not_notice_is_asked_to_stop(run: Run, monkeypatch: 
 
 
 def test_a_machine_that_neither_notices_nor_stops_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "_GROUP_PATIENCE_S", 0.0)
-    monkeypatch.setattr(supervise, "STOP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(supervision, "_GROUP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(supervision, "STOP_PATIENCE_S", 0.0)
     deaf = Played(nothing(8))
     conclusion = run.supervise(
         deaf, Played([run.tells(1, 4, outcome=Outcome.FAILED, code=Code.WORKER_KILLED)])
@@ -274,7 +274,7 @@ def test_a_machine_that_neither_notices_nor_stops_is_killed(run: Run, monkeypatc
 
 
 def test_an_interrupt_reaches_every_machine(run: Run) -> None:
-    interrupts = supervise.Interrupts()
+    interrupts = supervision.Interrupts()
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     machines = [Played(nothing(3), on_interrupt=run.tells(number, 130, **story)) for number in range(2)]
     machines[0].story.insert(0, interrupts)
@@ -292,14 +292,14 @@ def test_a_machine_that_cannot_be_placed_leaves_none_of_the_others_behind(run: R
     placed, second = Played([], on_interrupt=lambda: 130), Refusing([], on_interrupt=lambda: -9)
     place = Place([placed, second])
     with pytest.raises(PlatformError):
-        supervise.supervise(
+        supervision.supervise(
             run.folder,
             b"",
             home=run.worlds[0].home,
             place=lambda _name: place,
             broker=Gate(run.worlds[0].home),
             watcher=run.watcher,
-            interrupts=supervise.Interrupts(),
+            interrupts=supervision.Interrupts(),
             others=[(run.folders[1], b"")],
         )
     assert placed.interrupts == 1

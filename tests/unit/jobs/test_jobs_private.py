@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from glasshouse.broker.http.service import open_broker
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs import identity as identities
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.inputs import gather
-from glasshouse.jobs.keystore import KeyStore
-from glasshouse.jobs.private import key_kind
+from glasshouse.jobs.define.input_files import gather
+from glasshouse.jobs.define.private import key_kind
+from glasshouse.jobs.owner import owner_identity as identities
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.wire.own_state import LOOKED_AT_BYTES
 
 PASSPHRASE = "correct horse battery"
@@ -215,7 +215,7 @@ def test_a_private_file_that_cannot_be_looked_at_counts_as_a_key(
 
     shutil.rmtree(home.keys)
     shutil.rmtree(home.broker)
-    monkeypatch.setattr("glasshouse.jobs.private.os.open", refuse)
+    monkeypatch.setattr("glasshouse.jobs.define.private.os.open", refuse)
     assert "private keys" in refusal(project, {"p": "."})
 
 

@@ -11,10 +11,10 @@ import pytest
 from glasshouse.attestation.measured import PARTS, Measured, References
 from glasshouse.attestation.measurement import measured_files
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.jobfile import Deployment
-from glasshouse.jobs.packages import PackageRecord
-from glasshouse.jobs.references import (
+from glasshouse.jobs.define.jobfile import Deployment
+from glasshouse.jobs.define.package_records import PackageRecord
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.references.known_references import (
     THIS,
     Difference,
     Files,

@@ -13,11 +13,18 @@ from glasshouse.attestation.measured import Measured, References
 from glasshouse.attestation.measurement import measured_files
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, UsageError, VerificationError
-from glasshouse.jobs.bundle import make_bundle
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.references import accepted, add_reference, differences, known_references, parts_of, reference
-from glasshouse.jobs.released import Released, read_released
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.places.runtime_bundle import make_bundle
+from glasshouse.jobs.references.known_references import (
+    accepted,
+    add_reference,
+    differences,
+    known_references,
+    parts_of,
+    reference,
+)
+from glasshouse.jobs.references.released import Released, read_released
 from glasshouse.wire.signing import SigningKey
 
 

@@ -14,14 +14,16 @@ import pytest
 
 from glasshouse.broker.http.service import open_broker
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs import files, relocate
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.keystore import KeyStore
-from glasshouse.jobs.private import holds_keys
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
-from glasshouse.jobs.rundir import RunFolder, RunRecord
+from glasshouse.jobs.define.private import holds_keys
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner import files
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
+from glasshouse.jobs.supervise import relocate
 from simulators.rental_world import offer
 
 KEYS = {"ab" * 16: b"1" * 32, "cd" * 16: b"2" * 32}

@@ -14,12 +14,13 @@ import pytest
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.jobs import removal
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
-from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
+from glasshouse.jobs.supervise import removal
 from simulators.rental_world import offer
 from tools.memory_disk import memory_disk
 
@@ -91,7 +92,7 @@ def test_what_cannot_be_linked_is_copied(
         raise OSError(number, os.strerror(number))
 
     folder = RunFolder.create(home)
-    monkeypatch.setattr("glasshouse.jobs.rundir.os.link", refuse)
+    monkeypatch.setattr("glasshouse.jobs.owner.rundir.os.link", refuse)
     kept = folder.keep(package)
     assert (kept.read_bytes(), kept.samefile(package)) == (SEALED, False)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -156,7 +157,7 @@ def test_a_removal_that_was_cut_off_leaves_no_half_run_and_the_next_one_finishes
 
     chosen = [removal.removable(first, home)]
     with monkeypatch.context() as patched:
-        patched.setattr("glasshouse.jobs.removal.shutil.rmtree", die)
+        patched.setattr("glasshouse.jobs.supervise.removal.shutil.rmtree", die)
         with pytest.raises(KeyboardInterrupt):
             removal.remove(chosen)
     assert [folder.run_id for folder in RunFolder.all(home)] == [second.run_id]

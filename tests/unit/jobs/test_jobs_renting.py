@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.jobs.files import write_private
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.rentals import Attempt, Journal, Rental, Step
-from glasshouse.jobs.rented import NO_MACHINE, begin
-from glasshouse.jobs.renting import POLL_S, Renter
-from glasshouse.jobs.rundir import RunFolder
+from glasshouse.jobs.owner.files import write_private
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.places.rent import POLL_S, Renter
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
+from glasshouse.jobs.places.rented_machine import NO_MACHINE, begin
 from glasshouse.providers.rental.provider import Offer, Start
 from tests.simulators.rental_world import (
     HOST_KEY,
@@ -363,7 +363,7 @@ def test_a_journal_says_by_which_account_and_address_it_is_rented_and_not_the_ke
     home, key = Home(path=tmp_path), "0123456789abcdef-a-key"
     for name in ("VAST_API_KEY", "VAST_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("glasshouse.jobs.accounts._taken", {})
+    monkeypatch.setattr("glasshouse.jobs.places.accounts._taken", {})
     (tmp_path / "any.pyz").write_bytes(b"")
     machine = replace(NO_MACHINE, bundle=tmp_path / "any.pyz")
     said = []

@@ -14,12 +14,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
-from glasshouse.jobs import rented, runner
-from glasshouse.jobs.files import write_private
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.rentals import Caps, Journal
-from glasshouse.jobs.rented import NO_MACHINE
-from glasshouse.jobs.renting import POLL_S, SystemClock, Watch, deadline_us
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.files import write_private
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.places import rented_machine
+from glasshouse.jobs.places.rent import POLL_S, SystemClock, Watch, deadline_us
+from glasshouse.jobs.places.rental_journal import Journal
+from glasshouse.jobs.places.rented_machine import NO_MACHINE
+from glasshouse.jobs.supervise import runner
 from glasshouse.providers.rental.start_script import READY
 from glasshouse.wire.policy import Profile
 from tests.simulators.rental_world import (
@@ -221,12 +223,12 @@ def test_booting_and_logging_in_share_one_deadline(
         def check(self) -> None:
             raise PeerError(Code.PLACE_UNREACHABLE, "connection refused")
 
-    monkeypatch.setattr(rented, "provider_for", lambda *_of: WorldProvider(world))
-    monkeypatch.setattr(rented, "tag_prefix", lambda _home: OWNER)
-    monkeypatch.setattr(rented, "place_of", lambda *_of: Refusing())
+    monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: WorldProvider(world))
+    monkeypatch.setattr(rented_machine, "tag_prefix", lambda _home: OWNER)
+    monkeypatch.setattr(rented_machine, "place_of", lambda *_of: Refusing())
     machine, provider = replace(NO_MACHINE, options=OPTIONS, caps=CAPS), WorldProvider(world)
     with pytest.raises(PlatformError) as caught:
-        rented.take(
+        rented_machine.take(
             Home(path=tmp_path),
             journal,
             provider,
@@ -257,13 +259,13 @@ def test_a_machine_that_is_up_and_silent_is_ended_by_the_cap_while_it_is_logged_
             world.clock.us = deadline + 1_000_000
             time.sleep(50)
 
-    monkeypatch.setattr(rented, "provider_for", lambda *_of: WorldProvider(world))
-    monkeypatch.setattr(rented, "tag_prefix", lambda _home: OWNER)
-    monkeypatch.setattr(rented, "place_of", lambda *_of: Silent())
+    monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: WorldProvider(world))
+    monkeypatch.setattr(rented_machine, "tag_prefix", lambda _home: OWNER)
+    monkeypatch.setattr(rented_machine, "place_of", lambda *_of: Silent())
     machine = replace(NO_MACHINE, options=OPTIONS, caps=CAPS)
     provider = WorldProvider(world)
     with pytest.raises(KeyboardInterrupt), runner.stoppable():
-        rented.take(
+        rented_machine.take(
             home,
             journal,
             provider,

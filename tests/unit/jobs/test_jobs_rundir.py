@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import ExitCode, UsageError
-from glasshouse.jobs.content import content_of
-from glasshouse.jobs.durations import format_text, parse_s
-from glasshouse.jobs.jobfile import load, parse
-from glasshouse.jobs.schema import schema
+from glasshouse.jobs.define.job_content import content_of
+from glasshouse.jobs.define.jobfile import load, parse
+from glasshouse.jobs.define.jobschema import schema
+from glasshouse.jobs.owner.durations import format_text, parse_s
 from glasshouse.workloads.params import KINDS, TYPES
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))

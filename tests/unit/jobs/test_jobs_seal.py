@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
-from glasshouse.jobs import files
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.installation import install_command
-from glasshouse.jobs.jobfile import Job, parse
-from glasshouse.jobs.keystore import KeyStore
-from glasshouse.jobs.packages import PackageRecord
-from glasshouse.jobs.raw import of_package
-from glasshouse.jobs.run import check_machine, public_part
-from glasshouse.jobs.seal import Sealed, seal
+from glasshouse.jobs.define.jobfile import Job, parse
+from glasshouse.jobs.define.package_records import PackageRecord
+from glasshouse.jobs.define.raw_job import of_package
+from glasshouse.jobs.define.seal_job import Sealed, public_part, seal
+from glasshouse.jobs.owner import files
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.installation import install_command
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.supervise.prepare import check_machine
 from glasshouse.providers.place.local import LocalPlace
 
 CANARY = b"patient 4711 has a canary"
@@ -165,7 +165,7 @@ def test_an_existing_package_is_kept_unless_told_otherwise(job: Job, home: Home,
 def test_a_file_that_changes_while_it_is_sealed_leaves_nothing(
     job: Job, home: Home, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glasshouse.jobs import content as room
+    from glasshouse.jobs.define import job_content as room
 
     def gather_then_change(*arguments: object, **options: object) -> object:
         sources = gather(*arguments, **options)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError
-from glasshouse.jobs import control, stored
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.rundir import Phase, RunFolder, RunRecord
-from glasshouse.jobs.stored import forget_stored, is_whole, take_stored
-from glasshouse.jobs.verify import verify_file
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.supervise import control
+from glasshouse.jobs.verify import download
+from glasshouse.jobs.verify.documents import verify_file
+from glasshouse.jobs.verify.download import forget_stored, is_whole, take_stored
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 from simulators.owner_side import OwnersWorld
@@ -71,8 +72,8 @@ def take(monkeypatch: pytest.MonkeyPatch, home: Home, folder: RunFolder, gate: L
     class Public:
         signing = OWNER.public
 
-    monkeypatch.setattr(stored, "gate_named", lambda *_: gate)
-    monkeypatch.setattr(stored, "read_public", lambda _: Public)
+    monkeypatch.setattr(download, "gate_named", lambda *_: gate)
+    monkeypatch.setattr(download, "read_public", lambda _: Public)
     return take_stored(home, folder, OWNER, verified=lambda: called.append(True))
 
 
@@ -123,7 +124,7 @@ class Left:
         self.world.tell(self.folder, self.world.run())
         self.folder.save(replace(self.folder.load(), gate="small", place="lab", phase=Phase.ENDED, ended_us=1))
         self.gate = LyingGate({name: (self.folder.out / name).read_bytes() for name in self.names()})
-        monkeypatch.setattr(stored, "gate_named", lambda *_: self.gate)
+        monkeypatch.setattr(download, "gate_named", lambda *_: self.gate)
 
     def names(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder.out)) for path in self.folder.out.rglob("*") if path.is_file())

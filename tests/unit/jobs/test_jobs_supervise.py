@@ -17,12 +17,12 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, PlatformError, UsageError
 from glasshouse.evidence.events import Event
-from glasshouse.jobs import control, runner, supervise
-from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.placing import LeftError
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rundir import Phase, RunFolder
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places.placing import LeftError
+from glasshouse.jobs.supervise import control, runner, supervision
+from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
@@ -132,9 +132,9 @@ def stay(
     folder: RunFolder,
     machine: Machine,
     watcher: Watching,
-    interrupts: supervise.Interrupts,
+    interrupts: supervision.Interrupts,
 ):
-    return supervise.supervise(
+    return supervision.supervise(
         folder,
         b"launch",
         home=world.home,
@@ -147,7 +147,7 @@ def stay(
 
 def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder: RunFolder) -> None:
     watcher, machine = Watching(), Machine([lambda: None, told(world, folder), lambda: 0])
-    ended = stay(world, folder, machine, watcher, supervise.Interrupts())
+    ended = stay(world, folder, machine, watcher, supervision.Interrupts())
     assert len(watcher.events) == len(folder.events.read_bytes().splitlines())
     assert (ended.conclusion.outcome, ended.conclusion.exit_code) == (Outcome.COMPLETED, ExitCode.DONE)
     record = folder.load()
@@ -168,7 +168,7 @@ def test_when_a_runtime_elsewhere_was_asked_for_is_recorded_before_it_is(world: 
     asked: list[int | None] = []
     folder.update(place="lab")
     before_us = time.time_ns() // 1000
-    stay(world, folder, Elsewhere([told(world, folder), lambda: 0]), Watching(), supervise.Interrupts())
+    stay(world, folder, Elsewhere([told(world, folder), lambda: 0]), Watching(), supervision.Interrupts())
     (placed_us,) = asked
     assert placed_us is not None
     assert before_us <= placed_us <= time.time_ns() // 1000
@@ -181,13 +181,13 @@ def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: Ow
         return 0
 
     watcher = Watching()
-    ended = stay(world, folder, Machine([write_and_end]), watcher, supervise.Interrupts())
+    ended = stay(world, folder, Machine([write_and_end]), watcher, supervision.Interrupts())
     assert watcher.events[-1].state.value == "zeroized"
     assert ended.seen.ended
 
 
 def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorld, folder: RunFolder) -> None:
-    interrupts, watcher = supervise.Interrupts(), Watching()
+    interrupts, watcher = supervision.Interrupts(), Watching()
 
     def ctrl_c() -> None:
         interrupts()
@@ -204,7 +204,7 @@ def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorl
 def test_a_person_leaves_a_machine_that_cannot_be_reached_and_the_run_goes_on_there(
     world: OwnersWorld, folder: RunFolder
 ) -> None:
-    interrupts = supervise.Interrupts()
+    interrupts = supervision.Interrupts()
 
     def ctrl_c() -> None:
         interrupts(signal.SIGINT)
@@ -225,7 +225,7 @@ def test_a_person_leaves_a_machine_that_cannot_be_reached_and_the_run_goes_on_th
 def test_a_machine_that_is_reached_is_waited_for_however_often_a_key_is_pressed(
     world: OwnersWorld, folder: RunFolder
 ) -> None:
-    interrupts = supervise.Interrupts()
+    interrupts = supervision.Interrupts()
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     presses = [lambda: interrupts(signal.SIGINT)] * 5
     machine = Machine([*presses, told(world, folder, **story), lambda: 130])
@@ -270,8 +270,8 @@ def test_a_run_whose_supervisor_does_not_end_is_not_given_up(
 def test_a_runtime_that_does_not_stop_is_killed_and_called_lost(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "STOP_PATIENCE_S", 0.0)
-    interrupts = supervise.Interrupts()
+    monkeypatch.setattr(supervision, "STOP_PATIENCE_S", 0.0)
+    interrupts = supervision.Interrupts()
     machine = Machine([lambda: interrupts(), lambda: None, lambda: -signal.SIGKILL])
     ended = stay(world, folder, machine, Watching(), interrupts)
     assert machine.killed
@@ -293,16 +293,16 @@ def test_a_broker_that_died_is_started_again(
             self.started += 1
             return None
 
-    monkeypatch.setattr(supervise, "_BROKER_CHECK_S", 0.0)
+    monkeypatch.setattr(supervision, "_BROKER_CHECK_S", 0.0)
     broker = Dead(world.home)
-    supervise.supervise(
+    supervision.supervise(
         folder,
         b"",
         home=world.home,
         place=lambda _name: Machine([lambda: None, told(world, folder), lambda: 0]),
         broker=broker,
         watcher=Watching(),
-        interrupts=supervise.Interrupts(),
+        interrupts=supervision.Interrupts(),
     )
     assert broker.started >= 1
 
@@ -313,7 +313,7 @@ def test_a_reader_that_goes_away_does_not_end_the_training(world: OwnersWorld, f
             raise BrokenPipeError
 
     machine = Machine([lambda: None, told(world, folder), lambda: 0])
-    ended = stay(world, folder, machine, Gone(), supervise.Interrupts())
+    ended = stay(world, folder, machine, Gone(), supervision.Interrupts())
     assert machine.interrupts == 0
     assert (ended.conclusion.outcome, ended.seen.ended) == (Outcome.COMPLETED, True)
 
@@ -324,7 +324,7 @@ def test_a_log_that_is_none_is_not_followed_and_not_believed(world: OwnersWorld,
         folder.events.write_bytes(b"\x1b]0;owned\x07\n")
 
     machine, watcher = Machine([scribble, lambda: None, lambda: 4]), Watching()
-    ended = stay(world, folder, machine, watcher, supervise.Interrupts())
+    ended = stay(world, folder, machine, watcher, supervision.Interrupts())
     assert watcher.events == []
     assert ended.conclusion.exit_code is ExitCode.RUN_FAILED
 
@@ -336,7 +336,7 @@ def test_a_defect_in_the_view_leaves_no_runtime_behind(world: OwnersWorld, folde
 
     machine = Machine([told(world, folder), lambda: None])
     with pytest.raises(ZeroDivisionError):
-        stay(world, folder, machine, Broken(), supervise.Interrupts())
+        stay(world, folder, machine, Broken(), supervision.Interrupts())
     assert machine.interrupts == 1
     assert machine.killed, "it did not end when it was asked"
 
@@ -350,7 +350,7 @@ def test_a_runtime_that_cannot_be_recorded_is_not_left_behind(
     machine = Machine([lambda: None])
     monkeypatch.setattr(RunFolder, "update", full)
     with pytest.raises(UsageError):
-        stay(world, folder, machine, Watching(), supervise.Interrupts())
+        stay(world, folder, machine, Watching(), supervision.Interrupts())
     assert (machine.interrupts, machine.killed) == (1, True)
 
 
@@ -450,14 +450,14 @@ def test_a_machine_that_was_given_back_and_goes_on_to_answer_is_not_followed(
         assert next(looks) < 10, "it is followed for ever"
 
     machine = Machine([answers] * 1000)
-    ended = supervise.supervise(
+    ended = supervision.supervise(
         folder,
         b"launch",
         home=world.home,
         place=lambda _name: machine,
         broker=NoBroker(world.home),
         watcher=Watching(),
-        interrupts=supervise.Interrupts(),
+        interrupts=supervision.Interrupts(),
         gone=lambda: next(looks) > 3,
     )
     assert ended.record.outcome == "lost"

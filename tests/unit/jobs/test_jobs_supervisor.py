@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from glasshouse.errors import Code, ExitCode, PlatformError
-from glasshouse.jobs import supervisor
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.placing import LeftError
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Attempt, Caps, Journal, Rental, Step
-from glasshouse.jobs.rundir import Phase
-from glasshouse.jobs.sweeping import Swept, sweep
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase
+from glasshouse.jobs.places.placing import LeftError
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
+from glasshouse.jobs.supervise import supervisor
+from glasshouse.jobs.supervise.sweeping import Swept, sweep
 from simulators.owner_side import OwnersWorld
 from tests.simulators.rental_world import offer
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.jobs import rented, sweeping
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.processes import ProcessName
-from glasshouse.jobs.rentals import Caps, Journal, Rental, Step
-from glasshouse.jobs.renting import Renter
-from glasshouse.jobs.sweeping import Swept, elsewhere, found, sweep
+from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.places import rented_machine
+from glasshouse.jobs.places.rent import Renter
+from glasshouse.jobs.places.rental_journal import Journal, Rental, Step
+from glasshouse.jobs.supervise import sweeping
+from glasshouse.jobs.supervise.sweeping import Swept, elsewhere, found, sweep
 from simulators.rental_world import OPTIONS, Killed, World, WorldProvider, offer
 
 OWNER = "gh-abcdefghij-"
@@ -28,7 +30,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(sweeping, "provider_of", lambda _home, _name: WorldProvider(world))
     monkeypatch.setattr(sweeping, "providers_with_keys", lambda _home: ("world",))
     monkeypatch.setattr(sweeping, "tag_prefix", lambda _home: OWNER)
-    monkeypatch.setattr(rented, "provider_for", lambda _home, _rental: WorldProvider(world))
+    monkeypatch.setattr(rented_machine, "provider_for", lambda _home, _rental: WorldProvider(world))
     return world
 
 

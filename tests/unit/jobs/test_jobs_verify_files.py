@@ -14,8 +14,8 @@ from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationErr
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.results import Probe
-from glasshouse.jobs.chain import walk
-from glasshouse.jobs.verify import Verdict, verify_bundle, verify_file, verify_log_beside
+from glasshouse.jobs.verify.documents import Verdict, verify_bundle, verify_file, verify_log_beside
+from glasshouse.jobs.verify.receipt_chain import walk
 from glasshouse.wire.states import Outcome, State
 from simulators.measured import measured
 from simulators.world import Run, World

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
-from glasshouse.jobs.identity import Identity, OwnerPublic
-from glasshouse.jobs.verdict import PackageVerdict
-from glasshouse.jobs.verify import verify_file, verify_package
+from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic
+from glasshouse.jobs.verify.documents import verify_file, verify_package
+from glasshouse.jobs.verify.verdict import PackageVerdict
 from simulators.package_world import FILES, KEY, OWNER, PACKAGE_ID, STRANGER, seal
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from glasshouse.cli.output import Output
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.signing import SigningKey
 from glasshouse_bench import overhead

@@ -15,8 +15,8 @@ from typing import IO
 import pytest
 
 from glasshouse.errors import Code, RunError, UsageError
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.jobfile import load
+from glasshouse.jobs.define.jobfile import load
+from glasshouse.jobs.owner.home import Home
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.artifact import Arm, Ended, Part

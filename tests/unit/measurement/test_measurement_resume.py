@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.identity import Identity, OwnerPublic
+from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic
 from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode, Planted

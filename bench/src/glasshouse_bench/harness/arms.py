@@ -20,17 +20,17 @@ from typing import BinaryIO, Protocol
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import Event
 from glasshouse.evidence.results import WEIGHTS
-from glasshouse.jobs.collect import fetch
-from glasshouse.jobs.embedded import Embedded
-from glasshouse.jobs.files import private_folder
-from glasshouse.jobs.follow import Seen
-from glasshouse.jobs.home import Home
-from glasshouse.jobs.identity import Identity
-from glasshouse.jobs.raw import Plain, RawProcess
-from glasshouse.jobs.run import prepare
-from glasshouse.jobs.rundir import RunFolder
-from glasshouse.jobs.supervise import Ended as RunEnded
-from glasshouse.jobs.supervise import Interrupts, Silent, supervise
+from glasshouse.jobs.define.raw_job import Plain, RawProcess
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.files import private_folder
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.collect import fetch
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.prepare import prepare
+from glasshouse.jobs.supervise.supervision import Ended as RunEnded
+from glasshouse.jobs.supervise.supervision import Interrupts, Silent, supervise
 from glasshouse.providers.place.local import LocalPlace, LocalPlaced
 from glasshouse.providers.protocol.order import Order
 from glasshouse.task.handle import RECORD

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.durations import format_s
-from glasshouse.jobs.files import is_there, private_folder, write_private
-from glasshouse.jobs.identity import Identity
+from glasshouse.jobs.owner.durations import format_s
+from glasshouse.jobs.owner.files import is_there, private_folder, write_private
+from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse_bench.artifact import Attempt, Part, read_document
 from glasshouse_bench.beside import MAX_BESIDE_BYTES, Calibration
 from glasshouse_bench.design import Design, Mode

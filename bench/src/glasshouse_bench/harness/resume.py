@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.files import is_there
-from glasshouse.jobs.identity import OwnerPublic, read_public
+from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.owner_identity import OwnerPublic, read_public
 from glasshouse.wire.canonical import Json
 from glasshouse_bench.artifact import DESIGN, Part
 from glasshouse_bench.design import Mode

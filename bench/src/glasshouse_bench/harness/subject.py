@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.content import content_of
-from glasshouse.jobs.jobfile import Deployment, Job, load
-from glasshouse.jobs.raw import Plain, of_job
+from glasshouse.jobs.define.job_content import content_of
+from glasshouse.jobs.define.jobfile import Deployment, Job, load
+from glasshouse.jobs.define.raw_job import Plain, of_job
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.package.limits import MAX_COUNT
 from glasshouse.wire.aead import Suite

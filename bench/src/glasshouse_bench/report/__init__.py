@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from glasshouse.jobs.durations import utc
+from glasshouse.jobs.owner.durations import utc
 from glasshouse_bench.design import Mode
 from glasshouse_bench.report import pictures
 from glasshouse_bench.report.published import read_rows

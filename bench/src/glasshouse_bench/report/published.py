@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.jobs.files import read_bounded
+from glasshouse.jobs.owner.files import read_bounded
 from glasshouse.wire.fields import Fields
 from glasshouse_bench.documents import Document, Kind, listed
 

@@ -1,0 +1,132 @@
+"""What goes into a package: a job's files and its parameters, the same for the sealed and the raw leg."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.define.hub import is_hub_id, pack_model
+from glasshouse.jobs.define.input_files import Gathered, gather
+from glasshouse.jobs.define.jobfile import Job
+from glasshouse.package.write import Source
+from glasshouse.wire.canonical import Json
+from glasshouse.workloads.builtin.pickles import parsed_source, pickle_hints
+from glasshouse.workloads.params import LoraParams, MlpParams, ScriptParams
+from glasshouse.workloads.params import parse as parse_params
+from glasshouse.workloads.preflight import examine
+
+__all__ = ["Content", "content_of", "script_warnings"]
+
+_MAX_SOURCE_BYTES = 1 << 20
+_TEXTS = (".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".yaml", ".yml")
+_OTHER_WAYS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse import task")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """Files and parameters.
+
+    Attributes:
+        sources: in the order of their names.
+        params: the workload's, as they travel in the sealed index.
+        left_out: what of the inputs' folders is not packed, for people.
+        notes: what of the files could not be checked here, or will be passed over, for people.
+    """
+
+    sources: Sequence[Source]
+    params: Mapping[str, Json]
+    left_out: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def content_of(job: Job) -> Content:
+    """List a job's files, fetch its model if that comes from the hub, and check that parameters name inputs.
+
+    Raises:
+        UsageError: as `inputs.gather` and `hub.pack_model`; `job-invalid` for a parameter that names an input which
+            the package will not have, and as `preflight.examine`: found here, not on a rented machine.
+    """
+    gathered = _inputs(job)
+    sources, params = gathered.sources, dict(job.params)
+    if is_hub_id(job.workload, params):
+        weights, params = pack_model(params)
+        taken = {source.path for source in sources} & {source.path for source in weights}
+        if taken:
+            raise UsageError(Code.JOB_INVALID, f"the input {min(taken)!r} has the name of a file of the model")
+        sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
+    _check_named(job.workload, params, [source.path for source in sources])
+    notes = examine(parse_params(job.workload, params), {source.path: source for source in sources})
+    return Content(sources=sources, params=params, left_out=gathered.left_out, notes=notes)
+
+
+def _inputs(job: Job) -> Gathered:
+    return gather(job.folder, job.inputs, follow_links=job.follow_links, exclude=job.exclude)
+
+
+def script_warnings(job: Job) -> list[str]:
+    """Return one line for each thing in a script job that a run would refuse or lose.
+
+    Raises:
+        UsageError: as `inputs.gather`, or `source-changed`.
+    """
+    parsed = parse_params(job.workload, job.params)
+    if not isinstance(parsed, ScriptParams):
+        return []
+    files: dict[str, bytes] = {}
+    for source in _inputs(job).sources:
+        if source.path.endswith(_TEXTS) and source.bytes <= _MAX_SOURCE_BYTES:
+            with source.open() as stream:
+                files[source.path] = stream.read(_MAX_SOURCE_BYTES)
+    refused = "; a run refuses it as an output unless params.allow_pickle = true"
+    lines = [] if parsed.allow_pickle else [line + refused for line in pickle_hints(files)]
+    said = [text.encode() for text in (*parsed.arguments, *parsed.env.values())]
+    texts = [text for name, source in files.items() for text in _texts(name, source)]
+    if not any(word in text for text in (*texts, *said) for word in _ways_out(parsed)):
+        folders = ", ".join(f"{folder}/" for folder in parsed.outputs)
+        lines.append(
+            f"nothing in {parsed.what} or the files beside it mentions an output folder ({folders}): what is written "
+            'elsewhere is lost; write there, or name other folders with outputs = ["…"] in [params]'
+        )
+    return lines
+
+
+def _texts(name: str, source: bytes) -> list[bytes]:
+    """Return what in a file may name a folder or a module: of Python, its texts and imports, and no variable's name."""
+    if not name.endswith(".py"):
+        return [source]
+    tree = parsed_source(source)
+    if tree is None:
+        return [source]
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [text.encode(errors="replace") for text in found]
+
+
+def _ways_out(params: ScriptParams) -> list[bytes]:
+    """Return the words one of which stands in a job that gives anything back."""
+    return [*(folder.encode() for folder in params.outputs), *_OTHER_WAYS]
+
+
+def _check_named(workload: str, params: Mapping[str, Json], names: list[str]) -> None:
+    parsed = parse_params(workload, params)
+    wanted: list[tuple[str, str]] = []
+    match parsed:
+        case ScriptParams(script=str(script)):
+            wanted.append(("script", script))
+        case MlpParams(data=str(data)) | LoraParams(data=data):
+            wanted.append(("data", data))
+    if isinstance(parsed, LoraParams) and parsed.model.startswith("inputs:"):
+        folder = parsed.model.removeprefix("inputs:").rstrip("/")
+        if not any(name.startswith(f"{folder}/") for name in names):
+            raise UsageError(
+                Code.JOB_INVALID, f"params.model names the folder {folder!r}, which is not among the [inputs]"
+            )
+    for key, name in wanted:
+        if name not in names:
+            raise UsageError(
+                Code.JOB_INVALID,
+                f"params.{key} = {name!r} is not among the [inputs]: {', '.join(names[:5])}"
+                + (" ..." if len(names) > 5 else ""),
+            )

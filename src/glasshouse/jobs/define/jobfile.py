@@ -1,0 +1,290 @@
+"""The job file: what to train, on what, under which policy. Strict: what it does not know, it refuses.
+
+Every error is one sentence that names the key and what it may be. Assurance and profile have no default:
+what a run must prove is the owner's decision.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glasshouse.attestation.measured import MAX_REFERENCES
+from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
+from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.jobs.define.excluded import ALWAYS_LEFT_OUT, Excluded
+from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
+from glasshouse.jobs.owner.durations import Duration
+from glasshouse.jobs.owner.files import read_bounded
+from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from glasshouse.wire.aead import Suite
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
+from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Table, Text, Texts, invalid, read
+from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
+
+__all__ = ["FIELDS", "REACHABLE", "Anything", "Deployment", "Job", "check_reachable", "load", "parse"]
+
+MAX_JOB_BYTES = 1 << 20
+REACHABLE = frozenset({Assurance.SOFTWARE})
+"""Levels that this version can prove on the placements that it knows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """The part of the policy that belongs to a deployment, not to the package.
+
+    Attributes:
+        max_duration_s: a longer run is wiped.
+        lease_s: a run without broker contact for so long is wiped.
+        releases: how many runtimes may be given the key.
+        valid_s: for how long the broker may give it.
+        reference: names of the installations that may be given it; none for the one at hand alone.
+    """
+
+    max_duration_s: int = 24 * 3600
+    lease_s: int = 600
+    releases: int = 1
+    valid_s: int = 24 * 3600
+    reference: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "lease_s": self.lease_s,
+            "max_duration_s": self.max_duration_s,
+            "reference": list(self.reference),
+            "releases": self.releases,
+            "valid_s": self.valid_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """A table that is checked elsewhere: by the workload."""
+
+    allowed = "a table"
+
+    def read(self, value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
+
+
+_UNSET = Deployment()
+_POLICY = (
+    # Neither has a default: what a run must prove is the owner's decision.
+    Field("assurance", Choice(tuple(level.value for level in Assurance)), "What must stand behind the evidence."),
+    # `off` would be a package that anything may open.
+    Field("profile", Choice((Profile.STANDARD.value, Profile.STRICT.value)), "How much hardening a runtime must show."),
+    Field(
+        "egress",
+        Texts(item=Text(), max_items=16),
+        'Whom the worker may reach; `["group"]` are the other machines of a run of several.',
+        (),
+    ),
+    Field(
+        "workspace",
+        Choice(("memory", "disk")),
+        "Where the worker's files may lie on a machine that lets nothing be mounted, as most containers.",
+        "memory",
+    ),
+    Field("max_duration", Duration(limit_s=MAX_DURATION_S), "A longer run is wiped.", _UNSET.max_duration_s),
+    Field("lease", Duration(limit_s=MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
+    Field("releases", Integer(low=1, high=MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
+    Field("valid", Duration(limit_s=MAX_DURATION_S), "For how long the broker may give the key.", _UNSET.valid_s),
+    Field(
+        "reference",
+        Texts(item=Text(max_chars=64), words="names", max_items=MAX_REFERENCES),
+        "Which installations may be given the key: names of `glasshouse reference`, and `this` for the one at hand; "
+        "without any, that one alone.",
+        (),
+    ),
+)
+_CHUNKS = tuple(1 << bit for bit in range(MIN_CHUNK_BYTES.bit_length() - 1, MAX_CHUNK_BYTES.bit_length()))
+_PACKAGE = (
+    Field("suite", Choice(tuple(suite.value for suite in Suite)), "The bulk cipher.", Suite.AES_256_GCM.value),
+    Field("chunk_bytes", Choice(_CHUNKS), "Bytes sealed at once: a power of two.", DEFAULT_CHUNK_BYTES),
+    Field(
+        "backup",
+        Texts(item=Text(), words="paths", max_items=7),
+        "Other `owner.pub` files, whose keys open the package's key and the outputs too.",
+        (),
+    ),
+    Field("follow_links", Flag(), "Whether links to regular files are inputs, wherever those files lie.", False),
+    Field(
+        "exclude",
+        Texts(item=Text(), words="gitignore patterns"),
+        "What folders among the inputs do not bring along, from the job file's folder; besides "
+        + ", ".join(f"`{pattern.rstrip('/')}`" for pattern in ALWAYS_LEFT_OUT)
+        + " and our own runs and packages (`*.sealed`).",
+        (),
+    ),
+)
+FIELDS = (
+    Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
+    Field("name", Text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
+    Field(
+        "gate",
+        Text(max_chars=300),
+        "A gate that was added here: its name or URL; by default a broker on this machine.",
+        None,
+    ),
+    Field(
+        "inputs",
+        Mapped(
+            key=Text(form=r"[^\x00]*", words="a path"),
+            value=Text(form=r"[^\x00]*", words="a path: text", max_chars=4096),
+            min_items=1,
+            max_items=4096,
+        ),
+        "Name in the package = file or folder, beside the job file or below it.",
+    ),
+    Field("params", Anything(), "What the workload takes.", {}),
+    Field(
+        "env",
+        ENVIRONMENT,
+        "Environment variables of a script, sealed with its parameters. What the loader or Python obeys is refused.",
+        {},
+    ),
+    Field("policy", Table(_POLICY), "What a machine must show before it gets the key, and for how long."),
+    Field("package", Table(_PACKAGE), "The sealed file itself.", {}),
+    Field("machine", Table(MACHINE), "The machine to run on, and what it may cost; stays here.", {}),
+)
+"""Every key of a job file, but those of `[params]`, which the workload declares."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A checked job file.
+
+    Attributes:
+        name: a label for people; stays on the owner's side.
+        folder: where the job file lies; inputs are below it.
+        workload: `mlp`, `lora` or `script`.
+        inputs: name in the package → path below `folder`.
+        params: the workload's own, as it wants them in the package.
+        floor: what the owner signs into the package.
+        deployment: the rest of the policy.
+        suite: the bulk cipher.
+        chunk_bytes: the package's chunk size.
+        backups: owner files whose keys may open key store entry and outputs too.
+        follow_links: whether links to regular files are inputs, wherever those files lie.
+        exclude: gitignore patterns of what the inputs' folders do not bring along.
+        gate: the name or URL of the gate that releases its key; None for a broker on this machine.
+        machine: where it shall run, and what that may cost.
+    """
+
+    name: str
+    folder: Path
+    workload: str
+    inputs: Mapping[str, str]
+    params: Mapping[str, Json]
+    floor: Floor
+    deployment: Deployment
+    suite: Suite
+    chunk_bytes: int
+    backups: tuple[Path, ...]
+    follow_links: bool = False
+    exclude: tuple[str, ...] = ()
+    gate: str | None = None
+    machine: Wanted | None = None
+
+
+def load(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        UsageError: `file-missing`, `job-invalid` or `policy-impossible`.
+    """
+    data = read_bounded(path, max_bytes=MAX_JOB_BYTES, what="job file")
+    return parse(data, folder=path.absolute().parent, default_name=path.stem)
+
+
+def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
+    """Check a job file's bytes; raises `UsageError` as `load` does."""
+    try:
+        document = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"the job file is not TOML: {str(error).splitlines()[0]}",
+            hint='texts stand in quotes: name = "text"; a key stands once in its table',
+        ) from None
+    try:
+        found = read(FIELDS, document, "")
+        params = _params(found["workload"], found["params"], found["env"])
+    except UsageError as error:
+        raise UsageError(Code.JOB_INVALID, f"the job file's {error.message}", hint=error.hint) from None
+    package = found["package"]
+    Excluded(package["exclude"])
+    floor, deployment = _policy(found["policy"])
+    return Job(
+        name=found["name"] or default_name,
+        folder=folder,
+        workload=found["workload"],
+        inputs=found["inputs"],
+        params=params,
+        floor=floor,
+        deployment=deployment,
+        suite=Suite(package["suite"]),
+        chunk_bytes=package["chunk_bytes"],
+        backups=tuple(folder / path for path in package["backup"]),
+        follow_links=package["follow_links"],
+        exclude=package["exclude"],
+        gate=found["gate"],
+        machine=wanted(found["machine"], folder),
+    )
+
+
+def check_reachable(floor: Floor) -> None:
+    """Refuse a policy that no placement of this version can satisfy, before anything is rented.
+
+    Raises:
+        UsageError: `policy-impossible`.
+    """
+    if floor.assurance not in REACHABLE:
+        raise UsageError(
+            Code.POLICY_IMPOSSIBLE,
+            f"policy.assurance = {floor.assurance.value!r} cannot be proven on this placement by this version; "
+            "it can prove: software",
+            hint="read docs/security/threat-model.md before you lower it to software",
+        )
+    if set(floor.egress) - {GROUP_EGRESS}:
+        raise UsageError(
+            Code.POLICY_IMPOSSIBLE,
+            "policy.egress cannot be held to a list of peers on this placement by this version; "
+            'it can be: [] or ["group"]',
+            hint="put what the job needs into the package; a model of the hub is packed when the job is sealed",
+        )
+
+
+def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
+    try:
+        floor = Floor(
+            assurance=Assurance(policy["assurance"]),
+            profile=Profile(policy["profile"]),
+            egress=tuple(sorted(set(policy["egress"]))),
+            disk=policy["workspace"] == "disk",
+        )
+    except FormatError as error:
+        raise UsageError(Code.JOB_INVALID, f"policy.egress: {error.message}; write it as host:port, or group") from None
+    check_reachable(floor)
+    deployment = Deployment(
+        max_duration_s=policy["max_duration"],
+        lease_s=policy["lease"],
+        releases=policy["releases"],
+        valid_s=policy["valid"],
+        reference=policy["reference"],
+    )
+    return floor, deployment
+
+
+def _params(workload: str, params: dict[str, Any], env: Mapping[str, str]) -> dict[str, Json]:
+    if "env" in params:
+        raise invalid("params.env", "a table of its own: write [env]")
+    if env and workload != ScriptParams.KIND:
+        raise invalid("env", "absent: it is for scripts, and this workload's settings are its [params]")
+    return canonical(workload, params | {"env": dict(env)} if env else params)

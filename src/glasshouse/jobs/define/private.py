@@ -1,0 +1,113 @@
+"""What never enters a package: our private keys, and the folders in which they and the runs are kept.
+
+Laws: a key is recognised by what it holds, under any name, through a hard link, or copied into another text; a
+folder by what lies in it, and the keys of rentals by where they lie alone. What cannot be looked at counts as holding
+a key. A key inside a compressed or encrypted file is not found (docs/security/threat-model.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from glasshouse.jobs.define.wanted import PROVIDERS
+from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.home import PROJECT
+from glasshouse.wire import own_state
+
+__all__ = ["holds_keys", "is_state", "key_kind"]
+
+_PEM_LABELS = (b"BEGIN PRIVATE KEY", b"BEGIN EC PRIVATE KEY", b"BEGIN ENCRYPTED PRIVATE KEY")
+# Line ends as another text may write them, and what it puts before each line.
+_NOT_BASE64 = re.compile(rb"\\+[nrt]|[^A-Za-z0-9+/=]")
+
+
+def key_kind(data: bytes) -> str | None:
+    """Return what private key of ours a file is or holds, for people; None for anything else.
+
+    Args:
+        data: its first `own_state.LOOKED_AT_BYTES`.
+    """
+    if kind := own_state.key_kind(data):
+        return kind
+    if b"PRIVATE KEY-----" not in data:
+        return None
+    parts = data.split(b"-----")
+    blocks = zip(parts, parts[1:], parts[2:], strict=False)
+    return next(filter(None, (_pem_kind(*block) for block in blocks)), None)
+
+
+def is_state(folder: Path) -> bool:
+    """Return whether a folder keeps our state: a project's `.glasshouse`, a home, or what is left of one."""
+    if folder.name == PROJECT or holds_keys(folder):
+        return True
+    records = [run / "run.json" for run in _below(folder / "runs")]
+    return any(own_state.is_run_record(str(path)) and path.is_file() for path in records)
+
+
+def holds_keys(folder: Path) -> bool:
+    """Return whether a folder is a state home with keys in it."""
+    return any(_is_key(path) for path in _where_keys_lie(folder)) or any(map(is_there, _where_rentals_keys_lie(folder)))
+
+
+def _where_keys_lie(home: Path) -> Iterator[Path]:
+    yield home / "owner.key"
+    for folder in own_state.KEY_FOLDERS:
+        yield from _below(home / folder)
+
+
+def _where_rentals_keys_lie(home: Path) -> Iterator[Path]:
+    """Yield where the keys to rented machines would be: a provider's are mere text, and those that log in OpenSSH's."""
+    yield from (home / "accounts" / provider for provider in PROVIDERS)
+    for rental in _below(home / "rentals"):
+        if is_there(rental / "rental.json"):
+            yield rental / "key"
+
+
+def _is_key(path: Path) -> bool:
+    try:
+        # Not blocking: a pipe in this place would wait for a writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    with os.fdopen(descriptor, "rb") as file:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode) and key_kind(file.read(own_state.LOOKED_AT_BYTES)) is not None
+
+
+def _below(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _pem_kind(begin: bytes, body: bytes, end: bytes) -> str | None:
+    """Return which of our kinds a PEM key is; None for another's, and for what is none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mlkem, x25519
+    from cryptography.hazmat.primitives.serialization import load_der_private_key
+
+    if begin not in _PEM_LABELS or end != begin.replace(b"BEGIN", b"END"):
+        return None
+    if b"Proc-Type" in body:
+        return "an encrypted private key"
+    try:
+        key = load_der_private_key(base64.b64decode(_NOT_BASE64.sub(b"", body), validate=True), None)
+    except TypeError:  # it wants a passphrase: which key it is cannot be seen
+        return "an encrypted private key"
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    match key:
+        case ed25519.Ed25519PrivateKey():
+            return "an Ed25519 private key"
+        case mlkem.MLKEM768PrivateKey() | x25519.X25519PrivateKey():
+            return "a private key to unseal with"
+        case ec.EllipticCurvePrivateKey() if isinstance(key.curve, ec.SECP256R1):
+            return "a P-256 private key"
+    return None

@@ -1,0 +1,323 @@
+"""The raw leg: the same worker and workload on the plain inputs, with no protection at all, for comparison.
+
+The inputs lie in the clear in a private folder while it runs, and the outputs stay in the clear.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from glasshouse.errors import Code, ExitCode, RunError, UsageError
+from glasshouse.jobs.define.job_content import content_of
+from glasshouse.jobs.define.jobfile import Job
+from glasshouse.jobs.owner.files import private_folder, write_private
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.package.read import Package
+from glasshouse.wire.canonical import Json
+
+__all__ = ["Plain", "RawEnded", "RawProcess", "of_job", "of_package", "run_raw"]
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plain:
+    """A job in the clear.
+
+    Attributes:
+        workload: `mlp`, `lora` or `script`.
+        params: the workload's own.
+        lay: writes the inputs into a folder.
+    """
+
+    workload: str
+    params: Mapping[str, Json]
+    lay: Callable[[Path], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawEnded:
+    """A raw run that has ended.
+
+    Attributes:
+        run_id: a name for its folder.
+        folder: where its outputs lie, in the clear.
+        outcome: `completed`, `failed` or `interrupted`.
+        code: why it failed.
+        work, loss, trainable: what the workload reported.
+        outputs: name, kind, class, digest and length of each.
+        imports_s: the worker's own import of its frameworks.
+        total_s: from the start of the worker to its end.
+    """
+
+    run_id: str
+    folder: Path
+    outcome: str
+    code: str | None
+    work: Mapping[str, Any] | None
+    loss: Mapping[str, Any] | None
+    trainable: int | None
+    outputs: tuple[Mapping[str, Any], ...]
+    imports_s: float | None
+    total_s: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return {"completed": ExitCode.DONE, "interrupted": ExitCode.INTERRUPTED}.get(self.outcome, ExitCode.RUN_FAILED)
+
+
+def of_job(job: Job) -> Plain:
+    """Return a job file's job in the clear; raises `UsageError` as `content_of` does."""
+    content = content_of(job)
+
+    def lay(folder: Path) -> None:
+        for source in content.sources:
+            with source.open() as stream:
+                _put(folder, source.path, partial(shutil.copyfileobj, stream))
+
+    return Plain(workload=job.workload, params=content.params, lay=lay)
+
+
+def of_package(path: Path, *, home: Home, identity: Identity) -> Plain:
+    """Return a sealed job in the clear, opened with its owner's keys.
+
+    Raises:
+        UsageError: `file-missing` or `identity`.
+        PackageError, FormatError: as `Package.open` and `unlock`.
+    """
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise UsageError(Code.FILE_MISSING, f"cannot read the package {path}: {error.strerror}") from None
+    package = Package.open(stream, owner_signing=identity.signing.public)
+    manifest = package.manifest
+    key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
+    index = package.unlock(key)
+
+    def lay(folder: Path) -> None:
+        with stream:
+            for entry in index.assets:
+                _put(folder, entry.path, package.asset(entry, key).copy_to)
+
+    return Plain(workload=manifest.workload, params=index.job, lay=lay)
+
+
+def run_raw(
+    plain: Plain,
+    *,
+    home: Home,
+    event: Callable[[Mapping[str, Any]], None],
+    log: BinaryIO,
+    ranks: int | None = None,
+) -> RawEnded:
+    """Run a job in the clear.
+
+    Args:
+        plain: the job.
+        home: its `raw/` gets the folder.
+        event: told of every message of the worker's.
+        log: a real file; gets what the training prints, in the clear.
+        ranks: in how many processes of one group a script runs; None for one process without a group.
+
+    Raises:
+        RunError: `worker-failed` when the worker cannot be started.
+    """
+    stopped = False
+    with RawProcess(plain, home=home, log=log, ranks=ranks) as process:
+        while True:
+            try:
+                ended = not process.alive
+                for message in process.news():
+                    event(message)
+                if ended:
+                    return process.ended(stopped=stopped)
+                time.sleep(_POLL_S)
+            except KeyboardInterrupt:
+                stopped = True
+                process.stop()
+
+
+class RawProcess:
+    """A raw worker, from its start to its end; leaving the block kills it if need be and removes the plain inputs.
+
+    Args:
+        plain: the job.
+        home: its `raw/` gets the folder.
+        log: a real file; gets what the training prints, in the clear.
+        ranks: in how many processes of one group a script runs; None for one process without a group.
+        program: what Python runs as the worker.
+
+    Raises:
+        RunError: `worker-failed` when the worker cannot be started.
+    """
+
+    def __init__(
+        self,
+        plain: Plain,
+        *,
+        home: Home,
+        log: BinaryIO,
+        ranks: int | None = None,
+        program: Sequence[str] = ("-m", "glasshouse.workloads.worker"),
+    ) -> None:
+        self.run_id = secrets.token_hex(16)
+        folder = private_folder(home.raw / self.run_id)
+        self._inputs, self._outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
+        params, events = folder / "params.json", folder / "events.jsonl"
+        self._said: list[dict[str, Any]] = []
+        self._reader = _Lines(events)
+        try:
+            plain.lay(self._inputs)
+            write_private(params, json.dumps(plain.params).encode())
+            command = [
+                sys.executable,
+                *("-I", "-B", *program, "--raw", "--workload", plain.workload),
+                *("--params", str(params), "--inputs", str(self._inputs), "--outputs", str(self._outputs)),
+                *("--events", str(events)),
+                *(() if ranks is None else ("--ranks", str(ranks))),
+            ]
+            self._began = time.monotonic()
+            self._process = _start(command, folder, log)
+        except BaseException:
+            shutil.rmtree(self._inputs, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> RawProcess:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Of a worker that has ended; negative for a signal."""
+        return self._process.poll()
+
+    def news(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what the worker has said since the last call."""
+        for message in self._reader.read():
+            self._said.append(message)
+            yield message
+
+    def stop(self) -> None:
+        """Ask the job to stop and to save what it has."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the worker has ended, at the latest after `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def ended(self, *, stopped: bool) -> RawEnded:
+        """Return what came of a worker that has ended."""
+        total_s = time.monotonic() - self._began
+        for _ in self.news():
+            pass
+        return _ended(self.run_id, self._outputs, self._said, stopped=stopped, total_s=total_s)
+
+    def close(self) -> None:
+        """Kill the worker if it lives, and remove the plain inputs."""
+        if self.alive:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._inputs, ignore_errors=True)
+
+
+def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+            umask=0o077,
+        )
+    except OSError as error:
+        raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
+
+
+class _Lines:
+    """Reads whole lines of JSON from a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as source:
+            source.seek(self._offset)
+            for line in source:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
+
+
+def _ended(run_id: str, outputs: Path, said: list[dict[str, Any]], *, stopped: bool, total_s: float) -> RawEnded:
+    last = {str(message.get("type")): message for message in said}
+    finished, failed, imported = last.get("finished"), last.get("failed"), last.get("imported")
+    outcome = "completed" if finished and not stopped else "interrupted" if stopped else "failed"
+    return RawEnded(
+        run_id=run_id,
+        folder=outputs,
+        outcome=outcome,
+        code=str(failed["code"]) if failed else None if finished else Code.WORKER_KILLED.value,
+        work=finished["work"] if finished else None,
+        loss=finished["loss"] if finished else None,
+        trainable=finished["trainable"] if finished else None,
+        outputs=tuple(_outputs(said)),
+        imports_s=imported["us"] / 1e6 if imported else None,
+        total_s=total_s,
+    )
+
+
+def _outputs(said: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    begun: dict[str, Any] | None = None
+    for message in said:
+        if message.get("type") == "output":
+            begun = message
+        elif message.get("type") == "output-end" and begun is not None:
+            yield {
+                "name": begun["name"],
+                "kind": begun["kind"],
+                "class": begun["class"],
+                "sha256": message["sha256"],
+                "bytes": begun["bytes"],
+            }
+            begun = None
+
+
+def _put(folder: Path, name: str, write: Callable[[BinaryIO], object]) -> None:
+    target = folder.joinpath(*name.split("/"))
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with target.open("xb") as out:
+        write(out)

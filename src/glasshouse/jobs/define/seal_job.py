@@ -1,0 +1,163 @@
+"""Seals a job: the owner's files under a fresh package key, the manifest under the owner's signature.
+
+Order matters: the package is written under a temporary name, its key and its record are stored durably, and only
+then does the package get its final name. A package without a key never appears; a failure before that leaves
+nothing, and after it (the folder cannot be synced) the key stays with the package.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.jobs.define.job_content import content_of
+from glasshouse.jobs.define.jobfile import Job
+from glasshouse.jobs.define.package_records import PackageRecord
+from glasshouse.jobs.owner.files import is_there, write_private
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic, read_public
+from glasshouse.package.manifest import Manifest
+from glasshouse.package.read import Package
+from glasshouse.package.write import write
+from glasshouse.wire.aead import KEY_BYTES
+
+__all__ = ["Sealed", "public_part", "seal"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sealed:
+    """A sealed job.
+
+    Attributes:
+        path: of the package.
+        name: the job's.
+        manifest: its public manifest.
+        files, plain_bytes: how much went in.
+        left_out: what of the inputs' folders did not.
+        notes: what of them could not be checked here, or a run will pass over.
+        package_bytes: how long the package is.
+        seconds: how long sealing it took.
+    """
+
+    path: Path
+    name: str
+    manifest: Manifest
+    files: int
+    plain_bytes: int
+    package_bytes: int
+    seconds: float
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def seal(
+    job: Job,
+    *,
+    out: Path,
+    home: Home,
+    identity: Identity,
+    replace: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sealed:
+    """Seal a job into one file and keep its key in the key store.
+
+    Args:
+        job: the checked job file.
+        out: the package's path.
+        home: whose key store gets the key.
+        identity: the owner; signs the manifest.
+        replace: whether a file at `out` may be replaced.
+        progress: called with the plaintext bytes sealed so far, and in all.
+
+    Raises:
+        UsageError: `file-missing`, `job-invalid`, `model-not-found`, `source-changed`, `disk-full` or `usage`.
+        PackageError: `package-path` or `package-limit` for what a package cannot hold.
+    """
+    began = time.monotonic()
+    packed = content_of(job)
+    backups = [read_public(path) for path in job.backups]
+    recipients = _recipients(identity.public, backups)
+    package_id, package_key = secrets.token_hex(16), secrets.token_bytes(KEY_BYTES)
+    store, written = KeyStore(home.keys), list[Manifest]()
+    record = PackageRecord(package_id=package_id, name=job.name, workload=job.workload, deployment=job.deployment)
+
+    def content(stream: BinaryIO) -> None:
+        sealed = write(
+            stream,
+            sources=packed.sources,
+            job=dict(packed.params),
+            workload=job.workload,
+            floor=job.floor,
+            owner=identity.signing,
+            owner_sealing=identity.sealing.public,
+            recipients=recipients,
+            package_key=package_key,
+            package_id=package_id,
+            suite=job.suite,
+            chunk_bytes=job.chunk_bytes,
+            progress=progress,
+        )
+        written.append(sealed.manifest)
+        store.put(
+            package_key,
+            package_id=package_id,
+            manifest_sha256=sealed.manifest.sha256,
+            recipients=recipients,
+        )
+        record.save(home)
+
+    if is_there(out) and not replace:
+        raise UsageError(Code.USAGE, f"{out} exists already", hint="--force replaces it")
+    try:
+        write_private(out, content, replace=replace)
+    except BaseException:
+        if not _stands(out, package_id):
+            store.remove(package_id)
+            record.remove(home)
+        raise
+    return Sealed(
+        path=out,
+        name=job.name,
+        manifest=written[0],
+        files=len(packed.sources),
+        plain_bytes=sum(source.bytes for source in packed.sources),
+        package_bytes=out.stat().st_size,
+        seconds=time.monotonic() - began,
+        left_out=tuple(packed.left_out),
+        notes=tuple(packed.notes),
+    )
+
+
+def _stands(path: Path, package_id: str) -> bool:
+    """Return whether this very package has its final name."""
+    try:
+        with path.open("rb") as stream:
+            return Package.open(stream).manifest.package_id == package_id
+    except (OSError, GlasshouseError):
+        return False
+
+
+def _recipients(owner: OwnerPublic, backups: Iterable[OwnerPublic]) -> tuple[bytes, ...]:
+    """The owner first, then each backup once."""
+    return tuple(dict.fromkeys([owner.sealing, *(backup.sealing for backup in backups)]))
+
+
+def public_part(path: Path, *, owner_signing: bytes | None = None) -> tuple[Manifest, bytes]:
+    """Return a package's checked public manifest and its envelope.
+
+    Raises:
+        UsageError: `file-missing`.
+        PackageError, FormatError: as `Package.open`.
+    """
+    try:
+        with path.open("rb") as stream:
+            package = Package.open(stream, owner_signing=owner_signing)
+            return package.manifest, package.envelope
+    except OSError as error:
+        raise UsageError(Code.FILE_MISSING, f"cannot read the package {path}: {error.strerror}") from None

@@ -1,0 +1,126 @@
+"""A commented job file for each workload, with the least that it needs to run; written from the declarations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from glasshouse.jobs.define.jobfile import FIELDS
+from glasshouse.jobs.define.jobschema import default_of
+from glasshouse.workloads.fields import Field, Table
+from glasshouse.workloads.params import TYPES
+
+__all__ = ["Template", "template"]
+
+_COMMENT_CHARS = 100
+
+_SCRIPT = """\
+# Any script: it finds its inputs where it runs, and what it writes to outputs/ comes back sealed.
+from pathlib import Path
+
+rows = Path("data.csv").read_text().splitlines()[1:]
+mean = sum(float(row.split(",")[0]) for row in rows) / len(rows)
+print(f"{len(rows)} rows")
+Path("outputs/mean.txt").write_text(f"{mean}\\n")
+"""
+_ROWS = "x,y,label\n" + "".join(f"{n / 10},{(n * 7 % 10) / 10},{int(n >= 16)}\n" for n in range(32))
+_RECORDS = "".join(
+    json.dumps({"instruction": f"What comes after {n}?", "output": str(n + 1)}) + "\n" for n in range(1, 33)
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """A job to begin with.
+
+    Attributes:
+        job: the job file.
+        files: the inputs that it names, by their names beside it.
+    """
+
+    job: str
+    files: Mapping[str, str]
+
+
+_FILES: dict[str, dict[str, str]] = {
+    "lora": {"train.jsonl": _RECORDS},
+    "mlp": {"data.csv": _ROWS},
+    "script": {"train.py": _SCRIPT, "data.csv": _ROWS},
+}
+_PARAMS: dict[str, dict[str, Any]] = {
+    "lora": {"model": "config:qwen2-tiny", "data": "train.jsonl", "steps": 20},
+    "mlp": {"data": "data.csv", "epochs": 20},
+    "script": {"script": "train.py"},
+}
+_POLICY = {"assurance": "software", "profile": "standard", "max_duration": "1h"}
+
+
+def template(workload: str) -> Template:
+    """Return the job to begin with.
+
+    Args:
+        workload: one of `params.KINDS`.
+    """
+    files = _FILES[workload]
+    chosen: dict[str, Any] = {
+        "workload": workload,
+        "inputs": {name: name for name in files},
+        "params": _PARAMS[workload],
+        "policy": _POLICY,
+    }
+    lines = [
+        f"# A job for: glasshouse run {workload}.toml",
+        "# Lines that are commented out show what holds without them; `glasshouse schema` has the same for editors.",
+        "",
+    ]
+    # At the top level of TOML, keys come before tables.
+    tables = {"inputs", "params", "env", *(field.name for field in FIELDS if isinstance(field.kind, Table))}
+    for field in FIELDS:
+        if field.name not in tables:
+            lines += [*_key(field, chosen), ""]
+    for field in FIELDS:
+        if field.name in tables and not (field.name == "env" and workload != "script"):
+            lines += _table(field, chosen, workload)
+    return Template(job="\n".join(lines).rstrip("\n") + "\n", files=files)
+
+
+def _table(field: Field, chosen: Mapping[str, Any], workload: str) -> Iterator[str]:
+    given = chosen.get(field.name)
+    yield from _wrapped(field.meaning)
+    yield f"[{field.name}]" if given is not None else f"# [{field.name}]"
+    if field.name == "inputs":
+        yield from (f"{json.dumps(name)} = {json.dumps(path)}" for name, path in dict(given or {}).items())
+    elif field.name == "env":
+        yield '# WANDB_MODE = "offline"'
+    else:
+        inner: Sequence[Field] = field.kind.fields if isinstance(field.kind, Table) else TYPES[workload].FIELDS
+        for key in inner:
+            yield from _key(key, given or {})
+    yield ""
+
+
+def _key(field: Field, chosen: Mapping[str, Any]) -> Iterator[str]:
+    yield from _wrapped(field.meaning)
+    if field.name in chosen:
+        yield f"{field.name} = {_value(chosen[field.name])}"
+    elif (default := default_of(field)) is None:
+        yield f"# {field.name} =   # {field.kind.allowed}"
+    else:
+        yield f"# {field.name} = {_value(default)}"
+
+
+def _value(value: Any) -> str:
+    # The texts, numbers, truth values and lists of texts that we write are the same in TOML as in JSON.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    line = "#"
+    for word in text.split():
+        if len(line) + 1 + len(word) > _COMMENT_CHARS:
+            yield line
+            line = "#"
+        line += f" {word}"
+    yield line

@@ -1,0 +1,163 @@
+"""`[machine]` of a job file: the machine that it is to run on, what it may cost, and for how long.
+
+None of it goes into the package: what a machine costs is between its owner and the provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from glasshouse.jobs.owner.durations import Duration
+from glasshouse.providers.rental.provider import Options
+from glasshouse.workloads.fields import Field, Flag, Integer, Number, Text, Texts
+
+__all__ = ["MACHINE", "PROVIDERS", "Caps", "Cluster", "Wanted", "wanted"]
+
+PROVIDERS = ("runpod", "vast", "slurm")
+"""The providers that machines are rented from."""
+
+_MOST_S = 14 * 86400
+
+
+_USD = Number(low=0.001, high=100_000)
+MACHINE = (
+    Field(
+        "on",
+        Text(max_chars=300),
+        "Where it runs if `--on` does not say: `runpod`, `vast`, `slurm`, or a name of `glasshouse machine`.",
+        None,
+    ),
+    Field(
+        "gpu",
+        Texts(item=Text(max_chars=64), max_items=16),
+        "Kinds of GPU that will do, any of them; all by default.",
+        (),
+    ),
+    Field("gpus", Integer(low=0, high=16), "How many of one kind; 0 for a machine without.", 1),
+    Field("memory_gb", Integer(low=0, high=4096), "The machine's memory, at least, in GB.", 0),
+    Field("disk_gb", Integer(low=1, high=16384), "Room for the image, the package and what is trained, in GB.", 40),
+    Field("regions", Texts(item=Text(max_chars=64), max_items=64), "Where it may stand, as the provider says it.", ()),
+    Field("most_per_hour", _USD, "The most that it may cost an hour, in US dollars; renting needs it.", None),
+    Field("most_usd", _USD, "The most that the run may cost, in US dollars; renting needs it.", None),
+    Field(
+        "most_time",
+        Duration(limit_s=_MOST_S),
+        "The longest that it may be rented; the run ends in order before.",
+        4 * 3600,
+    ),
+    Field(
+        "boot",
+        Duration(limit_s=_MOST_S),
+        "A machine that is not up by then is given back, and the next offer is taken.",
+        900,
+    ),
+    Field("spot", Flag(), "Whether one will do that the provider may take back at any moment.", False),
+    Field("image", Text(form=r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", max_chars=255), "The container image, with sshd.", None),
+    Field(
+        "python", Text(form=r"[A-Za-z0-9._/~-]+", max_chars=255), "The image's interpreter that has torch.", "python3"
+    ),
+    Field(
+        "login",
+        Text(
+            max_chars=300,
+            form=r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*",
+            words="user@host:port",
+        ),
+        "Of Slurm: the login node, as ssh reaches it; by default this machine is one.",
+        None,
+    ),
+    Field(
+        "sbatch",
+        Texts(item=Text(form=r"--[a-z][ -~]*", max_chars=200, words="an option of sbatch"), max_items=32),
+        "Of Slurm: further options, such as `--account=lab`; `regions` are its partitions.",
+        (),
+    ),
+    Field(
+        "bundle",
+        Text(),
+        "A file of `glasshouse runtime bundle` for that interpreter; by default one is made of this installation.",
+        None,
+    ),
+)
+"""Every key of `[machine]`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caps:
+    """What ends a rental, whichever comes first.
+
+    Attributes:
+        usd: all machines of it together; None where the provider takes no money.
+        seconds: from the first request on.
+        boot_s: for one machine until it can be logged in to.
+    """
+
+    usd: Decimal | None
+    seconds: int
+    boot_s: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """A Slurm cluster, and what is asked of it.
+
+    Attributes:
+        login: ``[user@]host[:port]`` of its login node; empty where this machine is one.
+        sbatch: further arguments of sbatch.
+        nodes: how many.
+    """
+
+    login: str = ""
+    sbatch: tuple[str, ...] = ()
+    nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A checked `[machine]`.
+
+    Attributes:
+        on: where, as the job says; None where it does not.
+        options: what a rented machine must have; its `most_per_hour_usd` is 0 and its `image` empty where the job
+            does not say.
+        caps: what ends a rental.
+        python: the interpreter there.
+        cluster: of Slurm: which.
+        bundle: what Glasshouse is brought along as; None for one of this installation.
+    """
+
+    on: str | None
+    options: Options
+    caps: Caps
+    python: str
+    cluster: Cluster
+    bundle: Path | None
+
+
+def wanted(found: Mapping[str, Any], folder: Path) -> Wanted:
+    """Return what a job file's `[machine]` says, with paths beside the job file."""
+    return Wanted(
+        on=found["on"],
+        options=Options(
+            gpu=tuple(found["gpu"]),
+            gpus=found["gpus"],
+            memory_gb=found["memory_gb"],
+            disk_gb=found["disk_gb"],
+            regions=tuple(found["regions"]),
+            most_per_hour_usd=_usd(found["most_per_hour"]) or Decimal(0),
+            spot=found["spot"],
+            image=found["image"] or "",
+        ),
+        caps=Caps(usd=_usd(found["most_usd"]), seconds=found["most_time"], boot_s=found["boot"]),
+        python=found["python"],
+        cluster=Cluster(login=found["login"] or "", sbatch=tuple(found["sbatch"])),
+        bundle=None if found["bundle"] is None else folder / found["bundle"],
+    )
+
+
+def _usd(amount: float | None) -> Decimal | None:
+    return None if amount is None else Decimal(str(amount))

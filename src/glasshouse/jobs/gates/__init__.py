@@ -1,0 +1,1 @@
+"""The gates that release package keys: those an owner added, and the embedded one."""

@@ -1,0 +1,327 @@
+"""The embedded broker: one process per state home, shared by the runs of all projects, gone when the last has ended.
+
+Laws: `broker/lock` is held while a broker is started or stopped, so two runs never start two; a run writes
+its record before it asks for a broker, and marks it ended before it gives the broker back, so a broker is
+never stopped under a run, and ends by itself when the last one's supervisor was killed. A broker that died is
+started again on the same data, sockets and key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
+from glasshouse.jobs.owner.files import private_folder, read_state, write_state
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.wire.fields import b64decode, b64encode
+
+__all__ = ["Embedded", "Serving", "socket_folder"]
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+# A launch file's URL holds no spaces, and a Unix socket's name no more than about a hundred bytes.
+_SHORT_PLAIN = re.compile(r"[\x21-\x7e]{1,80}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """A broker that serves this home.
+
+    Attributes:
+        process: who serves.
+        runtime_url: what runtimes call.
+        owner_socket: what its owner calls.
+        public: its signing key, 32 bytes.
+        embedded: whether it ends with the last run.
+    """
+
+    process: ProcessName
+    runtime_url: str
+    owner_socket: Path
+    public: bytes
+    embedded: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "broker_public": b64encode(self.public),
+            "embedded": self.embedded,
+            "owner_socket": str(self.owner_socket),
+            "process": self.process.to_json(),
+            "runtime_url": self.runtime_url,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Serving | None:
+        """Inverse of `to_json`; None for anything else."""
+        try:
+            process = ProcessName.from_json(value["process"])
+            return (
+                None
+                if process is None
+                else cls(
+                    process=process,
+                    runtime_url=str(value["runtime_url"]),
+                    owner_socket=Path(value["owner_socket"]),
+                    public=b64decode(value["broker_public"]),
+                    embedded=value["embedded"] is True,
+                )
+            )
+        except (KeyError, TypeError, GlasshouseError):
+            return None
+
+    def client(self) -> OwnerClient:
+        return OwnerClient(self.owner_socket)
+
+
+class Embedded:
+    """The broker of one state home.
+
+    Args:
+        home: whose runs it serves.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._record = home.broker / "serving.json"
+        self._log = home.broker / "broker.log"
+        # A child that is not waited for becomes a zombie, which some systems show as a living process.
+        self._children: set[int] = set()
+
+    @property
+    def serving(self) -> Serving | None:
+        """The broker that the record names, if its process lives."""
+        if not self._record.exists():
+            return None
+        try:
+            found = Serving.from_json(read_state(self._record, what="broker record"))
+        except UsageError:
+            return None
+        self._reap()
+        return found if found is not None and found.process.alive else None
+
+    def ensure(self) -> Serving:
+        """Return the broker that answers, starting one if need be.
+
+        Raises:
+            PeerError: `broker-unreachable` when none can be started, or the one there does not answer.
+        """
+        private_folder(self._home.broker)
+        with self._locked():
+            return self._answering() or self._start()
+
+    def give_back(self) -> bool:
+        """Stop the broker if it is embedded and no run needs it; return whether it was stopped."""
+        with self._locked():
+            serving = self.serving
+            if serving is None or not serving.embedded or self.needed():
+                return False
+            self._stop(serving)
+            return True
+
+    @contextlib.contextmanager
+    def announced(self, serving: Serving) -> Iterator[None]:
+        """Say that a broker serves this home that was started by other means, until the block ends.
+
+        Raises:
+            UsageError: `usage` when another one does already.
+        """
+        private_folder(self._home.broker)
+        with self._locked():
+            self._refuse_second()
+            write_state(self._record, serving.to_json())
+        try:
+            yield
+        finally:
+            with self._locked():
+                self._record.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def held_off(self) -> Iterator[None]:
+        """Let no broker start on this home's data until the block ends.
+
+        Raises:
+            UsageError: `usage` when one serves it, or a run needs it.
+        """
+        private_folder(self._home.broker)
+        with self._locked():
+            self._refuse_second()
+            if self.needed():
+                raise UsageError(
+                    Code.USAGE, f"a run still needs the broker of {self._home.path}", hint="see: glasshouse status"
+                )
+            yield
+
+    def _refuse_second(self) -> None:
+        if self.serving is not None:
+            raise UsageError(Code.USAGE, f"a broker already serves {self._home.path}")
+
+    def retire(self) -> bool:
+        """Make way, as the broker's own process, if no run needs one: its end follows.
+
+        Until that process is gone no other is started; a broker that is being started or stopped stays.
+        """
+        try:
+            descriptor = self._open_lock()
+        except OSError:
+            return True  # the home is gone
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        if self.needed():
+            os.close(descriptor)
+            return False
+        serving = self.serving
+        if serving is not None and serving.process == ProcessName.of():
+            self._record.unlink(missing_ok=True)
+        return True  # the lock stays held
+
+    def needed(self) -> bool:
+        """Return whether any run still needs the broker."""
+        for folder in RunFolder.everywhere(self._home):
+            try:
+                if folder.active():
+                    return True
+            except UsageError:
+                continue  # a damaged record belongs to no run that could still need it
+        return False
+
+    def _answering(self) -> Serving | None:
+        serving = self.serving
+        if serving is None:
+            return None
+        try:
+            client = serving.client()
+            client.wait_ready(5.0)
+            if client.broker_public() == serving.public:
+                return serving
+            reason = "answers with another key than it started with"
+        except GlasshouseError as error:
+            reason = f"does not answer ({error.message})"
+        if not serving.embedded:
+            raise PeerError(Code.BROKER_UNREACHABLE, f"the broker on {serving.owner_socket} {reason}")
+        self._stop(serving)
+        return None
+
+    def _start(self) -> Serving:
+        sockets = socket_folder(self._home)
+        owner_socket = sockets / "owner.sock"
+        command = [
+            sys.executable,
+            *("-I", "-m", "glasshouse.jobs.gates.embedded_broker", str(self._home.path)),
+            *("--data", str(self._home.broker / "data")),
+            *("--runtime-bind", f"unix:{sockets / 'runtime.sock'}", "--owner-socket", str(owner_socket)),
+        ]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        log = os.open(self._log, flags, 0o600)
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C in the terminal must not end it before its runs
+                umask=0o077,
+            )
+        finally:
+            os.close(log)
+        try:
+            line = _ready_line(child)
+            serving = Serving(
+                process=ProcessName.of(child.pid),
+                runtime_url=str(line["runtime_url"]),
+                owner_socket=owner_socket,
+                public=b64decode(str(line["broker_public"])),
+                embedded=True,
+            )
+        except (KeyError, ValueError, GlasshouseError):
+            child.kill()
+            child.wait()
+            raise PeerError(
+                Code.BROKER_UNREACHABLE, "the embedded broker did not start", hint=f"its words are in {self._log}"
+            ) from None
+        write_state(self._record, serving.to_json())
+        self._children.add(child.pid)
+        child.returncode = 0  # it may outlive this object and this process: `_reap` waits for it
+        return serving
+
+    def _stop(self, serving: Serving) -> None:
+        serving.process.send(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self._lives(serving) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self._lives(serving):
+            serving.process.send(signal.SIGKILL)
+        self._record.unlink(missing_ok=True)
+        if serving.owner_socket.parent != self._home.broker:
+            with contextlib.suppress(OSError):
+                serving.owner_socket.parent.rmdir()
+
+    def _lives(self, serving: Serving) -> bool:
+        self._reap()
+        return serving.process.alive
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    continue
+            self._children.discard(pid)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = self._open_lock()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        return os.open(self._home.broker / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _ready_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Return what the broker says when it is ready; raises ValueError."""
+    assert child.stdout is not None  # noqa: S101 - asked for in `_start`
+    deadline, said = time.monotonic() + START_TIMEOUT_S, b""
+    with child.stdout as out:
+        while b"\n" not in said:
+            ready, _, _ = select.select([out], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(out.fileno(), 65536) if ready else b""
+            if not data or len(said) > 65536:
+                raise ValueError("the broker said nothing")
+            said += data
+    line = json.loads(said.partition(b"\n")[0])
+    if not isinstance(line, dict):
+        raise ValueError("the broker said something else")
+    return line
+
+
+def socket_folder(home: Home) -> Path:
+    """Return a folder of ours whose name a socket's address can hold."""
+    if _SHORT_PLAIN.fullmatch(str(home.broker)):
+        return home.broker
+    name = hashlib.sha256(os.fsencode(home.path)).hexdigest()[:16]
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return private_folder(base / f"glasshouse-{os.geteuid()}-{name}")

@@ -1,0 +1,160 @@
+"""Revokes a package's key: the broker releases it to no further runtime. What runs already keeps its key."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
+from glasshouse.jobs.define.package_records import PackageRecord
+from glasshouse.jobs.define.seal_job import public_part
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.gates.known_gates import Gate, audit_gate, gate_by_key, gate_named
+from glasshouse.jobs.owner.files import is_file, is_there
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Holder", "Revoked", "holders", "resolve", "revoke"]
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revoked:
+    """A package whose key is no longer released.
+
+    Attributes:
+        package_id: which.
+        running: ids of runs that already had the key.
+    """
+
+    package_id: str
+    running: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A gate that may have a package's key.
+
+    Attributes:
+        name: what it is called, or was.
+        gate: None for one of which nothing is known here any more.
+        deployed: whether it said that it has the key.
+    """
+
+    name: str
+    gate: Gate | None
+    deployed: bool
+
+
+def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[Holder, ...]:
+    """Return every gate that was given a package's key, and one more if it is named: revoked has to be true of all.
+
+    Raises:
+        UsageError: no gate of this name, or a damaged record.
+    """
+    found = {}
+    for given in PackageRecord.load(home, package_id, workload="unknown").gates:
+        name, gate = gate_by_key(home, given.public, called=given.name) or (given.name, None)
+        found[given.public] = Holder(name=name, gate=gate, deployed=given.deployed)
+    if also is not None:
+        gate = gate_named(home, also)
+        found.setdefault(gate.public, Holder(name=also, gate=gate, deployed=False))
+    return tuple(sorted(found.values(), key=lambda one: one.name))
+
+
+def resolve(name: str, home: Home) -> str:
+    """Return the package id that a path, package id or run names.
+
+    Raises:
+        UsageError: `run-unknown` when it names none of them.
+        PackageError, FormatError: a file that is no package.
+    """
+    path = Path(name)
+    if is_file(path):
+        return public_part(path)[0].package_id
+    if _ID.fullmatch(name) and any(is_there(folder / f"{name}.json") for folder in (home.packages, home.keys)):
+        return name
+    try:
+        return RunFolder.find(home, name).load().package_id
+    except UsageError:
+        raise UsageError(
+            Code.RUN_UNKNOWN, f"{name[:80]!r} is no sealed package, package id or run of {home.path}"
+        ) from None
+
+
+def revoke(
+    package_id: str,
+    home: Home,
+    *,
+    gates: Sequence[Holder] = (),
+    owner: SigningKey | None = None,
+    running: bool = False,
+) -> Revoked:
+    """Revoke at the home's own broker, which is started if need be, and at gates, and remember it here.
+
+    Args:
+        package_id: which package.
+        home: the state home.
+        gates: all that may have its key: see `holders`. Each is tried, whatever comes of the others.
+        owner: signs what gates are asked.
+        running: whether runs that have the key already are ended too: their leases run out.
+
+    Raises:
+        PeerError: names all that did not revoke it, with the code of the first: `broker-unreachable`, or
+            `deployment-unknown` of a gate that had the key. Nothing was remembered then.
+    """
+    failed: list[tuple[str, GlasshouseError]] = []
+    for holder in gates:
+        try:
+            if holder.gate is None:
+                raise PeerError(Code.BROKER_UNREACHABLE, "nothing is known of it here any more")
+            _revoke_at(holder.gate.client(owner), package_id, running=running, deployed=holder.deployed)
+            _remember(home, holder.gate, owner)
+        except GlasshouseError as error:
+            failed.append((holder.name, error))
+    broker = Embedded(home)
+    try:
+        _revoke_at(broker.ensure().client(), package_id, running=running, deployed=False)
+    except GlasshouseError as error:
+        failed.append(("this machine's own broker", error))
+    finally:
+        broker.give_back()
+    if failed:
+        said = "; ".join(f"{name}: {error.message}" for name, error in failed)
+        raise PeerError(
+            failed[0][1].code,
+            f"not revoked everywhere, and so not remembered as revoked: {said}",
+            hint="everywhere else it is; revoke it again when they answer, and ask who runs a gate that lacks it",
+        )
+    record = PackageRecord.load(home, package_id, workload="unknown")
+    replace(record, revoked=True).save(home)
+    going: list[str] = []
+    for folder in RunFolder.everywhere(home):
+        with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
+            run = folder.load()
+            if run.package_id == package_id and run.active:
+                going.append(run.run_id)
+    return Revoked(package_id=package_id, running=tuple(sorted(going)))
+
+
+def _remember(home: Home, gate: Gate, owner: SigningKey | None) -> None:
+    """Remember a gate's audit log with the revocation in it: from here on it has to show that, or is given no key."""
+    if owner is not None:
+        with contextlib.suppress(GlasshouseError):  # it was revoked; a log that does not hold is the next run's affair
+            audit_gate(home, gate, owner, newer=True)
+
+
+def _revoke_at(client: OwnerClient, package_id: str, *, running: bool, deployed: bool) -> None:
+    try:
+        client.revoke(package_id, running=running)
+    except UsageError as error:
+        # A package that was never deployed has no key there; from here on it is not deployed either. A gate that had
+        # it has forgotten it, and would forget this too.
+        if deployed or error.code is not Code.DEPLOYMENT_UNKNOWN:
+            raise

@@ -1,0 +1,328 @@
+"""Run folders: one per run, with what the owner's side knows of it.
+
+```
+runs/ID/            0700
+  run.json          this module's record; written by the run's supervisor alone
+  package.sealed    what it runs: sealed here, or another name of the package that was given, or a copy
+  out/              what came from the machine: events.log, outputs/, log/, receipt.json
+  runtime.log       the agent's own words; nothing of the job's
+  supervisor.log    a detached run's
+  rental.json       what its rented machine cost, by the provider's word
+  order.json        what the runtime was started with; keeper.json: the process that stays with it; ended: its exit code
+  machines/ID/      the same again, for each other machine of a group: this folder is machine 0's
+```
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.jobs.owner.files import (
+    is_folder,
+    is_there,
+    open_regular,
+    private_folder,
+    read_state,
+    write_private,
+    write_state,
+)
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.wire.group import Group
+
+__all__ = ["GIVEN_UP", "Phase", "RunFolder", "RunRecord"]
+
+GIVEN_UP = Code.PLACE_UNREACHABLE
+"""Why a run is recorded as lost whose machine never came back: what became of it there is not known."""
+
+_ID_CHARS = 32
+_PIECE_BYTES = 1 << 20
+# What records of earlier versions do not have.
+_LATER = {
+    "blamed": None, "gate": None, "group": None, "max_output_bytes": None, "place": "local", "placed": True,
+    "placed_us": None, "sent": None,
+}  # fmt: skip
+
+
+class Phase(StrEnum):
+    """Where a run is from the owner's side."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What `run.json` says.
+
+    Attributes:
+        run_id: 32 hex characters.
+        name: label for people.
+        workload: `mlp`, `lora` or `script`.
+        package: path of the sealed package, in this folder; of an earlier version's record, anywhere.
+        package_id, manifest_sha256: which package, hex.
+        assurance, profile: what its owner demands.
+        created_us: when it was started.
+        max_duration_s: a longer run is wiped.
+        phase: where it is.
+        deployment: the broker's id for it, once there is one.
+        broker: the owner socket of its broker, once there is one.
+        supervisor, agent: the processes that run it; of a place elsewhere the second is None.
+        ended_us: when it ended.
+        outcome, code: how it ended; `lost` when that is not known.
+        verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
+        exit_code: what its supervisor ended with.
+        progress: the last that its events said of the work, so that a list of runs need not read their logs.
+        group: its place in a group of ranks; None for a run in one process. The record of machine 0 tells how the
+            whole group ended.
+        blamed: of a group that did not complete: the machine because of which.
+        place: where it runs, `local` or a machine's name or address.
+        placed: of a place elsewhere: whether it was ever asked to start it.
+        placed_us: and when; None on this machine.
+        sent: what its package is called there; None where it is not sent.
+        gate: the name of the gate that releases its key; None for the embedded broker.
+        max_output_bytes: the most that its outputs may have together; None for a run on this machine.
+    """
+
+    run_id: str
+    name: str
+    workload: str
+    package: Path
+    package_id: str
+    manifest_sha256: str
+    assurance: str
+    profile: str
+    created_us: int
+    max_duration_s: int
+    phase: Phase = Phase.PREPARING
+    deployment: str | None = None
+    broker: Path | None = None
+    supervisor: ProcessName | None = None
+    agent: ProcessName | None = None
+    ended_us: int | None = None
+    outcome: str | None = None
+    code: str | None = None
+    verdict: str | None = None
+    exit_code: int | None = None
+    progress: dict[str, Any] | None = None
+    group: Group | None = None
+    blamed: int | None = None
+    place: str = "local"
+    placed: bool = False
+    placed_us: int | None = None
+    sent: str | None = None
+    max_output_bytes: int | None = None
+    gate: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of this run still exists."""
+        return any(process is not None and process.alive for process in (self.supervisor, self.agent))
+
+    @property
+    def active(self) -> bool:
+        """Whether the run has not ended and something still works on it."""
+        return self.phase is not Phase.ENDED and self.alive
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        value["package"] = str(self.package)
+        value["broker"] = None if self.broker is None else str(self.broker)
+        value["phase"] = self.phase.value
+        for name in ("supervisor", "agent", "group"):
+            value[name] = None if value[name] is None else value[name].to_json()
+        return value
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RunRecord:
+        """Inverse of `to_json`; raises KeyError, TypeError or ValueError."""
+        value = _LATER | value
+        known = {field.name: value[field.name] for field in fields(cls)}
+        known["package"] = Path(known["package"])
+        known["broker"] = None if known["broker"] is None else Path(known["broker"])
+        known["phase"] = Phase(known["phase"])
+        for name in ("supervisor", "agent"):
+            known[name] = ProcessName.from_json(known[name])
+        try:
+            known["group"] = None if known["group"] is None else Group.from_json(known["group"])
+        except FormatError as error:
+            raise ValueError("a group that is none") from error
+        return cls(**known)
+
+
+class RunFolder:
+    """One run's folder.
+
+    Args:
+        path: the folder; its name is the run id.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id = path.name
+        self.out = path / "out"
+        self.events = self.out / "events.log"
+        self.receipt = self.out / "receipt.json"
+        self.package = path / "package.sealed"
+        self.scratch = path / "empty"
+        self.runtime_log = path / "runtime.log"
+        self.supervisor_log = path / "supervisor.log"
+        self.rental = path / "rental.json"
+        self._record = path / "run.json"
+        self._machines = path / "machines"
+
+    @classmethod
+    def create(cls, home: Home) -> RunFolder:
+        """Make the folder of a new run; raises `UsageError`."""
+        home.note_project()
+        folder = cls(private_folder(home.runs) / secrets.token_hex(16))
+        private_folder(folder.path)
+        private_folder(folder.scratch)
+        return folder
+
+    @classmethod
+    def at(cls, path: Path) -> RunFolder | None:
+        """Return the run whose folder a path is; None for any other folder."""
+        return cls(path) if len(path.name) == _ID_CHARS and (path / "run.json").is_file() else None
+
+    @classmethod
+    def find(cls, home: Home, name: str) -> RunFolder:
+        """Return the run with this id, with this unique beginning of an id, or the `latest`.
+
+        Raises:
+            UsageError: `run-unknown`.
+        """
+        runs = list(cls.all(home))
+        if name == "latest":
+            ages = {folder: age for folder in runs if (age := _created_us(folder)) is not None}
+            if not ages:
+                raise UsageError(Code.RUN_UNKNOWN, f"no run in {home.runs}", hint="start one with: glasshouse run")
+            return max(ages, key=lambda folder: ages[folder])
+        matching = [folder for folder in runs if name and folder.run_id.startswith(name.lower())]
+        if len(matching) == 1:
+            return matching[0]
+        why = "no run" if not matching else f"{len(matching)} runs"
+        raise UsageError(
+            Code.RUN_UNKNOWN,
+            f"{why} in {home.runs} with an id that begins with {name[:40]!r}",
+            hint="see: glasshouse status",
+        )
+
+    @classmethod
+    def all(cls, home: Home) -> Iterator[RunFolder]:
+        """Yield every run folder that has a record, in no order; a link is none."""
+        if not is_folder(home.runs):
+            return
+        for path in home.runs.iterdir():
+            if not path.is_symlink() and (folder := cls.at(path)) is not None:
+                yield folder
+
+    @classmethod
+    def everywhere(cls, home: Home) -> Iterator[RunFolder]:
+        """Yield the run folders of all projects that share this home's broker."""
+        for one in home.everywhere():
+            yield from cls.all(one)
+
+    def keep(self, package: Path) -> Path:
+        """Keep a run's package, whatever becomes of the name that was given, and return its path here.
+
+        A link is the same file: what is written into one in its place (``cp new.sealed job.sealed``) is in the other
+        too. Nothing of ours writes so.
+
+        Args:
+            package: sealed; linked to, or copied where the file system cannot.
+
+        Raises:
+            UsageError: `file-missing`, `disk-full`, or `usage` when it cannot be written.
+        """
+        if is_there(self.package):
+            return self.package
+        try:
+            # The file itself: a link would go with its name, and a pipe would wait for a writer for ever.
+            with open_regular(package.resolve()) as source:
+                try:
+                    os.link(package.resolve(), self.package)
+                except OSError:  # another file system, or one without links, or a file of another user's
+                    write_private(self.package, partial(shutil.copyfileobj, source, length=_PIECE_BYTES))
+        except (OSError, RuntimeError) as error:  # a ring of links is the latter until Python 3.13
+            why = error.strerror if isinstance(error, OSError) else "links in a circle"
+            raise UsageError(Code.FILE_MISSING, f"cannot read the package {package}: {why}") from None
+        return self.package
+
+    def add_machine(self) -> RunFolder:
+        """Make the folder of another machine of this run's group; raises `UsageError`."""
+        folder = RunFolder(private_folder(self._machines) / secrets.token_hex(16))
+        private_folder(folder.path)
+        private_folder(folder.scratch)
+        return folder
+
+    def machines(self) -> list[RunFolder]:
+        """Return the folders of all machines of the run's group in order, this one first; raises `UsageError`."""
+        if not self._machines.is_dir():
+            return [self]
+        others = [RunFolder(path) for path in self._machines.iterdir() if (path / "run.json").is_file()]
+        return [self, *sorted(others, key=_machine)]
+
+    def machine(self, machine: int) -> RunFolder:
+        """Return the folder of one machine of the run's group, from 0; raises `UsageError` where there is none."""
+        machines = self.machines()
+        if not 0 <= machine < len(machines):
+            last = len(machines) - 1
+            raise UsageError(Code.USAGE, f"run {self.run_id[:8]} has no machine {machine}: its last is {last}")
+        return machines[machine]
+
+    def active(self) -> bool:
+        """Return whether any machine of this run has not ended and something still works on it; raises `UsageError`."""
+        return any(folder.load().active for folder in self.machines())
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the run has a record yet."""
+        return self._record.is_file()
+
+    def load(self) -> RunRecord:
+        """Return the record; raises `UsageError`."""
+        value = read_state(self._record, what="run record")
+        try:
+            return RunRecord.from_json(value)
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(Code.USAGE, f"the run record {self._record} is damaged") from None
+
+    def save(self, record: RunRecord) -> RunRecord:
+        """Write the record and return it; raises `UsageError`."""
+        write_state(self._record, record.to_json())
+        return record
+
+    def update(self, **changes: Any) -> RunRecord:
+        """Change fields of the record; for the run's supervisor alone."""
+        return self.save(replace(self.load(), **changes))
+
+    def end(self, **changes: Any) -> RunRecord:
+        """Record the end of the run."""
+        return self.update(phase=Phase.ENDED, ended_us=time.time_ns() // 1000, **changes)
+
+
+def _created_us(folder: RunFolder) -> int | None:
+    """Return when a run was started; None for a damaged record, which is never the latest."""
+    try:
+        return folder.load().created_us
+    except UsageError:
+        return None
+
+
+def _machine(folder: RunFolder) -> int:
+    group = folder.load().group
+    if group is None:
+        raise UsageError(Code.USAGE, f"the run record in {folder.path} is of no group")
+    return group.machine

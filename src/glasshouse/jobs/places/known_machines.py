@@ -1,0 +1,311 @@
+"""The machines that an owner has, by name, and the way to the place on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from glasshouse.errors import Code, FormatError, PeerError, UsageError
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.files import is_there, read_state, write_state
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
+from glasshouse.jobs.places.placing import see_out
+from glasshouse.jobs.places.rental_journal import Attempt, Journal, rental_at
+from glasshouse.jobs.places.runtime_bundle import read_bundle
+from glasshouse.providers.place.base import Place, Placed, Way
+from glasshouse.providers.place.local import LocalPlace
+from glasshouse.providers.place.place_channel import digest_of
+from glasshouse.providers.place.slurm_node import SlurmNode
+from glasshouse.providers.place.ssh import SshHost, SshPlace, file_option
+from glasshouse.providers.serve.server import OWN_FOLDER
+from glasshouse.runtime.run.findings import Finding, Standing
+from glasshouse.wire.fields import Fields
+
+__all__ = [
+    "LOCAL",
+    "Machine",
+    "add_machine",
+    "examine",
+    "files_of",
+    "known_machines",
+    "place_of",
+    "remove_machine",
+    "sweep",
+]
+
+LOCAL: str = LocalPlace.name
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
+_GATE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A machine that is reached by SSH, or a node of a Slurm job.
+
+    Attributes:
+        url: ``ssh://[user@]host[:port]``, or ``slurm://[[user@]login[:port]]/JOB/NODE``.
+        python: the interpreter there in which Glasshouse is installed, or that a bundle is unpacked for.
+        folder: where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder. Of a node, the
+            folder that its job's batch script was made with; `OWN_FOLDER` for `NODE_FOLDER`.
+        config: a configuration file of ssh; None for the user's own.
+        address: where the other machines of a group reach it; None for where ssh does.
+        bundle: a file that `glasshouse runtime bundle` made, to be had there; None where Glasshouse is installed.
+    """
+
+    url: str
+    python: str = "python3"
+    folder: str = OWN_FOLDER
+    config: str | None = None
+    address: str | None = None
+    bundle: str | None = None
+
+    def way(self) -> tuple[Way, str]:
+        """Return how it is reached, and the folder of the place there; raises `UsageError`."""
+        options = () if self.config is None else ("-F", self.config)
+        if self.url.startswith("slurm://"):
+            found = SlurmNode.parse(self.url, options=options)
+            node = found if self.folder == OWN_FOLDER else replace(found, folder=self.folder)
+            return node, node.place
+        return replace(SshHost.parse(self.url), options=options), self.folder
+
+
+def known_machines(home: Home) -> dict[str, Machine]:
+    """Return the machines that have a name here; raises `UsageError` for a damaged list."""
+    if not is_there(home.machines):
+        return {}
+    listed = read_state(home.machines, what="list of machines")
+    try:
+        return {name: Machine(**one) for name, one in sorted(listed.items())}
+    except TypeError:
+        raise UsageError(Code.USAGE, f"the list of machines {home.machines} is damaged") from None
+
+
+def add_machine(home: Home, name: str, machine: Machine, *, replace: bool = False) -> None:
+    """Give a machine a name; raises `UsageError` for a name or address that is none, or taken."""
+    if not _NAME.fullmatch(name) or name == LOCAL:
+        raise UsageError(Code.USAGE, f"not a name for a machine: {name!r}")
+    machine.way()
+    if machine.bundle is not None:
+        read_bundle(Path(machine.bundle))
+    if machine.address is not None and not _HOST.fullmatch(machine.address):
+        raise UsageError(Code.USAGE, f"not an address of a machine: {machine.address!r}")
+    known = known_machines(home)
+    if name in known and not replace:
+        raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new address")
+    _write(home, known | {name: machine})
+
+
+def remove_machine(home: Home, name: str) -> Machine:
+    """Forget a machine and return what it was; raises `UsageError`."""
+    known = known_machines(home)
+    if name not in known:
+        raise _unknown(name, known)
+    for folder in RunFolder.everywhere(home):
+        for one in folder.machines():
+            record = one.load()
+            if record.place == name and record.phase is not Phase.ENDED:
+                raise UsageError(
+                    Code.USAGE,
+                    f"run {record.run_id[:8]} goes on there",
+                    hint=f"stop it first: glasshouse stop {record.run_id[:8]}",
+                )
+    machine = known.pop(name)
+    _write(home, known)
+    return machine
+
+
+def place_of(home: Home, name: str) -> Place:
+    """Return the place on a machine.
+
+    Args:
+        home: whose machines.
+        name: `LOCAL`, a name, or an address.
+
+    Raises:
+        UsageError: no such machine.
+    """
+    if name == LOCAL:
+        return LocalPlace()
+    if (rented := _rented(home, name)) is not None:
+        return rented
+    known = known_machines(home)
+    machine = known.get(name) or (Machine(url=name) if "://" in name else None)
+    if machine is None:
+        raise _unknown(name, known)
+    way, folder = machine.way()
+    return SshPlace(
+        name,
+        way,
+        machine.python,
+        folder,
+        connect=partial(_gate, home),
+        address=machine.address,
+        bundle=None if machine.bundle is None else Path(machine.bundle),
+    )
+
+
+def _rented(home: Home, name: str) -> SshPlace | None:
+    """Return the place on a rented machine; None for another name; raises `UsageError` if it is gone."""
+    found = rental_at(home, name)
+    if found is None:
+        return None
+    journal, node = found
+    rental = journal.load()
+    up = rental.up
+    if up is None or (up.host is None and node >= len(up.places)):
+        raise UsageError(
+            Code.RUN_UNKNOWN,
+            f"the machine {name} was given back, or was never up",
+            hint="see: glasshouse machine rented",
+        )
+    way, folder = Machine(url=up.places[node]).way() if up.host is None else (_to_rented(journal, up), OWN_FOLDER)
+    return SshPlace(name, way, rental.python, folder, connect=partial(_gate, home), bundle=journal.bundle)
+
+
+def files_of(journal: Journal) -> tuple[str, str]:
+    """Return ssh's options for the files of a rental; raises `UsageError` for a home that ssh cannot be given."""
+    return file_option("IdentityFile", journal.key), file_option("UserKnownHostsFile", journal.known_hosts)
+
+
+def _to_rented(journal: Journal, up: Attempt) -> SshHost:
+    """Return how a rented machine is reached: by this rental's key alone, and its pinned host key."""
+    known = "yes" if up.host_key is not None else "accept-new"
+    options = (
+        *files_of(journal),
+        "IdentitiesOnly=yes",
+        "IdentityAgent=none",
+        "GlobalKnownHostsFile=/dev/null",
+        f"StrictHostKeyChecking={known}",
+        f"HostKeyAlias={up.tag}",
+        "PreferredAuthentications=publickey",
+        "LogLevel=ERROR",
+    )
+    given = (word for option in options for word in ("-o", option))
+    return SshHost(host=up.host or "", user="root", port=up.port, options=("-F", "/dev/null", *given))
+
+
+def examine(home: Home, name: str) -> list[Finding]:
+    """Look at a machine that has a name or an address.
+
+    Raises:
+        UsageError: no such machine.
+        PeerError, PlatformError: it cannot be reached, or looked at.
+    """
+    place = place_of(home, name)
+    if not isinstance(place, SshPlace):
+        raise UsageError(Code.USAGE, f"{name} is this machine")
+    try:
+        with contextlib.closing(place):
+            return [_finding(Fields(item, "finding")) for item in place.examine()]
+    except FormatError as error:
+        raise PeerError(Code.SCHEMA, f"{name} answered with what is no finding: {error.message}") from None
+
+
+def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
+    """Remove from a machine what is left there of this home's runs that have ended.
+
+    One that was given up ends first if it goes on, and what it left is fetched; another that goes on there is stopped,
+    unread.
+
+    Args:
+        home: whose runs.
+        name: a machine's name or address.
+
+    Returns:
+        How many runs' leavings were removed, and why each of the others that are there is left, by its id.
+
+    Raises:
+        UsageError: no such machine.
+        PeerError, PlatformError: it cannot be reached.
+    """
+    place = place_of(home, name)
+    if not isinstance(place, SshPlace):
+        raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
+    with contextlib.closing(place):
+        there = place.runs()
+        left = dict.fromkeys(there, "is no run of yours")
+        for folder in RunFolder.everywhere(home):
+            for one in folder.machines():
+                record = one.load()
+                run = record.run_id
+                # One that was not placed yet when its command was killed has a package there at most.
+                over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
+                if record.place == name and over:
+                    with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
+                        why = _cleared(home, one, record, placed, there.get(run))
+                else:
+                    why = "goes on" if record.place == name else f"was placed by another name: {record.place}"
+                if why is None:
+                    left.pop(run, None)
+                elif run in left:
+                    left[run] = why
+    Embedded(home).give_back()
+    return len(there) - len(left), dict(sorted(left.items()))
+
+
+def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, goes_on: bool | None) -> str | None:
+    """Remove what a machine has of a run that is over here, and return None, or why it is left.
+
+    Args:
+        home: whose run it is.
+        folder, record: the run's.
+        placed: the run there.
+        goes_on: what the machine says of it; None where it has nothing but a package at most.
+    """
+    # Nothing is added to what is kept here of any other: what is there is the machine's word alone.
+    if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):
+        if goes_on:
+            Embedded(home).ensure()  # signs for its end
+            placed.interrupt()
+        if not see_out(placed):  # what is removed there has to be here: the next sweep fetches the rest
+            return "is not here whole yet" + (f": {placed.problem}" if placed.problem else "")
+    elif goes_on:
+        placed.connect()
+        placed.stop()
+    try:
+        placed.remove(record.sent or (digest_of(record.package) if record.package.exists() else None))
+    except UsageError:
+        if not goes_on:
+            raise
+        return "was told to stop, and takes its time to wipe itself"  # the next sweep removes it
+    return None
+
+
+def _finding(fields: Fields) -> Finding:
+    return Finding(
+        feature=fields.text("feature", max_chars=64),
+        standing=Standing(fields.choice("standing", list(Standing))),
+        value=fields.text("value", max_chars=1000),
+        consequence=fields.text("consequence", max_chars=4000),
+    )
+
+
+def _unknown(name: str, known: dict[str, Machine]) -> UsageError:
+    names = ", ".join(known) or "none"
+    return UsageError(
+        Code.USAGE, f"no machine is called {name!r}; known: {names}", hint="glasshouse machine add NAME ssh://user@host"
+    )
+
+
+def _write(home: Home, machines: dict[str, Machine]) -> None:
+    write_state(home.machines, {name: asdict(one) for name, one in machines.items()})
+
+
+def _gate(home: Home) -> socket.socket:
+    """Connect to the broker of a home, for a call of a runtime elsewhere; raises `OSError`."""
+    serving = Embedded(home).serving
+    if serving is None:
+        raise ConnectionRefusedError("no broker serves")
+    if serving.runtime_url.startswith("unix:"):
+        gate = socket.socket(socket.AF_UNIX)
+        gate.settimeout(_GATE_S)
+        gate.connect(serving.runtime_url.removeprefix("unix:"))
+        return gate
+    host, _, port = serving.runtime_url.removeprefix("http://").rstrip("/").rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=_GATE_S)

@@ -1,0 +1,344 @@
+"""The journal of rentals: what was asked of a provider, what it cost, and whether it is shown to be gone.
+
+```
+rentals/RUN/           0700
+  rental.json          this module's record; each step is in it before it is taken
+  key                  the key that logs in there, 0600; made for this rental alone
+  known_hosts          the host keys that the machines printed
+  bundle               what Glasshouse was brought along as
+  lock                 held by the process that looks after it
+```
+
+Law: a machine that may exist at a provider has an attempt here that is not over; one is over only when the provider
+said certainly that nothing was made, or when its machine is shown to be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.define.wanted import Caps, Cluster
+from glasshouse.jobs.owner.files import is_folder, private_folder, read_state, write_state
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.providers.rental.provider import Offer
+from glasshouse.providers.serve.keeper import boot
+
+__all__ = ["Attempt", "Journal", "Rental", "Step", "rental_at", "rentals"]
+
+_HOUR_US = 3_600_000_000
+_PLACE = re.compile(r"(?P<provider>[a-z]+):(?P<run>[0-9a-f]{8})(\.(?P<node>[1-9][0-9]{0,2}))?")
+
+
+class Step(StrEnum):
+    """Where an attempt to rent a machine is."""
+
+    # The request that makes the machine is about to be sent, or was and has no answer.
+    ASKED = "asked"
+    MADE = "made"
+    # It can be logged in to, by the host key that it printed.
+    UP = "up"
+    RETURNING = "returning"
+    GONE = "gone"
+    NEVER = "never"
+
+    @property
+    def over(self) -> bool:
+        return self in (Step.GONE, Step.NEVER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One machine that was asked for.
+
+    Attributes:
+        tag: its name at the provider.
+        nonce: what it repeats beside its host key.
+        offer: what was shown before it was asked for.
+        asked_us: when.
+        step: where it is.
+        machine: the provider's id, once there is one.
+        host, port: where its sshd answers.
+        places: where its places are, if it has no sshd of its own: one for each node.
+        host_key: that it printed; None where it was accepted without.
+        up_us: when it could be logged in to.
+        gone_us: when it was shown to be gone; what it costs ends at the latest then.
+        bill_usd: by the provider's word; None where it has none.
+        why: why it was given back, if not at the end of the run.
+    """
+
+    tag: str
+    nonce: str
+    offer: Offer
+    asked_us: int
+    step: Step = Step.ASKED
+    machine: str | None = None
+    host: str | None = None
+    port: int | None = None
+    places: tuple[str, ...] = ()
+    host_key: str | None = None
+    up_us: int | None = None
+    gone_us: int | None = None
+    bill_usd: Decimal | None = None
+    why: str = ""
+
+    def cost_usd(self, now_us: int) -> Decimal:
+        """Return what it costs by its price, from when it was asked for until now or until it was gone."""
+        if self.step is Step.NEVER:
+            return Decimal(0)
+        until_us = now_us if self.gone_us is None else self.gone_us
+        return self.offer.usd_per_hour * max(0, until_us - self.asked_us) / _HOUR_US
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rental:
+    """What `rental.json` says.
+
+    Attributes:
+        run_id: whose run it is for.
+        provider: from whom.
+        created_us: when it was decided.
+        caps: what ends it.
+        python: the interpreter on the machine.
+        keeper: the process that gives it back when its run has ended; another one may when that is gone, and has
+            claimed the journal.
+        keeper_host, keeper_boot: where that runs, and since which start of that machine.
+        cluster: of a provider that is one; None for others.
+        account: by which it is rented, as of `Provider.account` with the run's id; what another one does not find says
+            nothing of it.
+        stopped_by: the cap that ended the run, in words; empty where none did.
+        attempts: the machines that were asked for, in order.
+    """
+
+    run_id: str
+    provider: str
+    created_us: int
+    caps: Caps
+    python: str
+    keeper: ProcessName | None
+    keeper_host: str = ""
+    keeper_boot: str = ""
+    cluster: Cluster | None = None
+    account: str = ""
+    stopped_by: str = ""
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The name of the place on its machine, as a run's record has it; of further nodes with ``.1`` and so on."""
+        return f"{self.provider}:{self.run_id[:8]}"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The names of all its places."""
+        nodes = 1 if self.cluster is None else self.cluster.nodes
+        return (self.place, *(f"{self.place}.{number}" for number in range(1, nodes)))
+
+    @property
+    def over(self) -> bool:
+        return all(attempt.step.over for attempt in self.attempts)
+
+    @property
+    def up(self) -> Attempt | None:
+        """The machine that the run is on."""
+        return next((attempt for attempt in self.attempts if attempt.step is Step.UP), None)
+
+    @property
+    def kept_elsewhere(self) -> bool:
+        """Whether its keeper runs, or ran, on another machine: what became of it is not seen from here."""
+        return self.keeper is not None and self.keeper_host not in ("", socket.gethostname())
+
+    @property
+    def kept(self) -> bool:
+        """Whether a process looks after it; one on another machine is taken to."""
+        if self.keeper is None or self.kept_elsewhere:
+            return self.keeper is not None
+        return self.keeper_boot in ("", boot()) and self.keeper.alive
+
+    def cost_usd(self, now_us: int) -> Decimal:
+        """Return what all its machines cost by their prices until now."""
+        return sum((attempt.cost_usd(now_us) for attempt in self.attempts), Decimal(0))
+
+    @property
+    def billed_usd(self) -> Decimal | None:
+        """What the provider billed for all machines that were made; None unless it says so of each."""
+        bills = [one.bill_usd for one in self.attempts if one.step is not Step.NEVER]
+        known = [bill for bill in bills if bill is not None]
+        return sum(known, Decimal(0)) if bills and len(known) == len(bills) else None
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = _plain(asdict(self))
+        return value | {"keeper": None if self.keeper is None else self.keeper.to_json()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Rental:
+        """Inverse of `to_json`; raises KeyError, TypeError, ValueError or InvalidOperation."""
+        caps = dict(value["caps"])
+        caps["usd"] = None if caps["usd"] is None else Decimal(caps["usd"])
+        return cls(
+            **value
+            | {
+                "caps": Caps(**caps),
+                "cluster": None if value.get("cluster") is None else _cluster(value["cluster"]),
+                "keeper": ProcessName.from_json(value["keeper"]),
+                "attempts": tuple(_attempt(one) for one in value["attempts"]),
+            }
+        )
+
+
+class Journal:
+    """One rental's folder.
+
+    Args:
+        path: the folder; its name is the run's id.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = path / "key"
+        self.known_hosts = path / "known_hosts"
+        self.bundle = path / "bundle"
+        self._record = path / "rental.json"
+
+    @classmethod
+    def of(cls, home: Home, run_id: str) -> Journal:
+        return cls(home.rentals / run_id)
+
+    @classmethod
+    def create(cls, home: Home, rental: Rental) -> Journal:
+        """Begin a rental's journal; raises `UsageError`."""
+        private_folder(home.rentals)
+        journal = cls(private_folder(home.rentals / rental.run_id))
+        journal.save(_here(rental))
+        with contextlib.suppress(OSError), journal.claimed():
+            pass  # its lock is there: a disk without room keeps no other process from it later
+        return journal
+
+    @property
+    def exists(self) -> bool:
+        return self._record.is_file()
+
+    def load(self) -> Rental:
+        """Return the record; raises `UsageError` for a damaged one."""
+        value = read_state(self._record, what="rental")
+        try:
+            return Rental.from_json(value)
+        except (KeyError, TypeError, ValueError, InvalidOperation):
+            raise UsageError(
+                Code.USAGE,
+                f"the record of a rental {self._record} is damaged",
+                hint="look at the provider's own page for machines whose names begin with gh-, and end them there",
+            ) from None
+
+    def save(self, rental: Rental) -> Rental:
+        write_state(self._record, rental.to_json())
+        return rental
+
+    def update(self, **changes: Any) -> Rental:
+        changed = replace(self.load(), **changes)
+        return self.save(_here(changed) if "keeper" in changes else changed)
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Yield whether the rental is this process's to look after; it is no other's while the block lasts.
+
+        The kernel gives the claim up with the process. Who comes to look after a rental, or ends one, claims it first,
+        and then reads who is named as its keeper: a keeper that another has named may have no claim yet.
+
+        Raises:
+            OSError: it cannot be claimed.
+        """
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(lock)
+
+    def add(self, attempt: Attempt) -> None:
+        """Note that a machine is about to be asked for."""
+        self.update(attempts=(*self.load().attempts, attempt))
+
+    def note(self, tag: str, **changes: Any) -> Attempt:
+        """Change an attempt and return it."""
+        rental = self.load()
+        changed = {one.tag: replace(one, **changes) if one.tag == tag else one for one in rental.attempts}
+        self.save(replace(rental, attempts=tuple(changed.values())))
+        return changed[tag]
+
+    def forget_key(self) -> None:
+        """Remove what only a machine that is there is of use to."""
+        for path in (self.key, self.known_hosts, self.bundle):
+            path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+
+def rental_at(home: Home, place: str) -> tuple[Journal, int] | None:
+    """Return the rental whose place has a name, and which of its nodes that is; None for any other name."""
+    match = _PLACE.fullmatch(place)
+    if match is None or not is_folder(home.rentals):
+        return None
+    for path in home.rentals.glob(f"{match['run']}*"):
+        journal = Journal(path)
+        if journal.exists and journal.load().provider == match["provider"]:
+            return journal, int(match["node"] or 0)
+    return None
+
+
+def rentals(home: Home) -> Iterator[Journal]:
+    """Yield the journals of all rentals of a home, in no order."""
+    if is_folder(home.rentals):
+        for path in home.rentals.iterdir():
+            if (journal := Journal(path)).exists:
+                yield journal
+
+
+def _here(rental: Rental) -> Rental:
+    return replace(rental, keeper_host=socket.gethostname(), keeper_boot=boot())
+
+
+def _cluster(value: dict[str, Any]) -> Cluster:
+    return Cluster(login=value["login"], sbatch=tuple(value["sbatch"]), nodes=value["nodes"])
+
+
+def _attempt(value: dict[str, Any]) -> Attempt:
+    offer = dict(value["offer"])
+    offer["usd_per_hour"] = Decimal(offer["usd_per_hour"])
+    if set(offer) != {field.name for field in fields(Offer)}:
+        raise ValueError("an offer that is none")
+    bill = value["bill_usd"]
+    return Attempt(
+        **value
+        | {
+            "offer": Offer(**offer),
+            "step": Step(value["step"]),
+            "places": tuple(value.get("places", ())),
+            "bill_usd": None if bill is None else Decimal(bill),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a record: amounts of money as decimal text."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return f"{value:f}" if isinstance(value, Decimal) else value

@@ -1,0 +1,314 @@
+"""A run on a rented machine, from the decision to its end: journal, machine, place, and giving it back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from glasshouse.errors import Code, PeerError, PlatformError, UsageError
+from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
+from glasshouse.jobs.owner.files import is_there, read_state, write_private, write_state
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import read_public
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.places import rent
+from glasshouse.jobs.places.accounts import provider_for
+from glasshouse.jobs.places.known_machines import examine, files_of, place_of
+from glasshouse.jobs.places.rent import Clock, Renter, SystemClock, Watch
+from glasshouse.jobs.places.rental_journal import Journal, Rental
+from glasshouse.jobs.places.runtime_bundle import make_bundle
+from glasshouse.providers.place.base import Place
+from glasshouse.providers.rental.provider import Offer, Provider
+from glasshouse.wire.policy import Profile
+from glasshouse.workloads.fields import read
+
+__all__ = [
+    "NO_MACHINE",
+    "begin",
+    "cost_so_far",
+    "hand_over",
+    "offers_of",
+    "rental_of",
+    "return_machine",
+    "statement",
+    "statement_of",
+    "tag_prefix",
+    "take",
+    "watched",
+]
+
+NO_MACHINE = wanted(read(MACHINE, {}, "machine"), Path())
+"""What a job file says that says nothing of its machine."""
+# For the login to one that is up only when its boot deadline has nearly come.
+_LOGIN_US = 60_000_000
+
+
+def tag_prefix(home: Home) -> str:
+    """Return what the names of all machines of an owner begin with at a provider."""
+    fingerprint = read_public(home.owner_public).fingerprint
+    return f"gh-{''.join(char for char in fingerprint.lower() if char.isalnum())[-10:]}-"
+
+
+def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
+    """Return what a job may rent, the cheapest first.
+
+    Raises:
+        UsageError: `job-invalid`: the job does not say what it may cost, or its image; `usage` for a kind of GPU that
+            the provider does not have.
+        PlatformError: `no-offer`.
+        PeerError: as `Provider`.
+    """
+    missing = provider.has_sshd and [
+        f"{key} = {example}"
+        for key, example, given in (
+            ("most_per_hour", "0.80", machine.options.most_per_hour_usd),
+            ("most_usd", "5", machine.caps.usd),
+            ("image", '"pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"', machine.options.image),
+        )
+        if not given
+    ]
+    if missing:
+        raise UsageError(
+            Code.JOB_INVALID,
+            "the job file does not say what a machine may cost, or what it starts: [machine] lacks "
+            + ", ".join(line.split(" ")[0] for line in missing),
+            hint="for example: " + "; ".join(missing),
+        )
+    found = [one for one in provider.offers(machine.options) if one.usd_per_hour <= machine.options.most_per_hour_usd]
+    if not found:
+        kinds = " or ".join(machine.options.gpu) or "any kind"
+        raise PlatformError(
+            Code.NO_OFFER,
+            f"{provider.name} offers no machine with {machine.options.gpus} × {kinds}"
+            + (f" for at most {machine.options.most_per_hour_usd} $ an hour" if provider.has_sshd else ""),
+            hint="glasshouse offers --any-price shows what there is",
+        )
+    return sorted(found, key=lambda one: one.usd_per_hour)
+
+
+def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: Clock | None = None) -> Journal:
+    """Begin the journal of a rental, with the key that will log in; nothing is asked for yet.
+
+    Raises:
+        UsageError: a bundle that cannot be made, or is none; no key of the provider's account; a home whose path ssh
+            cannot be given.
+    """
+    files_of(Journal.of(home, run.run_id))
+    rental = Rental(
+        run_id=run.run_id,
+        provider=provider,
+        created_us=(clock or SystemClock()).now_us(),
+        caps=machine.caps,
+        python=machine.python,
+        keeper=ProcessName.of(),
+        cluster=machine.cluster if provider == "slurm" else None,
+    )
+    journal = Journal.create(home, replace(rental, account=provider_for(home, rental).account(run.run_id)))
+    private = Ed25519PrivateKey.generate()
+    openssh = serialization.PrivateFormat.OpenSSH
+    write_private(journal.key, private.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+    if machine.bundle is None:
+        make_bundle(journal.bundle)
+    else:
+        write_private(journal.bundle, machine.bundle.read_bytes())
+    return journal
+
+
+def take(
+    home: Home,
+    journal: Journal,
+    provider: Provider,
+    offers: Sequence[Offer],
+    machine: Wanted,
+    *,
+    profile: Profile,
+    interrupt: Callable[[], None],
+    accept: bool = False,
+    say: Callable[[str], None] = lambda _text: None,
+    clock: Clock | None = None,
+) -> list[Place]:
+    """Rent a machine and return the places on it, which were looked at: nothing of the job is sent yet.
+
+    Args:
+        profile: how much hardening the job's policy demands.
+        interrupt: called when a cap is reached while the machine is logged in to and looked at; ends this call.
+        accept: whether a machine will do that does not print its host key.
+
+    Raises:
+        GlasshouseError: as `Renter.take`; or the machine cannot be reached, or cannot meet the policy.
+    """
+    clock = clock or SystemClock()
+    public = serialization.load_ssh_private_key(journal.key.read_bytes(), None).public_key()
+    line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    renter = Renter(journal, provider, clock=clock, say=say)
+    renter.take(offers, machine.options, owner=tag_prefix(home), ssh_public=line, accept=accept)
+    say("logging in")
+    rental = journal.load()
+    places = [place_of(home, name) for name in rental.places]
+    # One deadline from the request to the login; one that came up late in it is tried for a minute.
+    asked_us = clock.now_us() if rental.up is None else rental.up.asked_us
+    until_us = max(asked_us + machine.caps.boot_s * 1_000_000, clock.now_us() + _LOGIN_US)
+    with watched(home, rental.run_id, interrupt, clock=clock):
+        for place in places:
+            _reach(place, until_us=until_us, clock=clock)
+            place.close()
+            _look(home, place.name, profile)
+    return places
+
+
+def _reach(place: Place, *, until_us: int, clock: Clock) -> None:
+    """Wait until a machine that printed its host key answers; raises `PeerError`, `PlatformError`."""
+    while True:
+        try:
+            place.check()
+        except PeerError as error:
+            if error.code is not Code.PLACE_UNREACHABLE:
+                raise
+            if clock.now_us() > until_us:
+                raise PlatformError(
+                    Code.BOOT_FAILED,
+                    f"{place.name} was rented, and cannot be logged in to: {error.message}",
+                    hint="its image may end and start over and over: see its log on the provider's page, or take "
+                    "another image",
+                ) from None
+            clock.sleep(rent.POLL_S)
+        else:
+            return
+
+
+def _look(home: Home, name: str, profile: Profile) -> None:
+    """Refuse a machine that cannot show what the policy demands, before anything is sent; raises `PlatformError`."""
+    offered = next((one.value for one in examine(home, name) if one.feature == "profile"), Profile.OFF.value)
+    order = [Profile.OFF.value, Profile.STANDARD.value, Profile.STRICT.value]
+    if offered not in order or order.index(offered) < order.index(profile.value):
+        raise PlatformError(
+            Code.HARDENING_MISSING,
+            f"{name} offers the profile {offered!r}, and the job's policy demands {profile.value!r}",
+            hint='most rented containers offer "standard": set policy.profile, or take another provider',
+        )
+
+
+def return_machine(
+    home: Home, run: RunFolder, *, say: Callable[[str], None] = lambda _text: None, clock: Clock | None = None
+) -> Rental | None:
+    """Give back what was rented for a run, and leave what it cost in the run's folder.
+
+    Returns:
+        The rental as it ended; None for a run on no rented machine.
+
+    Raises:
+        PeerError: `rental-left`: it is not shown to be gone.
+        UsageError: there is no key of the provider's account.
+    """
+    journal, clock = Journal.of(home, run.run_id), clock or SystemClock()
+    if not journal.exists:
+        return None
+    if not journal.load().over:
+        provider = provider_for(home, journal.load())
+        Renter(journal, provider, clock=clock, say=say).give_back()
+    journal.forget_key()
+    rental = journal.load()
+    if is_there(run.path):
+        write_state(run.rental, statement(rental, clock.now_us()))
+    return rental
+
+
+def rental_of(home: Home, run: RunFolder) -> Rental | None:
+    """Return what was rented for a run; None where nothing was; raises `UsageError` for a damaged journal."""
+    journal = Journal.of(home, run.run_id)
+    return journal.load() if journal.exists else None
+
+
+def hand_over(home: Home, run: RunFolder, keeper: ProcessName) -> None:
+    """Have another process give a run's machine back, where it has a rented one."""
+    if (journal := Journal.of(home, run.run_id)).exists:
+        journal.update(keeper=keeper)
+
+
+def cost_so_far(home: Home, run: RunFolder) -> Callable[[], str] | None:
+    """Return what returns what a run's rented machine has cost until now; None where none is rented."""
+    if (rental := rental_of(home, run)) is None:
+        return None
+    most = "" if rental.caps.usd is None else f" of {rental.caps.usd}"
+    return lambda: f"{rental.cost_usd(SystemClock().now_us()):.2f}{most} $"
+
+
+def statement(rental: Rental, now_us: int) -> dict[str, object]:
+    """Return a rental for people and programs; a provider's word, which no receipt vouches for."""
+    return {
+        "provider": rental.provider,
+        "created_us": rental.created_us,
+        "most_usd": None if rental.caps.usd is None else f"{rental.caps.usd:f}",
+        "most_s": rental.caps.seconds,
+        "cost_usd": f"{rental.cost_usd(now_us):.4f}",
+        "billed_usd": None if rental.billed_usd is None else f"{rental.billed_usd:.4f}",
+        "over": rental.over,
+        "stopped_by": rental.stopped_by or None,
+        "machines": [
+            {
+                "machine": one.machine,
+                "tag": one.tag,
+                "state": one.step.value,
+                "gpu": one.offer.gpu,
+                "gpus": one.offer.gpus,
+                "region": one.offer.region,
+                "usd_per_hour": f"{one.offer.usd_per_hour}",
+                "asked_us": one.asked_us,
+                "up_us": one.up_us,
+                "gone_us": one.gone_us,
+                "host_key": "printed by its start command" if one.host_key else "accepted" if one.up_us else None,
+                "why": one.why or None,
+            }
+            for one in rental.attempts
+        ],
+    }
+
+
+def statement_of(home: Home, run: RunFolder, now_us: int) -> dict[str, Any] | None:
+    """Return the statement of a run's rental: by the journal while it is not over, else what the run's folder keeps.
+
+    Returns:
+        None for a run for which nothing was rented.
+
+    Raises:
+        UsageError: either is damaged.
+    """
+    journal = Journal.of(home, run.run_id)
+    if journal.exists and (not (rental := journal.load()).over or not is_there(run.rental)):
+        return statement(rental, now_us)
+    return read_state(run.rental, what="rental") if is_there(run.rental) else None
+
+
+@contextlib.contextmanager
+def watched(
+    home: Home, run_id: str, stop: Callable[[], None], *, clock: Clock | None = None
+) -> Iterator[Callable[[], bool]]:
+    """Look after a run's rented machine while the block lasts; yield what says whether it is gone.
+
+    Args:
+        home, run_id: whose.
+        stop: called once when a cap is reached.
+        clock: the time.
+    """
+    journal = Journal.of(home, run_id)
+    if not journal.exists or journal.load().up is None:
+        yield lambda: False
+        return
+    journal.update(keeper=ProcessName.of())
+    watch = Watch(journal, provider_for(home, journal.load()), stop, clock)
+    try:
+        with watch:
+            yield watch.gone.is_set
+    finally:
+        if watch.stopped_by:
+            journal.update(stopped_by=watch.stopped_by)
+        up = journal.load().up
+        if watch.gone.is_set() and up is not None:
+            journal.note(up.tag, why="its provider does not run it any more")

@@ -1,0 +1,1 @@
+"""Installations that an owner accepts: their reference values, of machines, images and releases."""

@@ -1,0 +1,263 @@
+"""Installations that an owner accepts, by name: what was recorded of each, file by file (docs/adr/0028).
+
+Laws: what another machine says of its files is recorded when its owner asks for it and at no other time; it names what
+differs and decides nothing: the gate compares evidence with what is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from glasshouse.attestation.measured import PARTS, Measured, References, digest_of_part
+from glasshouse.attestation.measurement import measure_runtime, measured_files
+from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
+from glasshouse.jobs.owner.files import MAX_STATE_BYTES, is_there, private_folder, read_bounded, write_private
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.places.known_machines import LOCAL, place_of
+from glasshouse.providers.place.base import Place
+from glasshouse.providers.place.ssh import SshPlace
+from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.fields import Fields
+
+__all__ = [
+    "THIS",
+    "Difference",
+    "Files",
+    "accepted",
+    "add_reference",
+    "check_places",
+    "differences",
+    "known_references",
+    "measured_at",
+    "parts_of",
+    "reference",
+    "remove_reference",
+]
+
+THIS = "this"
+"""The name of this installation, which is accepted where a job names no other."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SUFFIX = ".json"
+_NAMED, _NAME_CHARS = 3, 200  # differing files that a refusal names, and how much of each name
+
+# The files of each part, or of those that a release has: name → SHA-256.
+Files = Mapping[str, Mapping[str, bytes]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A file in which an installation is another than a reference.
+
+    Attributes:
+        part: whose file it is.
+        name: the file, as the specification names it.
+        how: `changed`, `missing` or `more`, as seen from the reference.
+    """
+
+    part: str
+    name: str
+    how: str
+
+
+def measured_at(home: Home, machine: str = LOCAL) -> Files:
+    """Return the files that an installation is measured by: this one's, or by a machine's own word that one's.
+
+    Raises:
+        UsageError: no such machine.
+        PeerError, PlatformError: it cannot be reached, or measured.
+    """
+    return _files_at(place_of(home, machine))
+
+
+def _files_at(place: Place) -> Files:
+    if not isinstance(place, SshPlace):
+        return measured_files()
+    files: dict[str, dict[str, bytes]] = {part: {} for part in PARTS}
+    try:
+        told = place.measured_files()
+    except FormatError as error:
+        raise PeerError(Code.SCHEMA, f"{place.name} answered with what is no list of files: {error.message}") from None
+    for both, digest in told.items():
+        part, _, name = both.partition("/")
+        if part not in files or not name:
+            raise PeerError(Code.SCHEMA, f"{place.name} names a file of no part: {both[:80]!r}")
+        files[part][name] = digest
+    return files
+
+
+def known_references(home: Home) -> dict[str, Files]:
+    """Return what was recorded, by name; raises `UsageError` for a damaged record."""
+    if not home.references.is_dir():
+        return {}
+    names = sorted(path.stem for path in home.references.iterdir() if path.suffix == _SUFFIX)
+    return {name: reference(home, name) for name in names}
+
+
+def reference(home: Home, name: str) -> Files:
+    """Return what was recorded under a name, or for `THIS` what this installation measures to now.
+
+    Raises:
+        UsageError: nothing was, or the record is damaged.
+        PlatformError: this installation cannot be measured.
+    """
+    if name == THIS:
+        return measured_files()
+    path = home.references / f"{name}{_SUFFIX}"
+    if not _NAME.fullmatch(name) or not is_there(path):
+        raise UsageError(
+            Code.USAGE,
+            f"no reference is called {name[:64]!r}",
+            hint="see: glasshouse reference list; record one with: glasshouse reference add NAME --on MACHINE",
+        )
+    try:
+        fields = Fields(decode(read_bounded(path, what="reference"), max_bytes=MAX_STATE_BYTES), "reference")
+        files = {part: _digests(fields.any(part)) for part in PARTS if fields.has(part)}
+        fields.end()
+        if not files:
+            raise FormatError(Code.SCHEMA, "a reference of nothing")
+        return files
+    except FormatError:
+        raise UsageError(Code.USAGE, f"the reference {path} is damaged", hint="record it again with --force") from None
+
+
+def parts_of(files: Files) -> dict[str, bytes]:
+    """Return the digest of each part that a reference has."""
+    return {part: digest_of_part(part, files[part]) for part in PARTS if part in files}
+
+
+def _digests(value: object) -> dict[str, bytes]:
+    if not isinstance(value, dict):
+        raise FormatError(Code.SCHEMA, "a reference without files")
+    fields = Fields(value, "reference")
+    return {name: fields.digest(name) for name in value}
+
+
+def add_reference(home: Home, name: str, files: Files, *, replace: bool = False) -> None:
+    """Record an installation under a name; raises `UsageError` for a name that is none, or taken."""
+    if not _NAME.fullmatch(name) or name == THIS:
+        raise UsageError(Code.USAGE, f"not a name for a reference: {name[:64]!r}")
+    record = encode({part: {file: digest.hex() for file, digest in named.items()} for part, named in files.items()})
+    if len(record) > MAX_STATE_BYTES:
+        raise UsageError(Code.TOO_LARGE, "that installation has more files than a reference may list")
+    write_private(private_folder(home.references) / f"{name}{_SUFFIX}", record, replace=replace)
+
+
+def remove_reference(home: Home, name: str) -> Files:
+    """Forget a reference and return what it was; raises `UsageError`."""
+    files = reference(home, name)
+    if name == THIS:
+        raise UsageError(Code.USAGE, f"{THIS} is this installation, which is no record")
+    (home.references / f"{name}{_SUFFIX}").unlink()
+    return files
+
+
+def accepted(home: Home, names: Sequence[str]) -> References:
+    """Return what a deployment accepts of each part; without a name this installation's alone.
+
+    Raises:
+        UsageError: an unknown name, or more references than a policy may have.
+        PlatformError: this installation cannot be measured.
+    """
+    known = [parts_of(reference(home, name)) for name in names or (THIS,)]
+    digests = {part: {one[part] for one in known if part in one} for part in PARTS}
+    for part, found in digests.items():
+        if not found:
+            raise UsageError(
+                Code.POLICY_IMPOSSIBLE,
+                f"none of the references {', '.join(names)} has the part {part}: a release has no interpreter",
+                hint="name one beside it that has, of an image or a machine: glasshouse reference add NAME --tree DIR",
+            )
+    try:
+        return References(**{part: tuple(sorted(found)) for part, found in digests.items()})
+    except FormatError as error:
+        raise UsageError(error.code, error.message) from None
+
+
+def differences(files: Files, recorded: Files) -> list[Difference]:
+    """Return in which files an installation is another than a reference, of the parts that this has, in their order."""
+    return [
+        Difference(part=part, name=name, how=how)
+        for part in PARTS
+        if part in recorded
+        for name in sorted({*files[part], *recorded[part]})
+        if (how := _how(files[part].get(name), recorded[part].get(name)))
+    ]
+
+
+def _how(found: bytes | None, recorded: bytes | None) -> str:
+    if found == recorded:
+        return ""
+    return "missing" if found is None else "more" if recorded is None else "changed"
+
+
+@contextlib.contextmanager
+def check_places(
+    home: Home, places: Sequence[Place], references: References, names: Sequence[str]
+) -> Iterator[Callable[[], None]]:
+    """Ask machines what they measure to, beside other work: the gate would refuse them after all was sent.
+
+    Args:
+        home: whose references.
+        places: where a run shall be.
+        references: what is accepted.
+        names: of the references behind it.
+
+    Returns:
+        What waits for all answers, and raises `RefusedError` (`measurement-unknown`) where a machine measures to what
+        is not accepted, naming part and file, and `PeerError` or `PlatformError` where one cannot be asked or measured.
+    """
+    # Where no other is named this installation is the reference.
+    machines = {place.name: place for place in places if names or isinstance(place, SshPlace)}
+    pool = ThreadPoolExecutor(max_workers=max(1, len(machines)))
+    asked = [pool.submit(_check, home, place, references, names) for place in machines.values()]
+
+    def wait() -> None:
+        for one in asked:
+            one.result()
+
+    try:
+        yield wait
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check(home: Home, place: Place, references: References, names: Sequence[str]) -> None:
+    try:
+        told = Measured.from_json(place.measurement()) if isinstance(place, SshPlace) else measure_runtime()
+    except FormatError as error:
+        raise PeerError(Code.SCHEMA, f"{place.name} answered with what is no measurement: {error.message}") from None
+    part = references.unknown(told)
+    if part is None:
+        return
+    there = _files_at(place)
+    recorded = {name: reference(home, name) for name in names or (THIS,)}
+    found = {name: _of_part(differences(there, one), part) for name, one in recorded.items() if part in one}
+    nearest = min(found, key=lambda name: len(found[name]))
+    files = found[nearest]
+    listed = ", ".join(f"{one.name[:_NAME_CHARS]} ({one.how})" for one in files[:_NAMED])
+    if ":" in place.name:  # rented for this run, and given back before anyone could look at it
+        accept = (
+            "record its image, without running it: glasshouse reference add NAME --tree DIR --bundle BUNDLE, or a "
+            "machine that you keep and that runs the same: glasshouse reference add NAME --on MACHINE"
+        )
+    else:
+        accept = (
+            f"see all of them: glasshouse measure --on {place.name} --diff {nearest}; if you trust that installation: "
+            f"glasshouse reference add NAME --on {place.name}, or --tree DIR of its unpacked image"
+        )
+    raise RefusedError(
+        Code.MEASUREMENT_UNKNOWN,
+        f"{place.name} has another {part} than the reference {nearest}: {len(files)} files differ, {listed}"
+        + (", …" if len(files) > _NAMED else "")
+        + "; nothing was released",
+        hint=f'{accept}; and then [policy] reference = ["NAME"] in the job',
+    )
+
+
+def _of_part(found: Sequence[Difference], part: str) -> list[Difference]:
+    return [one for one in found if one.part == part]

@@ -1,0 +1,1 @@
+"""What a run came to: outputs, logs, costs, cards, and forms that other tools read."""

@@ -1,0 +1,99 @@
+"""A run's evidence in the forms that other tools read: PEM keys, DSSE envelopes, and what signatures and cards need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES, Bundle
+from glasshouse.jobs.owner.files import read_bounded
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.collect import Opened, look_inside
+from glasshouse.jobs.supervise.control import look, require_ended
+from glasshouse.jobs.verify.documents import of_run, verify_bundle, verify_log_in, verify_sealed_in
+from glasshouse.jobs.verify.verdict import Status, Verdict
+
+__all__ = ["ExportedRun", "export_keys", "exported_run", "public_pem"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedRun:
+    """A run whose receipt and files all hold.
+
+    Attributes:
+        bundle: the receipt bundle's bytes.
+        verdict: of it, with log, heads and sealed files.
+        outputs: opened and compared with it.
+    """
+
+    bundle: bytes
+    verdict: Verdict
+    outputs: tuple[Opened, ...]
+
+    def require_good(self) -> None:
+        """Raise `UsageError` unless the run completed, on one machine, and its receipt is whole."""
+        if self.verdict.status is not Status.GOOD:
+            raise UsageError(
+                Code.USAGE, f"only a good receipt is exported as a model's; this one is {self.verdict.status}"
+            )
+
+
+def exported_run(home: Home, run: str, identity: Identity) -> ExportedRun:
+    """Verify all that a run left, as `verify RUN` does, and open its outputs to nowhere.
+
+    Args:
+        home, run: which.
+        identity: the owner's.
+
+    Raises:
+        GlasshouseError: as `verify_bundle`, `of_run`, `verify_log_in`, `verify_sealed_in` and `look_inside`.
+        UsageError: for a run that has not ended, or one on several machines.
+    """
+    found = look(RunFolder.find(home, run), home)
+    require_ended(found)
+    folder = found.folder
+    bundle = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
+    verdict = of_run(verify_bundle(bundle, owner=identity.signing.public), folder.run_id)
+    verdict = verify_log_in(verdict, folder.out)
+    verdict = verify_sealed_in(verdict, folder.out, expected=True)
+    if verdict.machines > 1:
+        raise UsageError(Code.USAGE, f"this receipt is one of {verdict.machines} machines', and not the whole run")
+    outputs = look_inside(folder, verdict.chain.receipt, sealing=identity.sealing)
+    return ExportedRun(bundle=bundle, verdict=verdict, outputs=tuple(outputs))
+
+
+def public_pem(public: bytes) -> bytes:
+    """Return an Ed25519 public key as PEM (SubjectPublicKeyInfo, RFC 8410)."""
+    key = Ed25519PublicKey.from_public_bytes(public)
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def export_keys(bundle: bytes, verdict: Verdict, *, owner: bytes) -> dict[str, bytes]:
+    """Return the keys of a bundle as PEM and its signed parts as DSSE envelopes, by file name.
+
+    Args:
+        bundle: the bundle's bytes.
+        verdict: of it.
+        owner: the owner's signing key.
+    """
+    parts = Bundle.parse(bundle)
+    envelopes = {
+        "countersignature": parts.countersignature,
+        "delegation": parts.delegation,
+        "head": parts.head,
+        "manifest": parts.manifest,
+        "receipt": parts.receipt,
+    }
+    keys = {
+        "broker": verdict.chain.delegation.broker_public,
+        "evidence": verdict.chain.receipt.evidence_public,
+        "launch": verdict.chain.token.launch_public,
+        "owner": owner,
+    }
+    files = {f"{name}.pem": public_pem(public) for name, public in keys.items()}
+    return files | {f"{name}.dsse.json": part.encode() for name, part in envelopes.items() if part is not None}

@@ -1,0 +1,128 @@
+"""Decrypts the outputs of a run; sealed files that its folder lacks come from the gate that stored them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
+from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity, read_public
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.results import collect
+from glasshouse.jobs.supervise.control import Look, concluded, look, require_ended, take
+from glasshouse.jobs.supervise.run_job import Listener, return_left
+from glasshouse.jobs.verify.conclusion import INVALID
+from glasshouse.jobs.verify.download import forget_stored, is_whole
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Fetched", "fetch_run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """Decrypted outputs.
+
+    Attributes:
+        run_id: of which run.
+        folder: where they are.
+        outputs: each output; one that was left out, for a name with a part that begins with a dot, has no path.
+        verdict: on the run's receipt.
+        assurance: the level of the run; None where it never attested.
+        from_gate: whether files came from the run's gate, because they were missing here.
+    """
+
+    run_id: str
+    folder: Path
+    outputs: tuple[collect.Opened, ...]
+    verdict: str
+    assurance: str | None
+    from_gate: bool
+
+
+def fetch_run(
+    run: RunFolder,
+    out: Path,
+    *,
+    home: Home,
+    unlock: Callable[[], Identity],
+    listener: Listener,
+    replace: bool = False,
+    hidden: bool = False,
+    machine: int = 0,
+    from_gate: bool = False,
+) -> Fetched:
+    """Decrypt a run's outputs into a folder.
+
+    Args:
+        run, home: the run's.
+        out: the folder; made if need be.
+        unlock: returns the owner's identity; called once, and not before it is needed.
+        listener: hears of what comes from the gate, and of a machine that is given back.
+        replace, hidden: as of `collect.fetch`.
+        machine: of a run on several machines: whose.
+        from_gate: wait no more for the run's machine, and take what its gate stored.
+
+    Raises:
+        VerificationError: there is no receipt that holds.
+        UsageError: it has not ended, there is no such machine, or a file is there already.
+        PackageError: a sealed output is not as the receipt names it.
+        PeerError: the gate cannot be reached.
+    """
+    found = look(run, home)
+    identity, taken = None, False
+    if _is_lacking(found, home, asked=from_gate):
+        identity = unlock()
+        if taken := _take(listener, found, home, identity.signing, asked=from_gate):
+            listener.step("taken from the run's gate, and not from its machine")
+            found = look(found.folder, home)
+    require_ended(found)
+    folder, conclusion = found.folder.machine(machine), concluded(found.folder, home, found.record)
+    if machine and conclusion.verdict != INVALID:
+        conclusion = conclusion.machines[machine]
+    receipt = collect.require_receipt(conclusion)
+    identity = identity or unlock()
+    outputs = collect.fetch(folder, receipt, sealing=identity.sealing, out=out, force=replace, hidden=hidden)
+    with contextlib.suppress(GlasshouseError):  # otherwise what it stores of the run expires
+        forget_stored(home, folder, identity.signing)
+    if taken:
+        return_left(listener, home, found.folder)
+    return Fetched(
+        run_id=found.record.run_id,
+        folder=out,
+        outputs=tuple(outputs),
+        verdict=conclusion.verdict,
+        assurance=receipt.assurance.value if receipt.assurance else None,
+        from_gate=taken,
+    )
+
+
+def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
+    """Return whether the run's folder lacks files that only its gate may have, or that `from_gate` is for."""
+    if not asked and (found.record.gate is None or found.doing not in (Phase.ENDED, "unattended")):
+        return False
+    owner = read_public(home.owner_public).signing
+    return not all(is_whole(one, owner) for one in found.folder.machines())
+
+
+def _take(listener: Listener, found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
+    """Take from the run's gate what is lacking; unless `from_gate` asks, a gate that does not give it is only noted."""
+    had_receipts = all(is_there(one.receipt) for one in found.folder.machines())
+    try:
+        taken = take(found.folder, home, owner)
+    except GlasshouseError as error:
+        if asked or not (had_receipts or isinstance(error, PeerError)):
+            raise
+        listener.warn(f"files of the run are missing here, and its gate did not give them: {error.message}")
+        return False
+    if asked and not taken:
+        raise UsageError(
+            Code.FILE_MISSING,
+            f"no gate stores what is missing here of run {found.folder.run_id[:8]}",
+            hint="a gate stores what runs on other machines leave if it was started with --store, until it is fetched; "
+            "without a receipt nothing is taken",
+        )
+    return taken

@@ -1,0 +1,374 @@
+"""What a run cost: its rented machine by the hour, what of that was not training, and what protection added.
+
+Laws: what an input does not say is absent, and never 0; prices and bills are the provider's word, times of the run are
+the receipt's; a slowdown has an amount of money only where its measurement has an interval and a word that bears it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.evidence.receipt import Receipt
+
+__all__ = ["Cost", "Share", "Slowdown", "cost_of", "slowdown_of"]
+
+_HOUR_US = 3_600_000_000
+_UNIT_DIGITS = 3
+# By so much two clocks and their rounding may let the parts be more than the whole.
+_SECOND = Decimal(1)
+# The part whose number is a measurement's, as `glasshouse verify` says it.
+_MAIN = ("interleaved", "alternating", "sequential")
+_WORDS = frozenset({"overhead", "equivalent", "inconclusive"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Some of a run's time, and what it cost.
+
+    Attributes:
+        seconds: how long; negative at an end of an interval that has 0 in it.
+        usd: by the price; None without one.
+    """
+
+    seconds: Decimal
+    usd: Decimal | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seconds": f"{self.seconds:.3f}", "usd": None if self.usd is None else f"{self.usd:.4f}"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slowdown:
+    """What a measurement says that protection does to a training step.
+
+    Attributes:
+        delta: by how much a protected step is longer than a raw one, as a part of the raw one.
+        low, high: the 95 % interval; None where there is none.
+        word: the measurement's; empty where no session counts.
+        whole: whether nothing is missing by which its word would stand.
+        workload: of what kind it was measured: `lora`, `mlp` or `script`.
+        cpu, gpu: on which machine; None where the measurement does not say, or it had no GPU.
+    """
+
+    delta: Decimal | None
+    low: Decimal | None
+    high: Decimal | None
+    word: str
+    whole: bool
+    workload: str
+    cpu: str | None
+    gpu: str | None
+
+    @property
+    def bears(self) -> bool:
+        """Whether an amount follows from it: there is an interval, and no bias is suspected."""
+        return self.low is not None and self.high is not None and self.low > -1 and self.word in _WORDS
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "delta": None if self.delta is None else f"{self.delta:.4f}",
+            "low": None if self.low is None else f"{self.low:.4f}",
+            "high": None if self.high is None else f"{self.high:.4f}",
+            "word": self.word or None,
+            "status": "good" if self.whole else "incomplete",
+            "workload": self.workload,
+            "cpu": self.cpu,
+            "gpu": self.gpu,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a run cost; what is None is not known.
+
+    Attributes:
+        rented: whether a machine was rented for it.
+        over: whether it costs no more: every machine is shown to be gone, or none was rented.
+        usd_per_hour: of the machine that it was on.
+        since_us: when the first machine was asked for.
+        total: of all machines that were asked for, until each was shown to be gone; on a machine of the owner's, the
+            run.
+        booting: until the run's machine could be logged in to, with all of those that never could.
+        uploading: from then until the runtime was asked for: logging in, looking at the machine, the package.
+        training: what the workload itself took.
+        protecting: what the runtime took beside the training and the worker's own imports: F. Outputs that were sealed
+            while the training went on count in both.
+        rest: of the total: imports, fetching, giving back; None also where the parts are more than the total.
+        fits: whether the parts are no more than the total.
+        slowdown: what a measurement says; None where none was named.
+        slowed: what of the training that makes, at the two ends of the interval; None where nothing bears it.
+        unit, done, usd_per_unit: the work that the receipt names, and what one costs of the total, to three digits.
+        billed_usd: by the provider's word.
+        most_usd, most_s: the caps.
+    """
+
+    rented: bool
+    over: bool
+    usd_per_hour: Decimal | None
+    since_us: int | None
+    total: Share | None
+    booting: Share | None
+    uploading: Share | None
+    training: Share | None
+    protecting: Share | None
+    rest: Share | None
+    fits: bool
+    slowdown: Slowdown | None
+    slowed: tuple[Share, Share] | None
+    unit: str | None
+    done: int | None
+    usd_per_unit: Decimal | None
+    billed_usd: Decimal | None
+    most_usd: Decimal | None
+    most_s: int | None
+
+    @property
+    def of_cap(self) -> Decimal | None:
+        """Which part of the money's cap it came to, by the price."""
+        if not self.most_usd or self.total is None or self.total.usd is None:
+            return None
+        return self.total.usd / self.most_usd
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cost for programs: amounts of money and seconds as decimal text."""
+        shares = {
+            name: None if share is None else share.to_json()
+            for name, share in (
+                ("total", self.total),
+                ("booting", self.booting),
+                ("uploading", self.uploading),
+                ("training", self.training),
+                ("protecting", self.protecting),
+                ("rest", self.rest),
+            )
+        }
+        return {
+            "rented": self.rented,
+            "over": self.over,
+            "usd_per_hour": None if self.usd_per_hour is None else f"{self.usd_per_hour:f}",
+            "since_us": self.since_us,
+            **shares,
+            "fits": self.fits,
+            "slowdown": None if self.slowdown is None else self.slowdown.to_json(),
+            "slowed_95": None if self.slowed is None else [share.to_json() for share in self.slowed],
+            "work": None
+            if self.unit is None
+            else {
+                "unit": self.unit,
+                "done": self.done,
+                "usd_each": None if self.usd_per_unit is None else f"{self.usd_per_unit:f}",
+            },
+            "billed_usd": None if self.billed_usd is None else f"{self.billed_usd:f}",
+            "most_usd": None if self.most_usd is None else f"{self.most_usd:f}",
+            "most_s": self.most_s,
+            "of_cap": None if self.of_cap is None else f"{self.of_cap:.3f}",
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hired:
+    """A machine as a statement has it, for as long as it cost something."""
+
+    price: Decimal
+    asked_us: int
+    up_us: int | None
+    until_us: int
+
+    def share(self, from_us: int, to_us: int) -> Share:
+        return _share(max(0, to_us - from_us), self.price)
+
+
+def cost_of(
+    statement: Mapping[str, Any] | None,
+    receipt: Receipt | None,
+    *,
+    now_us: int,
+    placed_us: int | None = None,
+    usd_per_hour: Decimal | None = None,
+    slowdown: Slowdown | None = None,
+) -> Cost:
+    """Return what a run cost.
+
+    Args:
+        statement: of its rental, as `rented_machine.statement` has it; None where nothing was rented.
+        receipt: verified; None where there is none (yet).
+        now_us: for what is not over; microseconds since 1970.
+        placed_us: when its runtime was asked for, by the same clock as the statement's times.
+        usd_per_hour: of a machine that was not rented.
+        slowdown: of a measurement.
+
+    Raises:
+        UsageError: a damaged statement, or a price beside one.
+    """
+    if statement is not None and usd_per_hour is not None:
+        raise UsageError(Code.USAGE, "the machine was rented, and its price is known", hint="leave --usd-per-hour out")
+    hired, caps = _read(statement, now_us)
+    own = next((one for one in hired if one.up_us is not None), None)
+    price = usd_per_hour if own is None else own.price
+    booting = uploading = None
+    if statement is None:
+        ran = None if receipt is None else receipt.finished_us - receipt.started_us
+        total = None if ran is None else _share(ran, price)
+    else:
+        total = _sum([one.share(one.asked_us, one.until_us) for one in hired])
+        booting = _sum([one.share(one.asked_us, one.until_us if one.up_us is None else one.up_us) for one in hired])
+        if own is not None and own.up_us is not None and placed_us is not None and placed_us >= own.up_us:
+            uploading = own.share(own.up_us, placed_us)
+    work = None if receipt is None else receipt.work
+    training = None if work is None else _share(work.elapsed_us, price)
+    protecting = None if receipt is None else _protecting(receipt, price)
+    rest = None
+    if receipt is not None and total is not None and training is not None and protecting is not None:
+        parts = [one for one in (booting, uploading, training, protecting) if one is not None]
+        rest = _rest(total, parts, both_us=receipt.lifecycle_us["seal_outputs"] or 0, price=price)
+    fits = rest is None or rest.seconds > -_SECOND
+    done = work.done if work is not None and work.done else None
+    each = None if done is None or total is None or total.usd is None else total.usd / done
+    return Cost(
+        rented=statement is not None,
+        over=statement is None or statement["over"] is True,
+        usd_per_hour=price,
+        since_us=min((one.asked_us for one in hired), default=None),
+        total=total,
+        booting=booting,
+        uploading=uploading,
+        training=training,
+        protecting=protecting,
+        rest=rest if fits else None,
+        fits=fits,
+        slowdown=slowdown,
+        slowed=_slowed(training, slowdown),
+        unit=None if done is None or work is None else work.unit,
+        done=done,
+        usd_per_unit=None if each is None else _rounded(each),
+        billed_usd=caps["billed_usd"],
+        most_usd=caps["most_usd"],
+        most_s=caps["most_s"],
+    )
+
+
+def slowdown_of(verdict: Mapping[str, Any]) -> Slowdown:
+    """Return what a verified measurement says of a protected step.
+
+    Args:
+        verdict: what `glasshouse verify DIR --json` prints of it.
+
+    Raises:
+        UsageError: it is no measurement of protection: of raw workers alone, with a cost that was planted, or another
+            thing.
+    """
+    try:
+        return _main(verdict)
+    except (KeyError, TypeError, InvalidOperation):
+        raise UsageError(
+            Code.USAGE,
+            "that is no measurement of what protection costs a step",
+            hint="name the folder that glasshouse bench overhead wrote",
+        ) from None
+
+
+def _main(verdict: Mapping[str, Any]) -> Slowdown:
+    parts = {part["design"]["mode"]: part for part in verdict["parts"]}
+    mode = next((mode for mode in _MAIN if mode in parts), None)
+    if mode is None:
+        raise UsageError(Code.USAGE, "that measurement has no protected run: it says nothing of what protection costs")
+    part, design = parts[mode], parts[mode]["design"]
+    if design["planted"] is not None:
+        raise UsageError(Code.USAGE, "that measurement has a cost that was planted on purpose")
+    result, claim = part["result"], part["claim"]
+    ends = None if result is None else result["slowdown_95"]
+    return Slowdown(
+        delta=None if result is None else Decimal(result["slowdown"]),
+        low=None if ends is None else Decimal(ends["low"]),
+        high=None if ends is None else Decimal(ends["high"]),
+        word="" if claim is None else claim["word"],
+        whole=verdict["status"] == "good",
+        workload=design["workload"]["kind"],
+        cpu=design["machine"]["cpu"],
+        gpu=design["machine"]["gpu"],
+    )
+
+
+def _read(statement: Mapping[str, Any] | None, now_us: int) -> tuple[Sequence[_Hired], dict[str, Any]]:
+    """Return the machines of a statement that cost something, and its bill and caps."""
+    if statement is None:
+        return (), dict.fromkeys(("billed_usd", "most_usd", "most_s"))
+    try:
+        caps = {name: _decimal(statement[name]) for name in ("billed_usd", "most_usd")}
+        most_s = statement["most_s"]
+        hired = [
+            _Hired(
+                price=_amount(one["usd_per_hour"]),
+                asked_us=int(one["asked_us"]),
+                up_us=None if one["up_us"] is None else int(one["up_us"]),
+                until_us=now_us if one["gone_us"] is None else int(one["gone_us"]),
+            )
+            for one in statement["machines"]
+            if one["state"] != "never"
+        ]
+        return hired, caps | {"most_s": None if most_s is None else int(most_s)}
+    except (KeyError, TypeError, ValueError, InvalidOperation):
+        raise UsageError(Code.USAGE, "what the run's rental cost cannot be read: its rental.json is damaged") from None
+
+
+def _decimal(value: Any) -> Decimal | None:
+    return None if value is None else _amount(value)
+
+
+def _amount(value: str) -> Decimal:
+    amount = Decimal(value)
+    if not amount.is_finite():
+        raise ValueError("no amount")
+    return amount
+
+
+def _share(us: int | Decimal, price: Decimal | None) -> Share:
+    return Share(seconds=Decimal(us) / 1_000_000, usd=None if price is None else price * us / _HOUR_US)
+
+
+def _sum(shares: Sequence[Share]) -> Share:
+    priced = [one.usd for one in shares if one.usd is not None]
+    return Share(
+        seconds=sum((one.seconds for one in shares), Decimal(0)),
+        usd=sum(priced, Decimal(0)) if len(priced) == len(shares) else None,
+    )
+
+
+def _protecting(receipt: Receipt, price: Decimal | None) -> Share | None:
+    total = receipt.lifecycle_us["total"]
+    return None if total is None else _share(max(0, total - (receipt.training_imports_us or 0)), price)
+
+
+def _rest(total: Share, parts: Sequence[Share], *, both_us: int, price: Decimal | None) -> Share:
+    """Return what of the total is in no part.
+
+    Args:
+        both_us: what is in two of them.
+    """
+    both, known = _share(both_us, price), _sum(parts)
+    return Share(
+        seconds=total.seconds - known.seconds + both.seconds,
+        usd=None if total.usd is None or both.usd is None or known.usd is None else total.usd - known.usd + both.usd,
+    )
+
+
+def _slowed(training: Share | None, slowdown: Slowdown | None) -> tuple[Share, Share] | None:
+    """Return what of a protected training is its slowdown: of 1 + δ the part δ, at both ends of the interval."""
+    if training is None or slowdown is None or not slowdown.bears:
+        return None
+    assert slowdown.low is not None and slowdown.high is not None  # noqa: S101, PT018 - it bears
+    low, high = (delta / (1 + delta) for delta in (slowdown.low, slowdown.high))
+    return _part(training, low), _part(training, high)
+
+
+def _part(share: Share, part: Decimal) -> Share:
+    return Share(seconds=share.seconds * part, usd=None if share.usd is None else share.usd * part)
+
+
+def _rounded(amount: Decimal) -> Decimal:
+    """Return an amount with as many digits as the times that it comes from are good for."""
+    return amount if not amount else amount.quantize(Decimal(1).scaleb(amount.adjusted() - _UNIT_DIGITS + 1))

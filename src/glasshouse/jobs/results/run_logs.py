@@ -1,0 +1,238 @@
+"""A run's sealed log, decrypted for its owner: what the training wrote to standard output and error.
+
+Anyone can encrypt to the owner's public key, so a segment counts only when the event log names it, and the event
+log only when the run's receipt vouches for it. Until there is such a receipt nothing tells a genuine log from one
+that the machine's host wrote: it is shown, and said to have nothing that vouches for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+
+from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, VerificationError
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.events import Event, EventType
+from glasshouse.jobs.owner.files import is_there, open_regular, read_bounded
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.supervise.control import look
+from glasshouse.jobs.supervise.follow import Tail
+from glasshouse.jobs.verify.documents import Status, Verdict, of_run, segment_name, verify_bundle, verify_log_in
+from glasshouse.package.outputs import open_output
+from glasshouse.task.uncollected import Uncollected
+from glasshouse.wire.hpke import RecipientKey
+
+__all__ = ["Named", "Segment", "follow", "last_lines", "named_segments", "refuse_other", "segments", "uncollected"]
+
+_KIND = "log"
+_POLL_S = 0.25
+# What a worker writes last may begin in the segment before the last; more are not read, a log can be long.
+_LAST_SEGMENTS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A piece of the log.
+
+    Attributes:
+        sequence: its number.
+        name: what it is called inside; says which stream it is of.
+        data: what was written.
+    """
+
+    sequence: int
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """The segments that a run's event log names.
+
+    Attributes:
+        events: one for each, in order.
+        vouched: whether the receipt of an attested run, countersigned by the broker, vouches for this log.
+        why: why not, for people; empty when it does.
+    """
+
+    events: Sequence[Event]
+    vouched: bool
+    why: str = ""
+
+
+def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
+    """Read which segments a run's event log names, and hold the log to the run's receipt once there is one.
+
+    Args:
+        folder: the run's; it may still be going on.
+        owner_signing: the owner's public signing key.
+
+    Raises:
+        VerificationError: `log-invalid` or `state-illegal` for a log that is not the one that the receipt's final
+            head names, is no log at all or cannot be read.
+        UsageError: `file-missing` for a log that cannot be read, where there is no receipt yet.
+    """
+    verdict, why = _receipt(folder, owner_signing)
+    if verdict is None:
+        return Named(events=_told(folder), vouched=False, why=why)
+    # Outside of any `try`: a log that a receipt contradicts is refused, and not only remarked on.
+    log = verify_log_in(verdict, folder.out).log
+    if log is None:
+        raise InternalError(Code.INTERNAL, "a log that must be there was not looked at")
+    if verdict.status is Status.INCOMPLETE:
+        why = "its receipt is incomplete: no broker vouches for the log"
+    # What was verified is what is used: the file is not read a second time.
+    return Named(events=log.of(EventType.SEGMENT), vouched=not why, why=why)
+
+
+def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, str]:
+    """Return the run's receipt if its own chain holds, and otherwise why there is none to go by."""
+    if not is_there(folder.receipt):
+        return None, "there is no receipt (yet)"
+    try:
+        data = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
+        return of_run(verify_bundle(data, owner=owner_signing), folder.run_id), ""
+    except GlasshouseError as error:
+        return None, f"its receipt does not hold: {error}"
+
+
+def _told(folder: RunFolder) -> list[Event]:
+    tail = Tail(folder.events)
+    try:
+        return [event for event in tail.read() if event.type is EventType.SEGMENT]
+    finally:
+        tail.close()
+
+
+def segments(
+    folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKey, manifest_sha256: bytes
+) -> Iterator[Segment]:
+    """Yield the segments that were named, in order.
+
+    Args:
+        folder: the run's; it may still be going on.
+        events: as `named_segments` found them.
+        sealing: the owner's sealing key, or a backup recipient's.
+        manifest_sha256: of the run's package.
+
+    Raises:
+        PackageError: `output-unnamed` for a segment that is not the one that the event log names,
+            `output-tampered` for one that does not open or is not there.
+    """
+    for event in events:
+        number = int(str(event.body["sequence"]))
+        path = folder.out / segment_name(event)
+        try:
+            stream = open_regular(path)
+        except OSError:
+            raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is named but not there") from None
+        with stream:
+            yield _segment(stream, number, str(event.body["sealed_sha256"]), folder.run_id, sealing, manifest_sha256)
+
+
+def follow(
+    whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
+) -> Iterator[tuple[Event, Segment]]:
+    """Yield the segments of a run that goes on, each with the event that names it, until the run has ended.
+
+    Args:
+        whole: the run.
+        folder: of the machine whose log it is; the same for a run on one machine.
+        home: the state home.
+        sealing: the owner's sealing key, or a backup recipient's.
+
+    Raises:
+        PackageError: as `segments`.
+        VerificationError: as `named_segments`.
+    """
+    manifest_sha256 = bytes.fromhex(folder.load().manifest_sha256)
+    with contextlib.closing(Tail(folder.events)) as tail:
+        while True:
+            # Asked before the log is read: what comes before the end is then read to the last line.
+            ended = look(whole, home, deep=False).record.phase is Phase.ENDED
+            for event in tail.read():
+                if event.type is EventType.SEGMENT:
+                    (one,) = segments(folder, [event], sealing=sealing, manifest_sha256=manifest_sha256)
+                    yield event, one
+            if ended:
+                return
+            time.sleep(_POLL_S)
+
+
+def refuse_other(shown: Sequence[Event], named: Named) -> None:
+    """Refuse a log that was followed where a receipt vouches for another one.
+
+    Raises:
+        VerificationError: `log-invalid`.
+    """
+    if named.vouched and [event.body for event in shown] != [event.body for event in named.events]:
+        raise VerificationError(Code.LOG_INVALID, "the log that was shown is not the one that the receipt vouches for")
+
+
+def last_lines(
+    folder: RunFolder, record: RunRecord, *, sealing: RecipientKey, owner_signing: bytes
+) -> tuple[list[str], bool]:
+    """Return the last lines that an ended run's worker wrote, and whether its receipt vouches for them.
+
+    A log that cannot be read, or that its receipt contradicts, has none.
+
+    Args:
+        folder, record: the run.
+        sealing: the owner's sealing key.
+        owner_signing: the owner's public signing key.
+    """
+    try:
+        named = named_segments(folder, owner_signing=owner_signing)
+        manifest_sha256 = bytes.fromhex(record.manifest_sha256)
+        found = segments(folder, named.events[-_LAST_SEGMENTS:], sealing=sealing, manifest_sha256=manifest_sha256)
+        text = b"".join(one.data for one in found).decode(errors="replace")
+    except GlasshouseError:
+        return [], False
+    return text.split("\n"), named.vouched
+
+
+def uncollected(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> Uncollected | None:
+    """Return what a run's scripts wrote outside of their output folders, of all its machines together.
+
+    None also where no receipt vouches for the log, or the log cannot be read.
+
+    Args:
+        folder: the run's, which has ended.
+        sealing, owner_signing: as for `last_lines`.
+    """
+    found: list[Uncollected] = []
+    for machine in folder.machines():
+        lines, vouched = last_lines(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
+        if vouched:  # else the machine's host may have written it
+            # The last such line: a script may have printed one of its own before.
+            found += [one for line in reversed(lines) if (one := Uncollected.parse(line)) is not None][:1]
+    if not found:
+        return None
+    return Uncollected(
+        files=sum(one.files for one in found),
+        bytes=sum(one.bytes for one in found),
+        named=tuple(name for one in found for name in one.named),
+        links=tuple(name for one in found for name in one.links),
+    )
+
+
+def _segment(
+    stream: BufferedReader, number: int, sealed_sha256: str, run_id: str, sealing: RecipientKey, manifest_sha256: bytes
+) -> Segment:
+    if hashlib.file_digest(stream, "sha256").hexdigest() != sealed_sha256:
+        raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} is not the one that the event log names")
+    stream.seek(0)
+    opened = open_output(stream, sealing, run_id=run_id, manifest_sha256=manifest_sha256)
+    if opened.kind != _KIND or opened.sequence != number:
+        raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is something else")
+    plain = io.BytesIO()
+    opened.copy_to(plain)
+    if opened.sealed_sha256 != bytes.fromhex(sealed_sha256):
+        raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} was exchanged while it was read")
+    return Segment(sequence=number, name=opened.name, data=plain.getvalue())

@@ -1,0 +1,259 @@
+"""What a run came to, as the one object that `run`, `attach` and `status` print with `--json`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from glasshouse.attestation.hardening import REQUIRED, CheckResult
+from glasshouse.errors import GlasshouseError
+from glasshouse.evidence.receipt import LIFECYCLE, Receipt
+from glasshouse.evidence.results import Loss
+from glasshouse.evidence.results import Work as Done
+from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.jobs.places.rented_machine import statement_of
+from glasshouse.jobs.results.collect import Opened, look_inside
+from glasshouse.jobs.results.run_cost import Cost, cost_of
+from glasshouse.jobs.results.run_logs import uncollected
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.conclusion import Conclusion
+from glasshouse.task.uncollected import Uncollected
+from glasshouse.wire.group import Group
+from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.policy import Profile
+from glasshouse.wire.states import State
+
+__all__ = ["Account", "account_of", "missing_checks", "rental_and_cost", "summary"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """What a run that has ended came to, as far as the keys at hand show it.
+
+    Attributes:
+        outputs: as their owner sees them; empty while they stay sealed.
+        lost: what a script wrote outside of its output folders.
+        rental: the statement of its rental; None where nothing was rented.
+        cost: what that came to.
+        problem: why something of this could not be read; empty where all could.
+        facts: all of it as `summary` returns it.
+    """
+
+    outputs: tuple[Opened, ...]
+    lost: Uncollected | None
+    rental: Mapping[str, Any] | None
+    cost: Cost | None
+    problem: str
+    facts: Mapping[str, Any]
+
+
+def account_of(
+    ended: Ended, *, home: Home, sealing: RecipientKey | None, owner_signing: bytes | None = None
+) -> Account:
+    """Return what a run came to.
+
+    Args:
+        ended: the run.
+        home: where its rental is recorded.
+        sealing: opens the outputs' names; None leaves them sealed.
+        owner_signing: the owner's public signing key; with `sealing` it shows what a script's run left behind.
+    """
+    conclusion, problem = ended.conclusion, ""
+    opened: list[Opened] = []
+    if sealing is not None and conclusion.receipt is not None:
+        try:
+            opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
+        except GlasshouseError as error:
+            problem = str(error)
+    lost = None
+    if sealing is not None and owner_signing is not None and ended.record.workload == "script":
+        lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
+    rental, cost, unread = rental_and_cost(home, ended.folder, ended.record, conclusion.receipt)
+    return Account(
+        outputs=tuple(opened),
+        lost=lost,
+        rental=rental,
+        cost=cost,
+        problem=problem or unread,
+        facts=summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost, rental, cost),
+    )
+
+
+def rental_and_cost(
+    home: Home, run: RunFolder, record: RunRecord, receipt: Receipt | None
+) -> tuple[dict[str, Any] | None, Cost | None, str]:
+    """Return the statement of a run's rental and what it came to, both None without one, and why one cannot be read."""
+    now_us = time.time_ns() // 1000
+    try:
+        statement = statement_of(home, run, now_us)
+        if statement is None:
+            return None, None, ""
+        return statement, cost_of(statement, receipt, now_us=now_us, placed_us=record.placed_us), ""
+    except GlasshouseError as error:
+        return None, None, error.message
+
+
+def summary(
+    folder: RunFolder,
+    record: RunRecord,
+    seen: Seen,
+    conclusion: Conclusion | None,
+    opened: Sequence[Opened] = (),
+    lost: Uncollected | None = None,
+    rental: Mapping[str, Any] | None = None,
+    cost: Cost | None = None,
+) -> dict[str, Any]:
+    """Return a run's facts; everything from `outcome` to `receipt` comes from the verified receipt or is null.
+
+    Args:
+        folder, record: the run.
+        seen: what its events said.
+        conclusion: how it ended, or None while it has not.
+        opened: the outputs as their owner sees them; without them names stay sealed, and are null.
+        lost: what a script wrote outside of its output folders, as its decrypted log reports it.
+        rental: the statement of its rental, by the provider's word; None where nothing was rented.
+        cost: what that came to.
+    """
+    receipt = None if conclusion is None else conclusion.receipt
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "state": (seen.state or State.CREATED).value,
+        "outcome": None if conclusion is None else conclusion.outcome.value,
+        "code": None if conclusion is None or conclusion.code is None else conclusion.code.value,
+        "attestation": _attestation(conclusion),
+        "assurance": None if receipt is None or receipt.assurance is None else receipt.assurance.value,
+        "hardening": _hardening(receipt, record, seen),
+        "package": {"id": record.package_id, "manifest_sha256": record.manifest_sha256},
+        "workload": record.workload,
+        "work": _work(receipt.work if receipt else None),
+        "loss": _loss(receipt.loss if receipt else None),
+        "trainable": receipt.trainable if receipt else None,
+        "outputs": _outputs(receipt, opened),
+        "uncollected": None if lost is None else asdict(lost),
+        "lifecycle_s": {step: _seconds(receipt.lifecycle_us[step] if receipt else None) for step in LIFECYCLE},
+        "training_imports_s": _seconds(receipt.training_imports_us if receipt else None),
+        "zeroization": _zeroization(receipt),
+        "receipt": _receipt(folder, conclusion),
+        "group": None if record.group is None else _group(record.group, conclusion),
+        "rental": rental,
+        "cost": None if cost is None else cost.to_json(),
+        "files": str(folder.path),
+    }
+
+
+def _group(group: Group, conclusion: Conclusion | None) -> dict[str, Any]:
+    """Return a run's group: how many ranks on how many machines, and how each of several machines ended."""
+    ends = () if conclusion is None else conclusion.machines
+    return {
+        "id": group.id.hex(),
+        "machines": group.machines,
+        "ranks": group.ranks,
+        "blamed": None if conclusion is None else conclusion.blamed,
+        "ended": [
+            {
+                "machine": machine,
+                "outcome": end.outcome.value,
+                "code": None if end.code is None else end.code.value,
+                "verdict": end.verdict,
+                "problem": end.problem or None,
+            }
+            for machine, end in enumerate(ends)
+        ],
+    }
+
+
+def _attestation(conclusion: Conclusion | None) -> dict[str, Any] | None:
+    if conclusion is None or conclusion.verified is None:
+        return None
+    receipt, ear = conclusion.verified.chain.receipt, conclusion.verified.chain.ear
+    return {
+        "key_released": ear is not None,
+        "ear_status": None if ear is None else ear.status.value,
+        "evidence_sha256": receipt.evidence_sha256.hex() if receipt.evidence_sha256 else None,
+    }
+
+
+def missing_checks(record: RunRecord, seen: Seen) -> list[str]:
+    """Return the checks that the run's profile demands and that did not pass, as `process.check`."""
+    required = {str(process): names for process, names in REQUIRED[Profile(record.profile)].items()}
+    return sorted(
+        f"{process}.{name}"
+        for (process, name), result in seen.checks.items()
+        if result != CheckResult.PASSED and name in required.get(process, ())
+    )
+
+
+def _hardening(receipt: Receipt | None, record: RunRecord, seen: Seen) -> dict[str, Any] | None:
+    if receipt is None:
+        return None
+    return {
+        "profile": receipt.profile.value,
+        "workspace": receipt.workspace,
+        "secret_memory": receipt.secret_memory,
+        "missing": missing_checks(record, seen),
+    }
+
+
+def _work(work: Done | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {
+        "unit": work.unit,
+        "done": work.done,
+        "elapsed_s": _seconds(work.elapsed_us),
+        "rate_per_s": round(work.done * 1e6 / work.elapsed_us, 4) if work.elapsed_us and work.done else None,
+        "stop_reason": work.stop_reason,
+    }
+
+
+def _loss(loss: Loss | None) -> dict[str, Any] | None:
+    return None if loss is None else {"first": float(loss.first), "final": float(loss.final)}
+
+
+def _outputs(receipt: Receipt | None, opened: Sequence[Opened]) -> list[dict[str, Any]]:
+    if receipt is None:
+        return []
+    inside = {one.sequence: one for one in opened}
+    found: list[dict[str, Any]] = []
+    for output in receipt.outputs:
+        one = inside.get(output.sequence)
+        found.append(
+            {
+                "name": one.name if one else None,
+                "kind": output.kind,
+                "sha256": one.sha256.hex() if one else None,
+                "bytes": output.plain_bytes,
+                "sealed": str(PurePosixPath(output.file_name)),
+                "sealed_sha256": output.sealed_sha256.hex(),
+            }
+        )
+    return found
+
+
+def _zeroization(receipt: Receipt | None) -> list[dict[str, Any]]:
+    if receipt is None:
+        return []
+    return [
+        {"probe": probe.probe, "result": probe.result.value, "detail": probe.detail} for probe in receipt.zeroization
+    ]
+
+
+def _receipt(folder: RunFolder, conclusion: Conclusion | None) -> dict[str, Any] | None:
+    if conclusion is None:
+        return None
+    return {
+        "path": str(folder.receipt) if is_there(folder.receipt) else None,
+        "verdict": conclusion.verdict,
+        "problem": conclusion.problem or None,
+    }
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / 1e6

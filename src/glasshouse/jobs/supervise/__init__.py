@@ -1,0 +1,1 @@
+"""A run from its preparation to its end: start, follow, stop, give up, sweep."""

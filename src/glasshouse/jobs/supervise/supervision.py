@@ -1,0 +1,358 @@
+"""Supervises a placed run until it has ended: follows its events, keeps its broker alive, verifies its receipt.
+
+Laws: an interrupt is passed to the runtime, which zeroizes; the supervisor waits for that, however often it
+is interrupted, unless the machine cannot be reached and a person would not wait. Nothing here needs, or has, a
+private key of the owner's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Protocol
+
+from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
+from glasshouse.evidence.events import Event
+from glasshouse.jobs.gates.known_gates import Broker, relay_of
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import read_public
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.jobs.places.placing import STOP_PATIENCE_S, LeftError, Placing
+from glasshouse.jobs.supervise.follow import Seen, Tail
+from glasshouse.jobs.verify.conclusion import Conclusion, conclude
+from glasshouse.jobs.verify.whole_group import together
+from glasshouse.providers.place.base import Place, Placed
+from glasshouse.wire.group import Group
+from glasshouse.wire.states import State
+
+__all__ = ["Ended", "Interrupts", "Silent", "Watcher", "supervise"]
+
+_QUICK_S, _SLOW_S = 0.05, 0.5
+_BROKER_CHECK_S = 2.0
+# Between the record of a run and its start lies the sending of its package.
+_SENDING_S = 24 * 3600
+# By so many Ctrl-C a person leaves a machine that cannot be reached.
+_LEAVES = 3
+# For the other machines of a group to hear, by the gate or by their ranks, of one that has ended, and to say so.
+_GROUP_PATIENCE_S = 5.0
+
+
+class Watcher(Protocol):
+    """Shows a run to a person."""
+
+    def away(self, machine: int, problem: str) -> None:
+        """A machine cannot be followed at this moment, and why; or, where that is empty, can again."""
+
+    def event(self, event: Event, seen: Seen) -> None:
+        """Something happened."""
+
+    def tick(self, seen: Seen) -> None:
+        """Time has passed, several times a second; nothing need have happened."""
+
+    def stopping(self, times: int) -> None:
+        """The run was asked to stop, for the n-th time."""
+
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        """A machine of the run's group has ended, and why if it did not complete."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def away(self, machine: int, problem: str) -> None:
+        pass
+
+    def event(self, event: Event, seen: Seen) -> None:
+        pass
+
+    def tick(self, seen: Seen) -> None:
+        pass
+
+    def stopping(self, times: int) -> None:
+        pass
+
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        pass
+
+
+class Interrupts:
+    """Counts how often the run was asked to stop, and how often of these by a person's Ctrl-C; called by a handler."""
+
+    def __init__(self) -> None:
+        self.count = self.by_key = 0
+
+    def __call__(self, number: int = signal.SIGTERM, *_frame: object) -> None:
+        self.count += 1
+        self.by_key += number == signal.SIGINT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A run that has ended.
+
+    Attributes:
+        folder, record: the run.
+        seen: what its events said.
+        conclusion: how it ended.
+    """
+
+    folder: RunFolder
+    record: RunRecord
+    seen: Seen
+    conclusion: Conclusion
+
+
+def supervise(
+    folder: RunFolder,
+    launch: bytes | None,
+    *,
+    home: Home,
+    place: Callable[[str], Place],
+    broker: Broker,
+    watcher: Watcher,
+    interrupts: Interrupts,
+    others: Sequence[tuple[RunFolder, bytes | None]] = (),
+    gone: Callable[[], bool] = lambda: False,
+) -> Ended:
+    """Place a prepared run, on all its machines, and stay with it until it has ended everywhere.
+
+    Args:
+        folder: the run's; its record is prepared.
+        launch: the launch file; None for a run that was started before, whose supervisor is gone.
+        home: the state home.
+        place: returns the place of the name that a record has.
+        broker: looked after while the run lasts; belongs to the caller, who gives it back.
+        watcher: told of every event of machine 0, and of the end of others.
+        interrupts: asked now and then whether to stop.
+        others: folders and launch files of the other machines of its group; these are None where `launch` is.
+        gone: whether its machines do not exist any more: one that cannot be followed then is not waited for.
+
+    Raises:
+        PlatformError: it could not be placed.
+        LeftError: a person left a machine that cannot be reached; the record says that the run goes on.
+    """
+    owner = read_public(home.owner_public)
+    folders = (folder, *(other for other, _ in others))
+    machines: list[_Machine] = []
+    relays = [relay_of(home, one.load().gate, one.run_id) for one in folders]
+    with Placing([place(one.load().place) for one in folders], folders, relays) as placing:
+        if launch is None:
+            placing.take_over()
+        else:
+            placing.start([launch, *(its or b"" for _, its in others)], partial(_not_stopped, interrupts))
+        for one, placed in zip(folders, placing.placed, strict=True):
+            # Machine 0 is where progress and outputs come from; of the others one sees how they end.
+            shown = _Shown(Tail(one.events), watcher if one is folder else None)
+            machines.append(_Machine(folder=one, placed=placed, shown=shown))
+        _Supervision(machines, broker, watcher, interrupts, gone).follow()
+        ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
+        first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
+        conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
+        # Before anything is removed there: a supervisor that is killed in between leaves the record of an end.
+        for machine, end in zip(machines[1:], ends[1:], strict=True):
+            _record(machine, end)
+        record = _record(machines[0], conclusion)
+    return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion)
+
+
+def _not_stopped(interrupts: Interrupts) -> None:
+    if interrupts.count:
+        raise UsageError(Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Machine:
+    """A machine of the run, from its placement to its end."""
+
+    folder: RunFolder
+    placed: Placed
+    shown: _Shown
+    seen: Seen = field(default_factory=Seen)
+    exit_code: int | None = None
+    ended_s: float = float("inf")
+    problem: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_s < float("inf")
+
+    def look(self, wait_s: float) -> bool:
+        """Take what is new, and return whether the runtime has ended just now."""
+        exit_code = self.placed.wait(wait_s)
+        self.shown.look(self.seen)
+        if exit_code is None:
+            return False
+        self.exit_code, self.ended_s = exit_code, time.monotonic()
+        self.shown.close()
+        return True
+
+
+def _record(placed: _Machine, conclusion: Conclusion) -> RunRecord:
+    work = placed.seen.work
+    return placed.folder.end(
+        outcome=conclusion.outcome.value,
+        code=None if conclusion.code is None else conclusion.code.value,
+        verdict=conclusion.verdict,
+        exit_code=int(conclusion.exit_code),
+        progress=None if work is None else asdict(work),
+        blamed=conclusion.blamed,
+    )
+
+
+def _over_by_s(record: RunRecord) -> float:
+    """Return when a run is over wherever it is: its runtime ends it by its own clock."""
+    return record.created_us / 1e6 + record.max_duration_s + _SENDING_S
+
+
+class _Supervision:
+    """Follows the machines of one run until all their runtimes have ended.
+
+    Args:
+        placed: the machines, in order.
+        broker, watcher, interrupts, gone: as of `supervise`.
+    """
+
+    def __init__(
+        self,
+        placed: Sequence[_Machine],
+        broker: Broker,
+        watcher: Watcher,
+        interrupts: Interrupts,
+        gone: Callable[[], bool],
+    ) -> None:
+        self._placed = placed
+        self._broker = broker
+        self._watcher = watcher
+        self._interrupts = interrupts
+        self._gone = gone
+        self._passed_on = 0
+        self._kill_s = self._stop_s = float("inf")
+        self._next_check_s = time.monotonic() + _BROKER_CHECK_S
+
+    @property
+    def _going(self) -> list[_Machine]:
+        return [one for one in self._placed if not one.ended]
+
+    def follow(self) -> None:
+        """Return when every runtime's process has ended."""
+        while going := self._going:
+            slow = all(one.seen.state is State.RUNNING for one in going)
+            for number, one in enumerate(going):
+                # One is waited for, the others are looked at: an end is seen at once or at the next look.
+                if one.look((_SLOW_S if slow else _QUICK_S) if number == 0 else 0.0):
+                    self._ended(one)
+                self._see_whether_away(one)
+            self._see_to(time.monotonic())
+
+    def _see_whether_away(self, one: _Machine) -> None:
+        if one.placed.problem != one.problem:
+            one.problem = one.placed.problem
+            self._placed[0].shown.away(self._placed.index(one), one.problem)
+        # What its provider does not run, or what was given back at its cap, is not asked: it may go on to answer.
+        over = self._gone() or (one.problem and time.time() > _over_by_s(one.folder.load()))
+        if over and not one.ended:
+            one.ended_s = time.monotonic()  # whatever became of it, it does not run any more; what is here is all
+            one.shown.close()
+
+    def _see_to(self, now_s: float) -> None:
+        if self._interrupts.count > self._passed_on:
+            self._passed_on = self._interrupts.count
+            self._ask_to_stop(now_s)
+            self._placed[0].shown.stopping(self._passed_on)
+            away = [one for one in self._going if one.problem]
+            if self._interrupts.by_key >= _LEAVES and away:
+                raise LeftError(self._placed[0].folder.run_id, away[0].folder.load().place)
+        if now_s > self._stop_s:
+            self._stop_s = float("inf")
+            self._ask_to_stop(now_s)
+        if now_s > self._kill_s:
+            # They did not end by themselves: the kernel wipes what a killed process held, and nothing vouches for it.
+            for one in self._going:
+                one.placed.kill()
+        if now_s > self._next_check_s:
+            self._next_check_s = now_s + _BROKER_CHECK_S
+            _keep(self._broker)
+
+    def _ask_to_stop(self, now_s: float) -> None:
+        self._kill_s = min(self._kill_s, now_s + STOP_PATIENCE_S)
+        for one in self._going:
+            one.placed.interrupt()
+
+    def _ended(self, one: _Machine) -> None:
+        """A machine that ends without having completed ends its group: at the gate, and everywhere."""
+        machine = self._placed.index(one)
+        if len(self._placed) > 1:
+            self._placed[0].shown.machine(machine, one.seen.code, completed=one.exit_code == 0)
+        if one.exit_code == 0 or not self._going:
+            return
+        group = one.folder.load().group
+        if group is not None:
+            _tell_gate(self._broker, group, one.seen.code)
+        # Those that wait at the gate are refused now, and ranks that train notice by themselves: they say why.
+        self._stop_s = min(self._stop_s, time.monotonic() + _GROUP_PATIENCE_S)
+
+
+def _tell_gate(broker: Broker, group: Group, code: Code | None) -> None:
+    """Have nothing released to machines that wait for one that is gone; the gate's deadline would say it later."""
+    serving = broker.serving
+    if serving is not None and code is not Code.RANK_REFUSED:
+        with contextlib.suppress(GlasshouseError):
+            serving.client().refuse_group(group.id, machine=group.machine, code=code or Code.RANK_LOST)
+
+
+class _Shown:
+    """Shows a run for as long as that is possible: no reader and no log is worth a training."""
+
+    def __init__(self, tail: Tail, watcher: Watcher | None) -> None:
+        self._tail: Tail | None = tail
+        self._watcher: Watcher | None = watcher
+
+    def look(self, seen: Seen) -> None:
+        """Take and show what is new in the log; one that is none is left to the verification at the end."""
+        if self._tail is None:
+            return
+        try:
+            for event in self._tail.read():
+                seen.take(event)
+                self._show(partial(_tell, event=event, seen=seen))
+        except VerificationError:
+            self.close()
+        self._show(lambda watcher: watcher.tick(seen))
+
+    def stopping(self, times: int) -> None:
+        self._show(lambda watcher: watcher.stopping(times))
+
+    def away(self, machine: int, problem: str) -> None:
+        self._show(lambda watcher: watcher.away(machine, problem))
+
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        self._show(lambda watcher: watcher.machine(machine, code, completed=completed))
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+    def _show(self, what: Callable[[Watcher], None]) -> None:
+        if self._watcher is not None:
+            try:
+                what(self._watcher)
+            except OSError:  # what read our output has gone
+                self._watcher = None
+
+
+def _tell(watcher: Watcher, *, event: Event, seen: Seen) -> None:
+    watcher.event(event, seen)
+
+
+def _keep(broker: Broker) -> None:
+    """Start the broker again if it died; the runtime retries meanwhile, and its lease bounds how long."""
+    if broker.serving is None:
+        try:
+            broker.ensure()
+        except GlasshouseError:
+            return  # tried again at the next look

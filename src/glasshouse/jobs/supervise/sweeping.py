@@ -1,0 +1,217 @@
+"""Finds what a killed owner left at providers, and returns it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from glasshouse.errors import GlasshouseError
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
+from glasshouse.jobs.places.known_machines import place_of
+from glasshouse.jobs.places.placing import see_out
+from glasshouse.jobs.places.rent import Clock, SystemClock, give_back_all
+from glasshouse.jobs.places.rental_journal import Journal, Rental, Step, rentals
+from glasshouse.jobs.places.rented_machine import return_machine, tag_prefix
+from glasshouse.jobs.supervise.control import give_up
+from glasshouse.providers.rental.provider import Rented
+
+__all__ = ["Elsewhere", "Found", "Stray", "Swept", "elsewhere", "found", "sweep"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What journals here tell.
+
+    Attributes:
+        rentals: those that are not over, the oldest first.
+        damaged: what could not be read, in words.
+    """
+
+    rentals: tuple[Rental, ...]
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stray:
+    """A machine of this owner at a provider, of no rental here that goes on.
+
+    Attributes:
+        provider: where.
+        machine: by the provider's word.
+    """
+
+    provider: str
+    machine: Rented
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elsewhere:
+    """What providers tell.
+
+    Attributes:
+        strays: machines of this owner, of no rental here that goes on.
+        asked: the providers that told; those without a key here were not asked.
+        silent: who was asked and did not tell, in words.
+    """
+
+    strays: tuple[Stray, ...]
+    asked: tuple[str, ...]
+    silent: tuple[str, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        rentals: how many were ended, machines from another home among them.
+        machines: how many of their machines are shown to be gone; of a request that made none there is none.
+        forgotten: how many records were removed of rentals that were over before, and belong to no run here.
+        left: what could not be shown to be gone or not be read, in words.
+    """
+
+    rentals: int = 0
+    machines: int = 0
+    forgotten: int = 0
+    left: list[str] = field(default_factory=list)
+
+
+def found(home: Home) -> Found:
+    """Return the rentals that are not over."""
+    open_ones, damaged = [], []
+    for journal in rentals(home):
+        try:
+            rental = journal.load()
+        except (GlasshouseError, OSError) as error:
+            damaged.append(_words(error))
+        else:
+            open_ones += [] if rental.over else [rental]
+    return Found(rentals=tuple(sorted(open_ones, key=lambda one: one.created_us)), damaged=tuple(damaged))
+
+
+def elsewhere(home: Home) -> Elsewhere:
+    """Return the machines of this owner, at providers whose key is here, that no rental here has that goes on."""
+    listed, asked, silent = [], [], []
+    for name in providers_with_keys(home):
+        try:
+            listed += [Stray(provider=name, machine=one) for one in provider_of(home, name).tagged(tag_prefix(home))]
+            asked.append(name)
+        except GlasshouseError as error:
+            silent.append(_words(error))
+    # Read after the listings: what was asked for meanwhile was journalled before.
+    known = {one.tag for rental in found(home).rentals for one in rental.attempts if not one.step.over}
+    strays = tuple(one for one in listed if one.machine.tag not in known)
+    return Elsewhere(strays=strays, asked=tuple(asked), silent=tuple(silent))
+
+
+def sweep(
+    home: Home,
+    *,
+    everything: bool = False,
+    say: Callable[[str], None] = lambda _text: None,
+    clock: Clock | None = None,
+) -> Swept:
+    """Give back every machine whose process is gone: its run is stopped and fetched first, where it can be reached.
+
+    One that cannot be given back, or whose journal is damaged, keeps no other.
+
+    Args:
+        home: whose rentals.
+        everything: those too whose process is, or was, on another machine, and those of which no journal here tells:
+            another home of this owner may be using them.
+        say: called with each step for people.
+        clock: the time.
+    """
+    clock, there = clock or SystemClock(), found(home)
+    swept = Swept(left=list(there.damaged), forgotten=_forget(home))
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(OSError):  # who reads it has gone
+            say(text)
+
+    for rental in there.rentals:
+        try:
+            _sweep_one(home, rental, swept, everything, tell, clock)
+        except (GlasshouseError, OSError) as error:
+            swept.left.append(_words(error))
+    for stray in elsewhere(home).strays if everything else ():
+        tell(f"{stray.provider}: {stray.machine.tag} is of no rental here; giving {stray.machine.id} back")
+        try:
+            give_back_all(provider_of(home, stray.provider), stray.machine.id, stray.machine.tag, clock)
+            swept.rentals, swept.machines = swept.rentals + 1, swept.machines + 1
+        except (GlasshouseError, OSError) as error:
+            swept.left.append(_words(error))
+    return swept
+
+
+def _forget(home: Home) -> int:
+    """Remove the records of rentals that are over, looked after by no process, and of no run; return how many."""
+    runs, forgotten = {folder.run_id for folder in RunFolder.everywhere(home)}, 0
+    for journal in list(rentals(home)):
+        with contextlib.suppress(GlasshouseError, OSError), journal.claimed() as ours:
+            rental = journal.load()
+            if ours and rental.over and not rental.kept and rental.run_id not in runs:
+                journal.remove()
+                forgotten += 1
+    return forgotten
+
+
+def _sweep_one(
+    home: Home, rental: Rental, swept: Swept, everything: bool, say: Callable[[str], None], clock: Clock
+) -> None:
+    journal = Journal.of(home, rental.run_id)
+    with journal.claimed() as ours:
+        rental = journal.load()  # it may have been ended, or taken over, since it was found
+        if rental.over:
+            return
+        if not ours or (rental.kept and not (everything and rental.kept_elsewhere)):
+            named = rental.keeper if rental.kept else None
+            who = "another process" if named is None else f"process {named.pid} on {rental.keeper_host}"
+            ask = "; --all ends it all the same" if rental.kept_elsewhere and ours else ""
+            say(f"{rental.place} is looked after by {who}{ask}")
+            return
+        with contextlib.suppress(GlasshouseError):  # a disk without room keeps no machine
+            journal.update(keeper=ProcessName.of())
+        try:
+            _end(home, rental, say, clock)
+        finally:
+            with contextlib.suppress(GlasshouseError):
+                journal.update(keeper=None)
+        before = {one.tag for one in rental.attempts if not one.step.over}
+        swept.rentals += 1
+        swept.machines += sum(one.tag in before and one.step is Step.GONE for one in journal.load().attempts)
+
+
+def _end(home: Home, rental: Rental, say: Callable[[str], None], clock: Clock) -> None:
+    folder = next((one for one in RunFolder.everywhere(home) if one.run_id == rental.run_id), None)
+    if folder is not None and rental.up is not None:
+        # A machine that does not answer, or whose run has a damaged record, is given back all the same.
+        with contextlib.suppress(GlasshouseError, OSError):
+            if folder.load().phase is Phase.RUNNING:
+                say(f"stopping run {rental.run_id[:8]}, and fetching what it left")
+                _stop(home, folder)
+    if folder is not None:
+        with contextlib.suppress(GlasshouseError, OSError):
+            give_up(folder, home)  # recorded by its receipt, where it left one
+    return_machine(home, folder or RunFolder(home.runs / rental.run_id), say=say, clock=clock)
+
+
+def _stop(home: Home, folder: RunFolder) -> None:
+    record = folder.load()
+    Embedded(home).ensure()  # signs for its end
+    place = place_of(home, record.place)
+    with contextlib.closing(place):
+        placed = place.run(folder.path, max_bytes=record.max_output_bytes, relayed=record.gate is not None)
+        with contextlib.closing(placed):
+            placed.connect()
+            placed.stop()
+            see_out(placed)
+
+
+def _words(error: GlasshouseError | OSError) -> str:
+    return error.message if isinstance(error, GlasshouseError) else f"{error.strerror or type(error).__name__}"

@@ -1,0 +1,436 @@
+"""What `verify` found, in words for people and for machines; never without the assurance level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from glasshouse.errors import ExitCode
+from glasshouse.evidence.artifact import Artifact
+from glasshouse.evidence.events import ProbeResult
+from glasshouse.evidence.log import VerifiedLog
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
+from glasshouse.evidence.results import Output, Work
+from glasshouse.jobs.owner.durations import format_s, utc
+from glasshouse.jobs.verify.receipt_chain import Chain
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.fields import hex_or_null
+from glasshouse.wire.group import Group
+from glasshouse.wire.signing import key_id
+from glasshouse.wire.states import Outcome
+
+__all__ = ["EXITS", "AnyVerdict", "ArtifactVerdict", "PackageVerdict", "Status", "Verdict"]
+
+_ON_DISK = "workspace-on-disk"  # spec/key-release.md, section 5.1
+
+
+class Status(StrEnum):
+    """What a verified bundle is worth."""
+
+    GOOD = "good"
+    NOT_COMPLETED = "not-completed"
+    INCOMPLETE = "incomplete"
+
+
+# What a run that did not complete is to a command: `run` and `verify` say the same.
+EXITS = {
+    Outcome.COMPLETED: ExitCode.DONE,
+    Outcome.REFUSED: ExitCode.REFUSED,
+    Outcome.FAILED: ExitCode.RUN_FAILED,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+    Outcome.RESIDUE: ExitCode.RESIDUE,
+    Outcome.LOST: ExitCode.RUN_FAILED,
+}
+
+_ENDED = {
+    Outcome.COMPLETED: "it completed",
+    Outcome.REFUSED: "it was refused the key",
+    Outcome.FAILED: "it failed",
+    Outcome.INTERRUPTED: "it was interrupted",
+    Outcome.RESIDUE: "something of its owner's was found after zeroization",
+    Outcome.LOST: "it was lost",
+}
+
+# Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
+_PROVES = {
+    "software": "To its owner it shows what the runtime said, unchanged since the broker countersigned it; to others "
+    "it is the owner's word: at this level an owner can sign a run that never happened.",
+    "unattested": "To its owner it shows what came from who had the launch key; to others it is the owner's word.",
+}
+
+_TOO_LONG = "the work is said to have taken longer than the run lasted"
+
+_SECOND_US = 1_000_000
+# How many times its reported pace a run may go after its last report: the first step of many takes longest.
+_FASTER = 100
+
+_PARTS = {
+    "manifest": "the package's manifest",
+    "evidence": "evidence",
+    "ear": "an attestation result",
+    "head_countersignature": "the broker's countersignature on the final head",
+    "countersignature": "the broker's countersignature on the receipt",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A bundle all of whose links hold.
+
+    Attributes:
+        chain: the links.
+        log: the log beside the bundle, if it was there and agrees.
+        heads: how many countersigned heads lie beside the log, all of them of this run; None when not looked at.
+        outputs_match: how many sealed outputs were compared with the receipt, all of which match; None when none
+            were looked at.
+        segments_match: the same for sealed log segments and the log.
+        unnamed: what lies beside these and is named by nothing, in words.
+    """
+
+    chain: Chain
+    log: VerifiedLog | None = None
+    heads: int | None = None
+    outputs_match: int | None = None
+    segments_match: int | None = None
+    unnamed: tuple[str, ...] = ()
+
+    @property
+    def not_looked_at(self) -> tuple[str, ...]:
+        """What this verdict says nothing of: named by the receipt and not beside it, or beside it and not named."""
+        receipt = self.chain.receipt
+        parts = {
+            f"the log ({receipt.log_size} events)": self.log is None,
+            "the countersigned heads": self.heads is None,
+            f"the sealed log segments ({receipt.segments})": self.segments_match is None and receipt.segments > 0,
+            f"the sealed outputs ({len(receipt.outputs)})": self.outputs_match is None and bool(receipt.outputs),
+        }
+        return (*(part for part, missing in parts.items() if missing), *self.unnamed)
+
+    @property
+    def status(self) -> Status:
+        if self.chain.missing:
+            return Status.INCOMPLETE
+        return Status.GOOD if self.outcome is Outcome.COMPLETED else Status.NOT_COMPLETED
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.chain.receipt.outcome
+
+    @property
+    def machines(self) -> int:
+        """On how many machines the run's group is; 1 without a group."""
+        group = self.chain.token.group
+        return 1 if group is None else group.machines
+
+    @property
+    def assurance(self) -> str:
+        """The level, or `unattested` for a run that no attestation result stands behind."""
+        return self.chain.ear.assurance.value if self.chain.ear else "unattested"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.status is Status.INCOMPLETE:
+            return ExitCode.INCOMPLETE
+        return EXITS[self.outcome]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level; more say what is in doubt, and to whom it proves what."""
+        said = [self._sentence, *(f"Note: {doubt}." for doubt in self.doubts)]
+        if self.machines > 1:
+            said.append(f"It is one of {self.machines} machines; the others have receipts of their own.")
+        return " ".join([*said, self.proves])
+
+    @property
+    def proves(self) -> str:
+        """To whom it proves what, at its level."""
+        return _PROVES[self.assurance]
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is genuine here and yet bears out less than it seems to."""
+        receipt, found = self.chain.receipt, []
+        unsure = [probe.probe for probe in receipt.zeroization if probe.result is ProbeResult.UNVERIFIABLE]
+        if unsure:
+            found.append(f"what the probes {', '.join(unsure)} search could not be searched")
+        if self.log is not None:
+            off_us = abs(self.log.from_us - receipt.started_us), abs(self.log.to_us - receipt.finished_us)
+            if max(off_us) > CLOCK_LEEWAY_US:
+                found.append("the log is not of the time of which the receipt tells")
+        if work := receipt.work:
+            if self.log is not None and not _reported(work, self.log):
+                seen = 0 if self.log.done is None else self.log.done[1]
+                found.append(f"of {work.done} {work.unit}s the log's progress shows {seen}")
+            lasted_us = receipt.finished_us - receipt.started_us if self.log is None else self.log.ran_us
+            if work.elapsed_us > lasted_us + _SECOND_US:
+                found.append(_TOO_LONG)
+        return tuple(found)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the record says of the run, for people: dates, GPUs, work, loss and probes."""
+        chain, receipt = self.chain, self.chain.receipt
+        closed = f"countersigned {utc(chain.closed_us)}" if chain.countersignature else "not countersigned"
+        gpus = [f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)" for gpu in chain.claims.gpus] if chain.claims else []
+        work, loss = receipt.work, receipt.loss
+        probes = [f"{probe.probe} {probe.result.value}" for probe in receipt.zeroization]
+        facts = {
+            "dates": f"{utc(receipt.started_us)} to {utc(receipt.finished_us)} by the runtime's clock; {closed}",
+            "GPUs": ", ".join(gpus) + " by the runtime's word" if gpus else "none",
+            "work": f"{work.done} {work.unit}s in {format_s(work.elapsed_us / 1e6)}; ended by: {work.stop_reason}"
+            if work
+            else "none",
+            "loss": f"{loss.first} → {loss.final}" if loss else "none",
+            "probes": ", ".join(probes),
+        }
+        if chain.claims is not None and _ON_DISK in chain.claims.hardening.details:
+            allowed = chain.manifest is not None and chain.manifest.floor.disk
+            word = "as the owner allowed" if allowed else "which the owner's policy does not allow"
+            facts["files"] = f"the worker's lay on the machine's disk, {word}"
+        return facts
+
+    @property
+    def _sentence(self) -> str:
+        level = f"assurance {self.assurance}"
+        if self.status is Status.GOOD:
+            return f"Authentic and complete ({level}): the run completed."
+        if self.status is Status.NOT_COMPLETED:
+            code = self.chain.receipt.code
+            why = "" if code is None or code.value == self.outcome.value else f" ({code.value})"
+            return f"Authentic ({level}): the run did not complete; {_ENDED[self.outcome]}{why}."
+        missing = ", ".join(_PARTS[part] for part in self.chain.missing)
+        return f"Incomplete ({level}): nothing contradicts it, but it lacks {missing}; its own word: {self._how}."
+
+    @property
+    def _how(self) -> str:
+        code = self.chain.receipt.code
+        return self.outcome.value if code is None else f"{self.outcome.value} ({code.value})"
+
+    @property
+    def _place(self) -> str:
+        group = self.chain.token.group
+        if group is None:
+            return ""
+        return f", machine {group.machine} of {group.machines}, ranks {_ranks(group)} of group {group.id.hex()[:8]}"
+
+    @property
+    def links(self) -> tuple[tuple[str, str | None], ...]:
+        """The chain from the owner to the run's end: each link, and what it says; None for one that is missing."""
+        chain, receipt, by_broker = self.chain, self.chain.receipt, "by the broker"
+        manifest = evidence = ear = None
+        if chain.manifest:
+            manifest = f"package {receipt.package_id[:8]}, demands at least {chain.manifest.floor.assurance}"
+        if chain.claims:
+            evidence = (
+                f"runtime {chain.claims.measurement_sha256.hex()[:8]}, hardening {chain.claims.hardening.profile}"
+            )
+        if chain.ear:
+            ear = f"{chain.ear.status}, assurance {chain.ear.assurance}"
+        broker = key_id(chain.delegation.broker_public)[:8]
+        return (
+            ("delegation", f"the owner lets broker {broker} release and countersign"),
+            ("manifest", manifest),
+            (
+                "launch token",
+                f"run {receipt.run_id[:8]} of deployment {receipt.deployment[:8]}{self._place}, "
+                f"issued {utc(chain.token.issued_s * 1_000_000)}",
+            ),
+            ("evidence", evidence),
+            ("attestation result", ear),
+            ("final head", f"{chain.head.size} events" + (", all of them seen here" if self.log else "")),
+            ("head's countersignature", by_broker if chain.countersigned_head else None),
+            ("receipt", self._how),
+            (
+                "receipt's countersignature",
+                f"{by_broker}, {utc(chain.countersignature.time_us)}" if chain.countersignature else None,
+            ),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        chain, receipt = self.chain, self.chain.receipt
+        return {
+            "assurance": self.assurance,
+            "attestation": chain.ear.status.value if chain.ear else None,
+            "code": None if receipt.code is None else receipt.code.value,
+            "doubts": list(self.doubts),
+            "finished_us": receipt.finished_us,
+            "gpus": [gpu.name for gpu in chain.claims.gpus] if chain.claims else [],
+            "loss": None if receipt.loss is None else receipt.loss.to_json(),
+            "proves": self.proves,
+            "started_us": receipt.started_us,
+            "countersigned_us": chain.countersignature.time_us if chain.countersignature else None,
+            "group": None if chain.token.group is None else chain.token.group.to_json(),
+            "hardening": receipt.profile.value,
+            "kind": "bundle",
+            "heads": self.heads,
+            "links": [{"link": name, "says": says} for name, says in self.links],
+            "log_events": receipt.log_size if self.log else None,
+            "missing": list(chain.missing),
+            "not_looked_at": list(self.not_looked_at),
+            "outcome": self.outcome.value,
+            "outputs": [_output(output) for output in receipt.outputs],
+            "outputs_match": self.outputs_match,
+            "package": {"id": receipt.package_id, "manifest_sha256": receipt.manifest_sha256.hex()},
+            "run_id": receipt.run_id,
+            "segments_match": self.segments_match,
+            "status": self.status.value,
+            "verdict": self.sentence,
+            "work": None if receipt.work is None else receipt.work.to_json(),
+            "workload": receipt.workload,
+            "zeroization": [{"probe": probe.probe, "result": probe.result.value} for probe in receipt.zeroization],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactVerdict:
+    """An artifact that the owner signed, unaltered.
+
+    Attributes:
+        artifact: what it says.
+        bundle: the verdict on its bundle, which shows every field of it; None when that was not looked at.
+    """
+
+    artifact: Artifact
+    bundle: Verdict | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level and with whose word it is."""
+        about = self.artifact
+        said = [
+            f"Signed by its owner (assurance {about.assurance}, by the owner's word): a run that completed, "
+            f"countersigned {utc(about.countersigned_us)}, whose bundle has the SHA-256 {about.bundle_sha256.hex()}."
+        ]
+        if self.bundle is not None:
+            said = [
+                f"Signed by its owner (assurance {about.assurance}), and every field is what the bundle "
+                f"{about.bundle_sha256.hex()} shows: a run that completed, countersigned {utc(about.countersigned_us)}."
+            ]
+        if about.numbers:
+            said.append(f"In no bundle, the owner's word alone: {', '.join(sorted(about.numbers))}.")
+        said += [f"Note: {doubt}." for doubt in self.doubts]
+        return " ".join([*said, self.proves])
+
+    @property
+    def proves(self) -> str:
+        """To whom it proves what."""
+        if self.bundle is not None:
+            return self.bundle.proves
+        return "The owner says all of this; nothing else stands behind it here: compare it with its bundle (--bundle)."
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is genuine here and yet bears out less than it seems to."""
+        if self.bundle is not None:
+            return self.bundle.doubts
+        about, found = self.artifact, []
+        unsure = [name for name, result in about.zeroization if result is ProbeResult.UNVERIFIABLE]
+        if unsure:
+            found.append(f"what the probes {', '.join(unsure)} search could not be searched")
+        if about.elapsed_us > about.finished_us - about.started_us + _SECOND_US:
+            found.append(_TOO_LONG)
+        return tuple(found)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it says of the run, for people: dates, GPUs, work, loss and probes."""
+        about = self.artifact
+        return {
+            "dates": f"{utc(about.started_us)} to {utc(about.finished_us)}, "
+            f"countersigned {utc(about.countersigned_us)}",
+            "GPUs": str(about.gpus),
+            "work": f"{about.done} {about.unit}s in {format_s(about.elapsed_us / 1e6)}; ended by: {about.stop_reason}",
+            "loss": " → ".join(about.loss) if about.loss else "none",
+            "probes": ", ".join(f"{name} {result.value}" for name, result in about.zeroization),
+        }
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "artifact": self.artifact.to_json(),
+            "assurance": self.artifact.assurance.value,
+            "bundle": None if self.bundle is None else self.bundle.to_json(),
+            "doubts": list(self.doubts),
+            "kind": "artifact",
+            "proves": self.proves,
+            "status": "authentic",
+            "verdict": self.sentence,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageVerdict:
+    """A package that the owner signed.
+
+    Attributes:
+        package_id, manifest_sha256: which.
+        assurance, profile: the floor that every run of it must meet.
+        assets, content_bytes: what was opened and compared with its digests; None when only the public part was.
+    """
+
+    package_id: str
+    manifest_sha256: bytes
+    assurance: str
+    profile: str
+    assets: int | None
+    content_bytes: int | None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level that the package demands."""
+        demand = f"demands at least assurance {self.assurance}, hardening {self.profile}"
+        if self.assets is None:
+            return f"Signed by its owner ({demand}); its content was not opened."
+        return f"Signed by its owner ({demand}); all {self.assets} assets opened and match their digests."
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "assets": self.assets,
+            "assurance": self.assurance,
+            "content_bytes": self.content_bytes,
+            "hardening": self.profile,
+            "kind": "package",
+            "package": {"id": self.package_id, "manifest_sha256": self.manifest_sha256.hex()},
+            "status": "authentic",
+            "verdict": self.sentence,
+        }
+
+
+AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | PackageVerdict
+
+
+def _reported(work: Work, log: VerifiedLog) -> bool:
+    """Return whether a log's progress leaves room for the receipt's work: what comes within a second is not in it."""
+    unit, seen = log.done or (work.unit, 0)
+    missing = work.done - seen
+    if missing <= 0 or unit != work.unit:
+        return missing <= 0
+    most = _FASTER * seen * (log.silent_us + _SECOND_US) // max(1, log.ran_us - log.silent_us)
+    return log.silent_us <= 2 * _SECOND_US and missing <= most
+
+
+def _ranks(group: Group) -> str:
+    first, last = group.first_rank, group.first_rank + group.ranks - 1
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def _output(output: Output) -> dict[str, Json]:
+    return {
+        "bytes": output.plain_bytes,
+        "class": output.of,
+        "file": output.file_name,
+        "kind": output.kind,
+        "plaintext_hmac_sha256": hex_or_null(output.plain_hmac),
+        "sealed_sha256": output.sealed_sha256.hex(),
+    }

@@ -1,0 +1,227 @@
+"""Verifies what a person names: a file, a run, or a measurement's folder, each with all that lies beside it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PackageError, UsageError, VerificationError
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.jobs.define.seal_job import public_part
+from glasshouse.jobs.owner.extensions import ARTIFACTS, load
+from glasshouse.jobs.owner.files import is_there, read_bounded
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.known_owners import Trust, trusted_owner
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.verify.documents import BUNDLE_NAME, Verdict, kind_of, of_run, verify_file, verify_sealed_in
+from glasshouse.jobs.verify.publish import compare
+from glasshouse.jobs.verify.verdict import AnyVerdict, ArtifactVerdict
+from glasshouse.jobs.verify.verify_group import verify_group
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.dsse import Envelope
+
+__all__ = ["Verified", "measurement_in", "verify_measured", "verify_named"]
+
+_STATEMENT = "statement.json"
+_MAX_STATEMENT_BYTES = 8 << 20
+_TYPE = re.compile(r"application/vnd\.glasshouse\.([a-z]{1,32})\+json")
+
+
+class NamedVerdict(Protocol):
+    """What a verdict has, whatever it is on; on a measurement it comes from another distribution."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a command that gives this verdict exits with: 0 where it is whole and good."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for people."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict for programs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified:
+    """What was verified, and under whose key.
+
+    Attributes:
+        path: the file; the folder of a measurement, or of a run on several machines.
+        trust: whose key the verdict rests on, and why that may be believed.
+        verdict: what holds, and what was not looked at.
+    """
+
+    path: Path
+    trust: Trust
+    verdict: NamedVerdict
+
+    @property
+    def good(self) -> bool:
+        """Whether it is whole and good, under the key of an owner who is known here."""
+        return self.verdict.exit_code is ExitCode.DONE and self.trust.known
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what `glasshouse verify --json` prints."""
+        about: dict[str, Json] = {"path": str(self.path), "owner": self.trust.owner.fingerprint}
+        return about | {"owner_trust": self.trust.to_json()} | self.verdict.to_json()
+
+
+def verify_named(
+    what: str,
+    *,
+    home: Home,
+    owner: str | None = None,
+    fingerprint: str | None = None,
+    bundle: Path | None = None,
+    content: bool = False,
+    unlock: Callable[[], Identity],
+) -> Verified:
+    """Verify what is named, offline.
+
+    Args:
+        what: a receipt, artifact, event log or package; a run; a measurement's folder.
+        home: whose owner, known owners and runs count.
+        owner: a known owner's name or a public key's file; None for whose it is.
+        fingerprint: what the owner's key must have.
+        bundle: the receipt to compare an artifact with.
+        content: whether to open a package's content too.
+        unlock: returns the owner's identity; called for `content` alone.
+
+    Raises:
+        VerificationError, FormatError, PackageError: it does not hold.
+        UsageError: nothing is called so, no key is at hand, or `bundle` is for something else.
+    """
+    path, run, whole = _path(what, home)
+    folder = measurement_in(path)
+    if folder is not None:
+        return verify_measured(folder, home, owner=owner, fingerprint=fingerprint)
+    trust, now_us = trusted_owner(home, path, named=owner, fingerprint=fingerprint), time.time_ns() // 1000
+    key = _package_key(path, home, unlock) if content else None
+    try:
+        # Of a run everything must be there; a receipt may travel alone.
+        verdict = verify_file(path, owner=trust.owner, content=content, package_key=key, whole=whole, now_us=now_us)
+        if run is not None:
+            of_run(verdict, run.run_id)
+        if bundle is not None:
+            verdict = _compared(verdict, bundle, owner=trust.owner.signing, now_us=now_us)
+        if isinstance(verdict, Verdict):
+            verdict = verify_sealed_in(verdict, path.parent, expected=whole)
+    except (FormatError, PackageError, VerificationError) as error:
+        raise _refused(error, path, kind_of(path)) from None
+    # The token says whether there are others: that their folders are not there does not make this the whole run.
+    if not isinstance(verdict, Verdict) or run is None or verdict.machines == 1:
+        return Verified(path=path, trust=trust, verdict=verdict)
+    try:
+        of_all = verify_group(run, verdict, owner=trust.owner, now_us=now_us)
+    except (FormatError, PackageError, VerificationError) as error:
+        raise _refused(error, run.path, "run") from None
+    return Verified(path=run.path, trust=trust, verdict=of_all)
+
+
+def measurement_in(path: Path) -> Path | None:
+    """Return the folder of the measurement that is named, by itself or by its statement; None for anything else."""
+    if is_there(path / _STATEMENT):
+        return path
+    return path.parent if path.name == _STATEMENT and is_there(path) else None
+
+
+def verify_measured(folder: Path, home: Home, *, owner: str | None = None, fingerprint: str | None = None) -> Verified:
+    """Verify a measurement.
+
+    Args:
+        folder: as of `measurement_in`.
+        home, owner, fingerprint: as of `verify_named`.
+
+    Raises:
+        VerificationError: it does not hold.
+        UsageError: no key is at hand, or what computes it again is not installed.
+    """
+    trust = trusted_owner(home, folder / _STATEMENT, named=owner, fingerprint=fingerprint)
+    verify = _verifier(folder / _STATEMENT)
+    try:
+        verdict = verify(folder, owner=trust.owner, now_us=time.time_ns() // 1000)
+    except VerificationError as error:
+        raise _refused(error, folder, "measurement") from None
+    return Verified(path=folder, trust=trust, verdict=verdict)
+
+
+def _verifier(statement: Path) -> Callable[..., Any]:
+    """Return what computes a measurement again, by the type that its statement names."""
+    data = read_bounded(statement, max_bytes=_MAX_STATEMENT_BYTES, what="statement")
+    try:
+        kind = Envelope.parse(data, max_bytes=_MAX_STATEMENT_BYTES).payload_type
+    except FormatError as error:
+        raise _refused(error, statement.parent, "measurement") from None
+    named = _TYPE.fullmatch(kind)
+    if named is None:
+        raise VerificationError(Code.WRONG_TYPE, f"{statement} is a statement of an unknown type")
+    found: Callable[..., Any] = load(ARTIFACTS, named[1])
+    return found
+
+
+def _compared(verdict: AnyVerdict, bundle: Path, *, owner: bytes, now_us: int) -> AnyVerdict:
+    """Hold an artifact to its bundle, every field of it."""
+    if not isinstance(verdict, ArtifactVerdict):
+        raise UsageError(Code.USAGE, "--bundle is for an artifact: it names the receipt that the artifact tells of")
+    data = read_bounded(bundle, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
+    return replace(verdict, bundle=compare(verdict.artifact, data, owner=owner, now_us=now_us))
+
+
+def _refused(error: GlasshouseError, path: Path, kind: str | None) -> GlasshouseError:
+    """Return the refusal with the file's name, and with what matters first."""
+    if kind is None:
+        message = f"{path} is not a Glasshouse receipt, artifact, log or package: {error.message}"
+    elif error.code is Code.CHAIN_INCOMPLETE:
+        return error  # it lacks what would vouch for it; nothing shows that it is false
+    else:
+        message = f"NOT authentic: the {kind} {path}: {error.message}"
+    return type(error)(error.code, message, hint=error.hint)
+
+
+def _path(what: str, home: Home) -> tuple[Path, RunFolder | None, bool]:
+    """Return the file that is named, the run that is, and whether all that a run leaves must be there."""
+    path = Path(what)
+    if is_there(path) and "/" not in what:
+        _refuse_ambiguous(what, home)
+    for receipt in (path / BUNDLE_NAME, path / "out" / BUNDLE_NAME):
+        if is_there(receipt):
+            if is_there(path / _STATEMENT):  # a good run does not answer for a measurement that lies beside it
+                raise UsageError(
+                    Code.USAGE,
+                    f"{path} holds a receipt and a measurement",
+                    hint=f"name {receipt} or {path / _STATEMENT}",
+                )
+            return receipt, RunFolder.at(path), True
+    if is_there(path) or path.suffix or len(path.parts) > 1:
+        return path, None, False
+    run = RunFolder.find(home, what)
+    if not is_there(run.receipt):
+        raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
+    return run.receipt, run, True
+
+
+def _refuse_ambiguous(what: str, home: Home) -> None:
+    """Raise `UsageError` for the name of a run that something else in the working folder has too."""
+    try:
+        run = RunFolder.find(home, what)
+    except UsageError:
+        return
+    if run.path != Path(what).absolute():
+        raise UsageError(
+            Code.USAGE,
+            f"{what} is a run, and something in this folder too",
+            hint=f"name ./{what}, or verify the run from another folder",
+        )
+
+
+def _package_key(path: Path, home: Home, unlock: Callable[[], Identity]) -> bytes:
+    manifest, _envelope = public_part(path)
+    store = KeyStore(home.require().keys)
+    return store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=unlock().sealing)
