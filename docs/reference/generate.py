@@ -6,9 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import typer.main
-
-from glasshouse.cli.app import application
+from glasshouse.cli.app import command_line
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import BEYOND, default_of
 from glasshouse.workloads.fields import REQUIRED, Field, Rule, Table
@@ -31,7 +29,9 @@ not stand because a null run that holds 0, or a receipt, is missing, or with 5.
 
 def render() -> str:
     """Return the page."""
-    root = typer.main.get_command(application())
+    root = command_line()
+    for name in root.list_commands(None):
+        root.load(name)
     return HEAD + "".join(_pages(root, ("glasshouse",)))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile
-from glasshouse.cli.output import Output
+from glasshouse.cli.show.output import Output
 
 __all__ = ["group"]
 

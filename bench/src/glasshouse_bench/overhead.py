@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glasshouse.cli.options import unlock
-from glasshouse.cli.output import Output
+from glasshouse.cli.show.output import Output
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.durations import parse_s
 from glasshouse.jobs.owner.home import Home

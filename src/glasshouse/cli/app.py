@@ -1,71 +1,121 @@
-"""Puts the commands together, and turns errors into words and exit codes."""
+"""The command line: which commands there are, and which text and exit code an error becomes."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from glasshouse.cli.output import Output, error_object, printable
+from glasshouse.cli.show.output import Output, error_object, printable
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, UsageError
 
-__all__ = ["application", "main", "run"]
+__all__ = ["command_line", "main", "run"]
 
-# Order as people meet them.
-_COMMANDS = (
-    ("init", "make an owner's identity"),
-    ("new", "write a commented job file to begin with"),
-    ("schema", "print the JSON Schema of a job file"),
-    ("seal", "seal a job into one file"),
-    ("inspect", "what a stranger may know of a sealed package"),
-    ("offers", "what could be rented now, and for how much"),
-    ("run", "run a job on a machine that its owner does not trust"),
-    ("attach", "follow a run"),
-    ("stop", "stop a run: it zeroizes"),
-    ("status", "the runs, or one of them"),
-    ("logs", "what the training printed, decrypted"),
-    ("fetch", "decrypt a run's outputs"),
-    ("verify", "check a receipt, artifact, log or package, offline"),
-    ("artifact", "a public account of a run, without names or secrets"),
-    ("card", "one page of who vouches for what in a run"),
-    ("export", "a run's evidence for other tools: PEM, model_signing, CycloneDX"),
-    ("cost", "what a run cost, what of that protection did, and what a step came to"),
-    ("revoke", "release a package's key no more"),
-    ("sweep", "give back rented machines whose command was killed"),
-    ("rm", "remove runs that have ended"),
-    ("prune", "remove runs that ended long ago"),
-    ("tamper", "tell fourteen attacks to a live broker"),
-    ("doctor", "what this machine offers, and what its host could see"),
-    ("measure", "what this installation, or a machine's, measures to, part by part"),
-)
-# What the framework raises after it has printed the help of a group that was named alone; it is known by its name,
-# because the framework brings its own copy of the module that it comes from.
-_HELP_PRINTED = "NoArgsIsHelpError"
+# In the order of use: a command, its folder, its help. The module has a function `command`, or a `group` of them.
+_COMMANDS = {
+    "init": ("setup", "Make an owner's identity."),
+    "new": ("runs", "Write a commented job file to begin with."),
+    "schema": ("runs", "Print the JSON Schema of a job file."),
+    "seal": ("runs", "Seal a job into one file."),
+    "inspect": ("runs", "What a stranger may know of a sealed package."),
+    "offers": ("runs", "What could be rented now, and for how much."),
+    "run": ("runs", "Run a job on a machine that its owner does not trust."),
+    "attach": ("runs", "Follow a run."),
+    "stop": ("runs", "Stop a run: it zeroizes."),
+    "status": ("runs", "The runs, or one of them."),
+    "logs": ("runs", "What the training printed, decrypted."),
+    "fetch": ("results", "Decrypt a run's outputs."),
+    "verify": ("results", "Check a receipt, artifact, log or package, offline."),
+    "artifact": ("results", "A public account of a run, without names or secrets."),
+    "card": ("results", "One page of who vouches for what in a run."),
+    "export": ("results", "A run's evidence for other tools: PEM, model_signing, CycloneDX."),
+    "cost": ("results", "What a run cost, what of that protection did, and what a step came to."),
+    "revoke": ("results", "Release a package's key no more."),
+    "sweep": ("results", "Give back rented machines whose command was killed."),
+    "rm": ("results", "Remove runs that have ended."),
+    "prune": ("results", "Remove runs that ended long ago."),
+    "tamper": ("results", "Tell fourteen attacks to a live broker."),
+    "doctor": ("setup", "What this machine offers, and what its host could see."),
+    "measure": ("setup", "What this installation, or a machine's, measures to, part by part."),
+    "identity": ("setup", "The owner's identity: show, pem, export, restore, move."),
+    "machine": ("setup", "Machines that you have, reached by ssh: add, list, remove."),
+    "runtime": ("setup", "What a machine needs that has no Glasshouse: bundle."),
+    "reference": ("setup", "Installations that a job may accept: add, list, remove."),
+    "gate": ("setup", "Gates that stay: add, list, remove."),
+    "owners": ("setup", "Owners whose receipts you recognise: add, list, remove."),
+    "broker": ("setup", "The gate that releases keys."),
+}
 _HELP_NAMES = ["-h", "--help"]
-_GROUPS = (
-    ("identity", "the owner's identity: show, pem, export, restore, move"),
-    ("machine", "machines that you have, reached by ssh: add, list, remove"),
-    ("runtime", "what a machine needs that has no Glasshouse: bundle"),
-    ("reference", "installations that a job may accept: add, list, remove"),
-    ("gate", "gates that stay: add, list, remove"),
-    ("owners", "owners whose receipts you recognise: add, list, remove"),
-    ("broker", "the gate that releases keys"),
-)
+# What the framework raises once it has printed the help of a group that was called without a command; its class is
+# known by name alone, because the framework has its own copy of the module that defines it.
+_HELP_PRINTED = "NoArgsIsHelpError"
 
 
-def application(wanted: str | None = None) -> typer.Typer:
-    """Return the command line; modules of single commands are light, what they call is imported when called.
+class _Commands(TyperGroup):
+    """The commands, each imported when it is called: the list of all needs none of them."""
 
-    Args:
-        wanted: the one command that will be called; None for all, also those of other distributions.
-    """
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, also of the commands of other distributions that can be loaded."""
+        from glasshouse.jobs.owner.extensions import COMMANDS, installed
+
+        for name in installed(COMMANDS):
+            with contextlib.suppress(UsageError):  # its absence from the help is enough
+                self.load(name)
+        return list(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # that no command handled; the framework would exit without a message
+            raise typer.Abort from None
+
+    def load(self, name: str) -> None:
+        """Import a command; a name that is none stays unknown.
+
+        Raises:
+            UsageError: `requirement-missing`: a command of another distribution cannot be loaded.
+        """
+        holder = typer.Typer()
+        if name in _COMMANDS:
+            wing, text = _COMMANDS[name]
+            module = importlib.import_module(f"glasshouse.cli.{wing}.{name}_command")
+            if hasattr(module, "group"):
+                holder.add_typer(module.group, name=name, help=text)
+            else:
+                holder.command(name, help=text)(module.command)
+        else:
+            from glasshouse.jobs.owner.extensions import COMMANDS, OURS, installed, load
+
+            if name not in OURS and name not in installed(COMMANDS):
+                return
+            holder.add_typer(load(COMMANDS, name, typer.Typer), name=name)
+        self.commands[name] = typer.main.get_group(holder).commands[name]
+        _leave_flags_empty(self.commands[name])
+
+
+def _leave_flags_empty(command: Any) -> None:
+    """Show no type after an option that takes no value."""
+    for parameter in command.get_params(typer.Context(command, help_option_names=_HELP_NAMES)):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        _leave_flags_empty(below)
+
+
+def command_line() -> Any:
+    """Return the command line, of whose commands none is imported yet."""
     app = typer.Typer(
+        cls=_Commands,
         name="glasshouse",
         help="Train on machines you do not trust, and show afterwards what happened there.",
         no_args_is_help=True,
@@ -73,58 +123,15 @@ def application(wanted: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": _HELP_NAMES},
     )
     app.callback()(_root)
-    for name, text in _COMMANDS:
-        module = importlib.import_module(f"glasshouse.cli.{name}")
-        app.command(name, help=f"{text[0].upper()}{text[1:]}.")(module.command)
-    for name, text in _GROUPS:
-        group: typer.Typer = importlib.import_module(f"glasshouse.cli.{name}").group
-        app.add_typer(group, name=name, help=f"{text[0].upper()}{text[1:]}.")
-        _guard(group)
-    for name, group in _added(wanted):
-        app.add_typer(group, name=name)
-        _guard(group)
-    _guard(app)
-    return app
-
-
-def _added(wanted: str | None) -> Iterator[tuple[str, typer.Typer]]:
-    """Yield groups of commands that other distributions add; none is loaded for a command of our own."""
-    ours = {name for name, _ in (*_COMMANDS, *_GROUPS)}
-    if wanted in ours:
-        return
-    from glasshouse.jobs.owner.extensions import COMMANDS, OURS, installed, load
-
-    for name in installed(COMMANDS) if wanted not in OURS else (wanted,):
-        if name in ours or wanted not in (None, name):
-            continue
-        try:
-            yield name, load(COMMANDS, name, typer.Typer)
-        except UsageError:
-            # Its absence from the help is enough, but who calls it must read what it lacks.
-            if wanted == name:
-                raise
-
-
-def command_line(arguments: Sequence[str] = ()) -> Any:
-    """Return the command line as it is run; the help says of a flag that it takes nothing by saying nothing."""
-    wanted = next((one for one in arguments if not one.startswith("-")), None)
-    root: Any = typer.main.get_command(application(wanted))
-    for command in _commands(root):
-        context = typer.Context(command, help_option_names=_HELP_NAMES)
-        for parameter in command.get_params(context):
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
+    for name, (_, text) in _COMMANDS.items():
+        app.command(name, help=text)(lambda: None)  # stands in until it is loaded
+    root: Any = typer.main.get_command(app)
+    _leave_flags_empty(root)
     return root
 
 
-def _commands(command: Any) -> Iterator[Any]:
-    yield command
-    for below in getattr(command, "commands", {}).values():
-        yield from _commands(below)
-
-
 def main() -> None:
-    """The console script."""
+    """Run the command line of this process, and exit."""
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -140,14 +147,14 @@ def run(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     _take_keys()
     try:
-        result = command_line(arguments).main(args=arguments, prog_name="glasshouse", standalone_mode=False)
+        result = command_line().main(args=arguments, prog_name="glasshouse", standalone_mode=False)
         return int(result) if isinstance(result, int) else ExitCode.DONE
     except GlasshouseError as error:
         return _failed(error, as_json)
-    except (_InterruptedError, typer.Abort):
+    except typer.Abort:
         return _failed(UsageError(Code.INTERRUPTED, "interrupted"), as_json)
     except BrokenPipeError:
-        # The reader of our output has gone. What was not said must not pass for a good answer.
+        # The reader of our output has gone. What it did not read must not pass for a good answer.
         return ExitCode.INTERNAL
     except SystemExit as ended:
         # Completion ends so, with what it has printed.
@@ -164,27 +171,6 @@ def _take_keys() -> None:
         from glasshouse.jobs.places.accounts import take_keys
 
         take_keys()
-
-
-class _InterruptedError(Exception):
-    """A Ctrl-C that no command took for itself; the framework would swallow it, exit code and words."""
-
-
-def _guard(app: typer.Typer) -> None:
-    for registered in app.registered_commands:
-        if registered.callback is not None:
-            registered.callback = _guarded(registered.callback)
-
-
-def _guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            return command(*arguments, **options)
-        except KeyboardInterrupt:
-            raise _InterruptedError from None
-
-    return call
 
 
 def _version(wanted: bool) -> None:

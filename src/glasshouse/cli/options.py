@@ -16,7 +16,7 @@ from glasshouse.errors import Code, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from glasshouse.cli.output import Output
+    from glasshouse.cli.show.output import Output
     from glasshouse.jobs.owner.home import Home
     from glasshouse.jobs.owner.owner_identity import Identity
 

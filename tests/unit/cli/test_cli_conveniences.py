@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from glasshouse.cli import app as cli
-from glasshouse.cli import status
-from glasshouse.cli.output import Output
+from glasshouse.cli.runs import status_command as status
+from glasshouse.cli.show.output import Output
 from glasshouse.errors import ExitCode, UsageError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.define.jobfile import parse

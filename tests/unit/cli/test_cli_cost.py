@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from glasshouse.cli import app as cli
-from glasshouse.cli.closing import say_ended
-from glasshouse.cli.output import Output
+from glasshouse.cli.show.ending import say_ended
+from glasshouse.cli.show.output import Output
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Work

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from glasshouse.cli import app as cli
-from glasshouse.cli import status
-from glasshouse.cli.closing import say_ended
-from glasshouse.cli.output import Output
+from glasshouse.cli.runs import status_command as status
+from glasshouse.cli.show.ending import say_ended
+from glasshouse.cli.show.output import Output
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.define.job_content import script_warnings
 from glasshouse.jobs.define.jobfile import load

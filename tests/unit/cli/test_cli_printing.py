@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from glasshouse.cli import app as cli
-from glasshouse.cli import logs
-from glasshouse.cli.closing import say_ended
-from glasshouse.cli.output import Output, printable
-from glasshouse.cli.view import View
+from glasshouse.cli.runs import logs_command as logs
+from glasshouse.cli.show.ending import say_ended
+from glasshouse.cli.show.live_view import View
+from glasshouse.cli.show.output import Output, printable
 from glasshouse.errors import Code, ExitCode, PackageError, UsageError
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse.jobs.results.collect import Opened

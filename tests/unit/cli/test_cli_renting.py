@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli import shown
 from glasshouse.cli.app import run
-from glasshouse.cli.output import Output
-from glasshouse.cli.renting import cost_words
-from glasshouse.cli.shown import Shown
+from glasshouse.cli.show import steps as shown
+from glasshouse.cli.show.offered import cost_words
+from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.steps import Shown
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.processes import ProcessName

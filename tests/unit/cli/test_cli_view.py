@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from glasshouse.cli.closing import say_ended
-from glasshouse.cli.output import Output
-from glasshouse.cli.view import View
+from glasshouse.cli.show.ending import say_ended
+from glasshouse.cli.show.live_view import View
+from glasshouse.cli.show.output import Output
 from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.supervise.follow import Seen
@@ -145,7 +145,7 @@ def test_the_workers_imports_are_a_row_of_their_own_and_no_part_of_the_opening()
 
 def test_while_they_load_something_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     where, seen, now = console(80, terminal=True), Seen(), [100.0]
-    monkeypatch.setattr("glasshouse.cli.view.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("glasshouse.cli.show.live_view.time.monotonic", lambda: now[0])
     with View(where) as view:
         for event in released_then_opened(OwnersWorld(), imports_s=5.2, open_s=0.25)[:1]:
             seen.take(event)
@@ -161,7 +161,7 @@ def test_while_they_load_something_turns(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_script_that_reports_nothing_shows_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     where, seen, now = console(100, terminal=True), Seen(), [100.0]
-    monkeypatch.setattr("glasshouse.cli.view.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("glasshouse.cli.show.live_view.time.monotonic", lambda: now[0])
     with View(where) as view:
         for event, _ in events(OwnersWorld()):
             if event.state is State.RUNNING and event.type is EventType.TRANSITION:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli.output import Output
+from glasshouse.cli.show.output import Output
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity

@@ -1,0 +1,1 @@
+"""Commands about what a run left, and about removing it."""

@@ -1,0 +1,42 @@
+"""`glasshouse card RUN -o F`: one page of who vouches for what in a run, and the lines for a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
+from glasshouse.cli.show.output import Output
+
+__all__ = ["command"]
+
+
+def command(
+    run: Run,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The page; the model card's lines beside it.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="What the model is called on it.")] = "model",
+    force: Force = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.owner.files import write_private
+    from glasshouse.jobs.results.exported import exported_run
+    from glasshouse.jobs.results.run_card import page, snippet
+
+    output, place = Output(as_json), locate(home)
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    found, beside = exported_run(place, run, identity), out.with_suffix(".md")
+    fingerprint = identity.public.fingerprint
+    made = page(found.verdict, found.outputs, name=name, fingerprint=fingerprint)
+    lines = snippet(found.verdict, found.outputs, name=name, fingerprint=fingerprint)
+    write_private(out, made.encode(), replace=force)
+    write_private(beside, lines.encode(), replace=force)
+    output.result({"run_id": found.verdict.chain.receipt.run_id, "page": str(out), "snippet": str(beside)})
+    output.say(f"Who vouches for what is in {out}; the same for a model card is in {beside}.")
+    output.warn("both name the outputs, as the owner sees them: look at them before you publish them")

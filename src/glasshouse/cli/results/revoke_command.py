@@ -1,0 +1,51 @@
+"""`glasshouse revoke PACKAGE|RUN`: the package's key is released to no further runtime, and running ones end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
+from glasshouse.cli.show.output import Output
+
+__all__ = ["command"]
+
+
+def command(
+    what: Annotated[str, typer.Argument(metavar="PACKAGE|RUN", help="A sealed package, a package id or a run.")],
+    running: Annotated[
+        bool,
+        typer.Option("--running", help="End runs that have the key too: their leases are not renewed any more."),
+    ] = False,
+    gate: GateOption = None,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.gates.known_gates import gate_name
+    from glasshouse.jobs.gates.revocation import holders, resolve, revoke
+
+    output, place = Output(as_json), locate(home)
+    package_id = resolve(what, place)
+    gates = holders(package_id, place, also=None if gate is None else gate_name(place, gate))
+    owner = unlock(place, passphrase_file, passphrase_fd).signing if gates else None
+    revoked = revoke(package_id, place, gates=gates, owner=owner, running=running)
+    output.result(
+        {
+            "gates": [one.name for one in gates],
+            "package": {"id": revoked.package_id},
+            "revoked": True,
+            "running": running,
+            "runs_with_the_key": list(revoked.running),
+        }
+    )
+    output.say(f"Package {revoked.package_id} is revoked: its key is released no more.", style="bold")
+    if revoked.running and running:
+        output.say("Runs that have it end within their lease, and their receipts stay without a countersignature.")
+    elif revoked.running:
+        names = ", ".join(run[:8] for run in revoked.running)
+        output.warn(
+            f"these runs have the key already: {names}; stop them with: glasshouse stop RUN, or revoke --running"
+        )

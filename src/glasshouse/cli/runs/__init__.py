@@ -1,0 +1,1 @@
+"""Commands of a run, from the job file to its end."""

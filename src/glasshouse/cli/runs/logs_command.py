@@ -1,0 +1,104 @@
+"""`glasshouse logs RUN [-f]`: decrypts what the training wrote to standard output and error."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.cli.options import (
+    HomeOption,
+    Json,
+    Machine,
+    PassphraseFd,
+    PassphraseFile,
+    Run,
+    locate,
+    unlock,
+)
+from glasshouse.cli.show.output import Output, printable
+from glasshouse.errors import Code, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.results.run_logs import Segment
+
+__all__ = ["command"]
+
+
+def command(
+    run: Run = "latest",
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
+    machine: Machine = 0,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.owner.rundir import Phase, RunFolder
+    from glasshouse.jobs.results.run_logs import named_segments, segments
+
+    output, place = Output(as_json), locate(home)
+    if follow and as_json:
+        raise UsageError(Code.USAGE, "--follow and --json do not go together: one object cannot be followed")
+    whole = RunFolder.find(place, run)
+    folder = whole.machine(machine)
+    record = folder.load()
+    identity = unlock(place, passphrase_file, passphrase_fd)
+    if follow and whole.load().phase is not Phase.ENDED:
+        return _follow(output, whole, folder, place, identity)
+    named = named_segments(folder, owner_signing=identity.signing.public)
+    manifest_sha256 = bytes.fromhex(record.manifest_sha256)
+    found = segments(folder, named.events, sealing=identity.sealing, manifest_sha256=manifest_sha256)
+    if output.as_json:
+        text = [
+            {"sequence": one.sequence, "name": one.name, "text": one.data.decode(errors="replace")} for one in found
+        ]
+        output.result(
+            {"run_id": record.run_id, "vouched": named.vouched, "problem": named.why or None, "segments": text}
+        )
+        return None
+    if not named.vouched:
+        output.warn(f"nothing vouches for this log yet, the machine's host may have written it: {named.why}")
+    if not _print(found):
+        output.warn("this run has printed nothing so far" if record.outcome is None else "this run printed nothing")
+    return None
+
+
+def _follow(output: Output, whole: RunFolder, folder: RunFolder, place: Home, identity: Identity) -> None:
+    """Print segments as they come, and hold them to the receipt once there is one.
+
+    Raises:
+        VerificationError: `log-invalid` when the run's end names another log than the one that was shown.
+    """
+    from glasshouse.jobs.results.run_logs import follow, named_segments, refuse_other
+
+    output.warn("nothing vouches for this log while the run goes on: the machine's host may write it")
+    shown = []
+    for event, segment in follow(whole, folder, place, sealing=identity.sealing):
+        _print([segment])
+        shown.append(event)
+    named = named_segments(folder, owner_signing=identity.signing.public)
+    refuse_other(shown, named)
+    output.warn(f"the run has ended; nothing vouches for its log: {named.why}" if named.why else "the run has ended")
+
+
+def _print(found: Iterable[Segment]) -> bool:
+    """Print segments and return whether there were any."""
+    some = False
+    for one in found:
+        some = True
+        if sys.stdout.isatty():
+            # A log comes from a machine that is not trusted: on a terminal it may print, and not command.
+            # What a progress bar draws over is shown line by line, for it can hide what stood there.
+            text = one.data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+            sys.stdout.write(printable(text, keep="\n\t"))
+        else:
+            sys.stdout.buffer.write(one.data)
+    sys.stdout.flush()
+    return some

@@ -1,0 +1,51 @@
+"""`glasshouse new WORKLOAD`: a job file that seals and runs as it is, with every key explained."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, Json
+from glasshouse.cli.show.output import Output
+from glasshouse.errors import Code, UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    workload: Annotated[str, typer.Argument(metavar="[lora|script|mlp]", help="What to train.")] = "script",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The job file; by default WORKLOAD.toml.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.define.template import template
+    from glasshouse.jobs.owner.files import is_there, write_private
+    from glasshouse.workloads.fields import invalid
+    from glasshouse.workloads.params import KINDS
+
+    output = Output(as_json)
+    if workload not in KINDS:
+        raise invalid("the workload", f"one of {', '.join(KINDS)}", workload)
+    made, target = template(workload), out or Path(f"{workload}.toml")
+    if is_there(target) and not force:
+        raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
+    write_private(target, made.job.encode(), replace=force)
+    # Files that are there are the owner's: the job begins with them.
+    written = {name: text for name, text in made.files.items() if not is_there(target.parent / name)}
+    for name, text in written.items():
+        write_private(target.parent / name, text.encode(), replace=False)
+    output.result({"job": str(target), "written": sorted(written), "kept": sorted(set(made.files) - set(written))})
+    output.say(f"Wrote {target}.", style="bold green")
+    output.facts(
+        {
+            "inputs": ", ".join(
+                f"{name} (an example)" if name in written else f"{name} (yours)" for name in made.files
+            ),
+            "next": f"glasshouse run {shlex.quote(str(target))}",
+        }
+    )

@@ -1,0 +1,92 @@
+"""`glasshouse seal JOB.toml -o F`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, passphrase_from
+from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.words import bytes_text, files_words, left_out_words, network_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["command"]
+
+_BIG_BYTES = 64 << 20
+
+
+def command(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="The sealed package; NAME.sealed here, after the job's name."),
+    ] = None,
+    force: Force = False,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs import api
+
+    output, place = Output(as_json), locate(home)
+    sealed = api.seal(
+        job_file,
+        out,
+        replace=force,
+        progress=_progress_of(output),
+        passphrase=passphrase_from(passphrase_file, passphrase_fd),
+        home=home,
+    )
+    manifest = sealed.manifest
+    for note in sealed.notes:
+        output.warn(note)
+    output.result(
+        {
+            "path": str(sealed.path),
+            "package": {"id": manifest.package_id, "manifest_sha256": manifest.sha256.hex()},
+            "name": sealed.name,
+            "workload": manifest.workload,
+            "suite": manifest.suite.value,
+            "policy": manifest.floor.to_json(),
+            "files": sealed.files,
+            "left_out": list(sealed.left_out),
+            "notes": list(sealed.notes),
+            "plain_bytes": sealed.plain_bytes,
+            "package_bytes": sealed.package_bytes,
+            "seconds": round(sealed.seconds, 4),
+        }
+    )
+    output.say(f"Sealed {sealed.name} into {sealed.path}.", style="bold green")
+    output.facts(
+        {
+            "package": manifest.package_id,
+            "holds": f"{sealed.files} file(s), {bytes_text(sealed.plain_bytes)}, as {bytes_text(sealed.package_bytes)}",
+            "left out": left_out_words(sealed.left_out),
+            "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
+            + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress))
+            + (f", files in {files_words(True)}" if manifest.floor.disk else ""),
+            "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
+            "next": f"glasshouse run {shlex.quote(str(sealed.path))}{again(home)}",
+        }
+    )
+
+
+def _progress_of(output: Output) -> Callable[[int, int], None] | None:
+    """Return a progress line for packages that take a while, where a person is watching."""
+    if output.as_json or not output.console.is_terminal:
+        return None
+    shown = [-1]
+
+    def progress(done: int, total: int) -> None:
+        percent = done * 100 // total if total else 100
+        if total > _BIG_BYTES and percent != shown[0]:
+            shown[0] = percent
+            output.console.print(f"  sealing {percent:3d} %", end="\n" if done == total else "\r")
+
+    return progress

@@ -1,0 +1,153 @@
+"""`glasshouse status [RUN]`: the runs, newest first, or one of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glasshouse.cli.options import HomeOption, Json, locate, mention_old
+from glasshouse.cli.show.output import Output, printable
+from glasshouse.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.supervise.control import Look
+
+__all__ = ["command"]
+
+_GAP = 2
+_JOB_CHARS = 8
+# What a narrow terminal does without, in this order.
+_GO_FIRST = ("receipt", "loss", "done", "began", "job")
+
+
+def command(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id, beginning of one, or `latest`.")] = None,
+    newest: Annotated[int | None, typer.Option("-n", "--newest", min=1, metavar="N", help="Only the newest N.")] = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> int:
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.control import look, looks
+
+    output, place = Output(as_json), locate(home)
+    mention_old(output, place)
+    if run is not None:
+        return _one(output, look(RunFolder.find(place, run), place), place, home)
+    found = looks(place, newest=newest)
+    output.result({"home": str(place.path), "runs": [_brief(one) for one in found]})
+    if not output.as_json:
+        _table(output, found)
+    return ExitCode.DONE
+
+
+def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
+    from glasshouse.cli.names import sealing_without_asking
+    from glasshouse.cli.show.ending import say_ended
+    from glasshouse.jobs.owner.owner_identity import read_public
+    from glasshouse.jobs.owner.rundir import Phase
+    from glasshouse.jobs.results.summary import rental_and_cost, summary
+    from glasshouse.jobs.supervise.control import concluded
+    from glasshouse.jobs.supervise.supervision import Ended
+
+    if found.record.phase is Phase.ENDED:
+        conclusion = concluded(found.folder, place, found.record)
+        ended = Ended(folder=found.folder, record=found.record, seen=found.seen, conclusion=conclusion)
+        owner_signing = read_public(place.owner_public).signing
+        say_ended(output, ended, sealing=sealing_without_asking(place), owner_signing=owner_signing, home=home)
+        return ExitCode.DONE
+    rental, cost, unread = rental_and_cost(place, found.folder, found.record, None)
+    if unread:
+        output.warn(unread)
+    output.result(summary(found.folder, found.record, found.seen, None, rental=rental, cost=cost) | _brief(found))
+    if not output.as_json:
+        _table(output, [found])
+    return ExitCode.DONE
+
+
+def _brief(found: Look) -> dict[str, Any]:
+    record, seen, work = found.record, found.seen, found.progress
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "workload": record.workload,
+        "gate": record.gate,
+        "phase": found.doing,
+        "state": seen.state.value if seen.state else None,
+        "outcome": record.outcome,
+        "code": record.code,
+        "verdict": record.verdict,
+        "machines": 1 if record.group is None else record.group.machines,
+        "ranks": None if record.group is None else record.group.ranks,
+        "progress": None if work is None else work | {"rate_per_s": seen.rate_per_s},
+        "created_us": record.created_us,
+        "ended_us": record.ended_us,
+    }
+
+
+def _table(output: Output, found: list[Look]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not found:
+        output.say("No runs yet: glasshouse run JOB.toml")
+        return
+    rows: list[dict[str, Text]] = []
+    for one in found:
+        work = one.progress
+        done = "" if work is None else f"{work['done']}" + (f"/{work['total']}" if work["total"] else "")
+        row = {
+            "run": one.record.run_id[:8],
+            "job": printable(one.record.name, keep=""),
+            "is": _doing(one),
+            "done": "" if work is None or not work["done"] else f"{done} {work['unit']}s",
+            "loss": "" if work is None or work["loss"] is None else f"{float(work['loss']):.4g}",
+            "receipt": one.record.verdict or "",
+            "began": _began(one.record.created_us / 1e6),
+        }
+        rows.append({name: Text(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim")
+    for name, width in _fitted(rows, output.console.width).items():
+        table.add_column(name, no_wrap=True, width=width, overflow="ellipsis")
+    for cells in rows:
+        table.add_row(*(cells[column.header] for column in table.columns if isinstance(column.header, str)))
+    # A line that a narrow terminal breaks can still be read; a state that is cut off cannot.
+    output.console.print(table, soft_wrap=False, crop=False)
+
+
+def _fitted(rows: list[dict[str, Text]], room: int) -> dict[str, int]:
+    """Return the columns that fit, and their widths; how a run stands is never cut, other things go first."""
+    widths = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
+
+    def excess() -> int:
+        return sum(widths.values()) + _GAP * len(widths) - room
+
+    if excess() > 0:
+        widths["job"] = max(min(widths["job"], _JOB_CHARS), widths["job"] - excess())
+    for name in _GO_FIRST:
+        if excess() > 0:
+            del widths[name]
+    return widths
+
+
+def _doing(found: Look) -> Any:
+    from rich.text import Text
+
+    outcome = found.record.outcome
+    if outcome is None:
+        state = found.seen.state.value if found.seen.state else found.doing
+        return Text(state if found.doing != "unattended" else f"{state}, unattended", style="cyan")
+    style = {"completed": "green", "interrupted": "yellow"}.get(outcome, "red")
+    why = f" ({found.record.code})" if found.record.code not in (None, outcome) else ""
+    return Text(outcome + why, style=style)
+
+
+def _began(seconds: float) -> str:
+    """Return the time of today's runs and the date of others."""
+    then, now = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d", then)

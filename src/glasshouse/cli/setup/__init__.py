@@ -1,0 +1,1 @@
+"""Commands about what an owner has: keys, gates, machines, references."""

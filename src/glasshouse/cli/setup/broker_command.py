@@ -1,0 +1,179 @@
+"""`glasshouse broker serve`: a broker that runs alone, until it is stopped; with `--bind`, a gate that others use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
+from glasshouse.cli.show.output import Output
+from glasshouse.errors import Code, UsageError
+
+if TYPE_CHECKING:
+    from glasshouse.broker.http.serving import Network, Ready
+    from glasshouse.jobs.owner.home import Home
+
+__all__ = ["group"]
+
+group = typer.Typer(no_args_is_help=True)
+_STORE_LIMIT_GIB = 20
+
+
+@group.command("serve", help="Serve until stopped: SIGINT or SIGTERM.")
+def serve(
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Database and key file; the home's by default.")
+    ] = None,
+    runtime_bind: Annotated[
+        str, typer.Option("--runtime-bind", metavar="WHERE", help="For runtimes: host:port or unix:/path.")
+    ] = "127.0.0.1:0",
+    owner_socket: Annotated[
+        Path | None, typer.Option("--owner-socket", metavar="PATH", help="For the owner: a 0600 Unix socket.")
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option("--bind", metavar="HOST:PORT", help="Be a gate for enrolled owners, over TLS, here."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", metavar="URL", help="Where owners and machines reach it: https://…")
+    ] = None,
+    owners: Annotated[
+        list[Path] | None,
+        typer.Option("--owner", metavar="FILE", help="An owner.pub whose owner is enrolled; several."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--behind-proxy", help="No TLS here: a proxy on this machine has it, and sees package keys.")
+    ] = False,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="DIR", help="Keep what runs elsewhere leave, sealed, for their owners."),
+    ] = None,
+    store_limit: Annotated[
+        int | None,
+        typer.Option("--store-limit", metavar="GIB", min=1, max=1 << 20, help="At most so much, in equal parts [20]."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    import contextlib
+
+    from glasshouse.broker.http.serving import serve as serve_broker
+    from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
+    from glasshouse.jobs.owner.home import Home
+    from glasshouse.jobs.owner.processes import ProcessName
+
+    output, place = Output(as_json), Home.locate(home).make()
+    network = _network(bind, advertise, owners or [], plain=plain)
+    if store_limit is not None and store is None:
+        raise UsageError(Code.USAGE, "--store-limit belongs to --store DIR")
+    if store is not None:
+        if network is None:
+            raise UsageError(Code.USAGE, "--store belongs to --bind HOST:PORT: what runs here leave is here")
+        limit_bytes = (store_limit or _STORE_LIMIT_GIB) << 30
+        network = replace(network, store=store.absolute(), store_bytes=limit_bytes)
+    # With the home's own data it is the broker that this home's runs use, in place of an embedded one.
+    for_home = data is None
+    with contextlib.ExitStack() as stack:
+
+        def ready(told: Ready) -> None:
+            if for_home:
+                serving = Serving(
+                    process=ProcessName.of(),
+                    runtime_url=told.runtime_url,
+                    owner_socket=told.owner_socket,
+                    public=told.broker_public,
+                    embedded=False,
+                )
+                stack.enter_context(Embedded(place).announced(serving))
+            gate = {} if advertise is None else {"advertise": advertise, "key": told.broker_public.hex()}
+            output.result(told.to_json() | gate)
+            output.say("The broker serves.", style="bold green")
+            output.facts({"runtimes": told.runtime_url, "owner": told.owner_socket, "stop": "Ctrl-C"})
+            if told.gate is not None:
+                pinned = "" if told.certificate is None else f" --certificate {told.certificate.hex()}"
+                output.say("It is a gate too; each owner who is enrolled adds it with:")
+                output.say(f"glasshouse gate add NAME {advertise} --key {told.broker_public.hex()}{pinned}")
+
+        serve_broker(
+            data_dir=data or place.broker / "data",
+            runtime_bind=runtime_bind,
+            owner_socket=owner_socket or socket_folder(place) / "owner.sock",
+            ready=ready,
+            network=network,
+        )
+
+
+@group.command("audit", help="Check the audit log: of your own broker, or what a gate has of you.")
+def audit(
+    gate: GateOption = None,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    home: HomeOption = None,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.gates.known_gates import audit_gate, audit_own, gate_name
+
+    output, place = Output(as_json), locate(home) if gate is not None else _made(home)
+    if gate is None:
+        records = audit_own(place)
+    else:
+        gate = gate_name(place, gate)
+        records = audit_gate(place, gate, unlock(place, passphrase_file, passphrase_fd).signing)
+    output.result({"gate": gate, "records": records})
+    for record in records:
+        if isinstance(record, dict):
+            facts = record["facts"] if isinstance(record["facts"], dict) else {}
+            words = " ".join(f"{name}={value}" for name, value in facts.items())
+            output.say(f"{record['sequence']} {record['event']} {words}")
+    output.say(f"{len(records)} records; they follow each other.", style="bold")
+
+
+def _made(home: Path | None) -> Home:
+    from glasshouse.jobs.owner.home import Home
+
+    return Home.locate(home).make()
+
+
+def _network(bind: str | None, advertise: str | None, owners: list[Path], *, plain: bool) -> Network | None:
+    """Return where the broker is a gate, and for whom; None where it is none."""
+    from glasshouse.broker.http.serving import Network
+    from glasshouse.jobs.owner.owner_identity import read_public
+    from glasshouse.providers.protocol.line import GateLine
+
+    if bind is None:
+        if advertise is not None or owners or plain:
+            raise UsageError(Code.USAGE, "--advertise, --owner and --behind-proxy belong to --bind HOST:PORT")
+        return None
+    if advertise is None or not owners:
+        raise UsageError(
+            Code.USAGE,
+            "a gate needs --advertise https://HOST:PORT and at least one --owner FILE",
+            hint="FILE is an owner.pub: its owner has it from glasshouse identity show",
+        )
+    _check_plain(bind, plain=plain)
+    GateLine(url=advertise, certificate=None)  # an address that owners and launch files can name
+    return Network(bind=bind, owners=tuple(read_public(path).signing for path in owners), plain=plain)
+
+
+def _check_plain(bind: str, *, plain: bool) -> None:
+    """Refuse to take package keys without TLS from anywhere but this machine."""
+    import ipaddress
+
+    from glasshouse.broker.http.listeners import parse_bind
+
+    where = parse_bind(bind)
+    if not plain or isinstance(where, Path):
+        return
+    try:
+        loopback = ipaddress.ip_address(where[0]).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise UsageError(
+            Code.USAGE,
+            f"--behind-proxy on {where[0]} would take package keys over the network in the clear",
+            hint="bind it to 127.0.0.1 or to unix:/path, and let the proxy on this machine reach it there",
+        )

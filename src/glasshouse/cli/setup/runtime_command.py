@@ -1,0 +1,49 @@
+"""`glasshouse runtime bundle`: what a machine needs that has no Glasshouse of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glasshouse.cli.options import Force, Json
+from glasshouse.cli.show.output import Output
+
+__all__ = ["group"]
+
+group = typer.Typer(no_args_is_help=True)
+
+
+@group.callback()
+def _group() -> None:
+    """Keep the name of the one command below it."""
+
+
+@group.command("bundle", help="Put this Glasshouse and what its runtime needs into one file, the same each time.")
+def bundle(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    wheels: Annotated[
+        Path | None,
+        typer.Option(
+            "--wheels", metavar="DIR", help="Take what it needs from these wheels, not from what is installed."
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="3.N", help="The machine's Python, for which the wheels are; this one's."),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    from glasshouse.jobs.places.runtime_bundle import make_bundle
+    from glasshouse.providers.place.bundled import digest_of
+
+    output = Output(as_json)
+    made = make_bundle(out, wheels=wheels, python=python, replace=force)
+    told = {"python": made.python, "machine": made.machine, "sha256": digest_of(out), "bytes": out.stat().st_size}
+    output.result({"file": str(out), "distributions": made.distributions} | told)
+    output.facts({**told, **made.distributions})
+    output.say(
+        f"A machine with Python {made.python} takes it: glasshouse machine add NAME ssh://user@host --bundle {out}"
+    )

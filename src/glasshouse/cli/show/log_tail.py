@@ -1,0 +1,63 @@
+"""The ends of a failed run's logs, shown to its owner: the reason that a code alone does not give."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from glasshouse.cli.show.output import printable
+from glasshouse.jobs.owner.files import open_regular
+
+if TYPE_CHECKING:
+    from glasshouse.errors import Code
+    from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+    from glasshouse.wire.hpke import RecipientKey
+
+__all__ = ["last_words", "runtime_hint"]
+
+_LINES = 8
+_LINE_CHARS = 200
+# Of a runtime's log, which comes from a machine that could write anything of any length.
+_HINT_CHARS = 1000
+_TAIL_BYTES = 1 << 16
+
+
+def last_words(
+    folder: RunFolder, record: RunRecord, *, sealing: RecipientKey, owner_signing: bytes
+) -> tuple[list[str], bool]:
+    """Return the last lines that a run's worker wrote, and whether its receipt vouches for them.
+
+    A log that cannot be read, or that its receipt contradicts, has no last words.
+
+    Args:
+        folder, record: the run, which has ended.
+        sealing: the owner's sealing key.
+        owner_signing: the owner's public signing key.
+    """
+    from glasshouse.jobs.results.run_logs import last_lines
+
+    found, vouched = last_lines(folder, record, sealing=sealing, owner_signing=owner_signing)
+    # What a progress bar drew over is not what stood there at the end.
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in found]
+    return [_shown(line) for line in lines if line][-_LINES:], vouched
+
+
+def runtime_hint(folder: RunFolder, code: Code) -> str | None:
+    """Return what a runtime wrote into its log beneath the code that it ended with; None where it wrote nothing.
+
+    Nothing vouches for it: the log is neither sealed nor signed.
+    """
+    try:
+        with open_regular(folder.runtime_log) as log:
+            log.seek(-min(_TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            lines = log.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    named = f"glasshouse runtime: {code.value}"
+    after = max((number for number, line in enumerate(lines, 1) if line == named), default=len(lines))
+    return _shown(lines[after], _HINT_CHARS) if after < len(lines) else None
+
+
+def _shown(line: str, most: int = _LINE_CHARS) -> str:
+    text = printable(line.expandtabs(4), keep="")
+    return text if len(text) <= most else text[: most - 1] + "…"
