@@ -28,7 +28,10 @@ def encode(value: Json) -> bytes:
         FormatError: `schema-invalid` for a float, a large integer, a lone surrogate, a non-string key
             or a value nested deeper than `MAX_DEPTH`.
     """
-    return _written(value) if _plain(value, 0) else _KEEPING.encode(_ordered(value, 0)).encode()
+    if _plain(value, 0) and (text := _SORTING.encode(value)).isascii():
+        # For ASCII keys the order of RFC 8785 is that of the code points, which the C encoder sorts by.
+        return text.encode("ascii")
+    return _KEEPING.encode(_ordered(value, 0)).encode()
 
 
 def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements: int | None = None) -> Json:
@@ -37,9 +40,8 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
     Args:
         data: the bytes as received.
         max_bytes: refused before parsing when longer.
-        max_elements: refused before parsing when there are more of the bytes ``,`` ``[`` and ``{``, wherever they
-            stand: what parsing costs grows with them and not with the length. For what strangers send, which is
-            refused too when it is not ASCII: the order of other keys is found out in Python, one by one.
+        max_elements: for unauthenticated input: refused before parsing when it has more of the bytes ``,`` ``[`` and
+            ``{``, which the cost of parsing grows with, or is not ASCII: other keys are sorted in Python.
 
     Raises:
         FormatError: `too-large`, `schema-invalid` or `not-canonical`.
@@ -54,9 +56,9 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
         raise FormatError(Code.SCHEMA, f"JSON of more than {max_elements} elements")
     try:
         value: Json = _DECODER.decode(raw.decode("utf-8"))
-        # What the decoder makes is of exact types and within the bounds of numbers; only its depth is still open.
         if not raw.isascii():
             again = _KEEPING.encode(_ordered(value, 0)).encode()
+        # The decoder's values are of exact types and within the bounds of numbers: only their depth is still open.
         elif containers > MAX_DEPTH and _too_deep(value):
             raise FormatError(Code.SCHEMA, f"JSON nested deeper than {MAX_DEPTH}")
         else:
@@ -70,19 +72,8 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
     return value
 
 
-def _written(value: Json) -> bytes:
-    """Encode a value that is `_plain`."""
-    if (text := _SORTING.encode(value)).isascii():
-        # For ASCII keys the order of RFC 8785 is that of the code points, which the C encoder sorts by.
-        return text.encode("ascii")
-    return _KEEPING.encode(_ordered(value, 0)).encode()
-
-
 def _plain(value: object, depth: int) -> bool:
-    """Return whether `value` is made of exact JSON types within every limit, as nearly all of our documents are.
-
-    Anything else is left to `_ordered`, which finds out what is wrong with it.
-    """
+    """Return whether `value` is made of exact JSON types within every limit; `_ordered` names what is wrong with it."""
     items: Collection[object]
     if type(value) is dict:
         if not all(type(key) is str for key in value):
@@ -108,15 +99,11 @@ def _plain(value: object, depth: int) -> bool:
 
 
 def _too_deep(value: Json) -> bool:
-    """Return whether `value`, as the decoder makes it, is nested deeper than `MAX_DEPTH`: one list for each level."""
+    """Return whether a decoded value is nested deeper than `MAX_DEPTH`: faster than `_plain`."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [
-            item
-            for one in level
-            if (kind := type(one)) is dict or kind is list
-            for item in (one.values() if kind is dict else one)
-        ]
+        inner = [each for each in level if type(each) is list or type(each) is dict]
+        level = [item for each in inner for item in (each.values() if type(each) is dict else each)]
     return bool(level)
 
 
@@ -138,20 +125,13 @@ def _ordered(value: Json, depth: int) -> Json:
                 raise FormatError(Code.SCHEMA, "an object key that is not a string")
             _checked_text(key)
         # RFC 8785 section 3.2.3: sorted by UTF-16 code units, not by code points.
-        keys = sorted(value, key=_utf16) if not all(map(str.isascii, value)) else sorted(value)
-        return {key: _ordered(value[key], depth + 1) for key in keys}
+        return {key: _ordered(value[key], depth + 1) for key in sorted(value, key=lambda key: key.encode("utf-16-be"))}
     if isinstance(value, (list, tuple)):
         return [_ordered(item, depth + 1) for item in value]
     raise FormatError(Code.SCHEMA, f"a {type(value).__name__} has no canonical JSON form")
 
 
-def _utf16(text: str) -> bytes:
-    return text.encode("utf-16-be")
-
-
 def _checked_text(text: str) -> None:
-    if text.isascii():
-        return
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,7 +1,6 @@
-"""Dead Simple Signing Envelope v1, narrowed to canonical JSON and Ed25519.
+"""Dead Simple Signing Envelope v1 (secure-systems-lab/dsse protocol.md), narrowed to canonical JSON and Ed25519.
 
-The payload type is signed together with the payload (pre-authentication encoding), so an envelope of
-one type is never accepted as another. Source: secure-systems-lab/dsse protocol.md.
+The payload type is signed with the payload, so an envelope of one type is never accepted as another.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import signing
 from glasshouse.wire.canonical import Json, decode
-from glasshouse.wire.record import Codec, Member, Record, fixed, items, text
+from glasshouse.wire.members import Codec, wrong
+from glasshouse.wire.record import Member, Record, fixed, items, text
 
 __all__ = ["MAX_SIGNATURES", "Envelope", "Signed", "pae", "sign"]
 
@@ -30,31 +30,26 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def _b64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _unb64(text: str) -> bytes:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError:
-        raise FormatError(Code.SCHEMA, "not base64") from None
-    if _b64(data) != text:
-        raise FormatError(Code.SCHEMA, "not the one valid base64 form")
-    return data
-
-
 def _base64(max_chars: int, length: int | None = None) -> Codec:
-    """Bytes in standard base64: exactly `length`, if given."""
+    """Bytes in standard base64, in its one valid spelling: exactly `length`, if given."""
     form = text(max_chars)
 
     def read(value: Json, where: str) -> bytes:
-        data = _unb64(form.read(value, where))
+        given = form.read(value, where)
+        try:
+            data = base64.b64decode(given, validate=True)
+        except ValueError:
+            raise wrong(where, "base64") from None
+        if write(data) != given:
+            raise wrong(where, "the one valid base64 form")
         if length is not None and len(data) != length:
-            raise FormatError(Code.SCHEMA, f"{where} is not {length} bytes")
+            raise wrong(where, f"{length} bytes")
         return data
 
-    return Codec(read, _b64)
+    def write(data: bytes) -> str:
+        return base64.b64encode(data).decode("ascii")
+
+    return Codec(read, write)
 
 
 _SIGNATURE = fixed(keyid=text(64), sig=_base64(88, signing.SIGNATURE_BYTES))
@@ -140,17 +135,8 @@ class Signed(Record):
     """
 
     __slots__ = ()
-    _payload_type: ClassVar[str]
+    _payload_type: ClassVar[str] = ""
     _max_message_bytes: ClassVar[int] = 0
-
-    def __init_subclass__(
-        cls, *, payload_type: str | None = None, max_message_bytes: int | None = None, **record: Any
-    ) -> None:
-        super().__init_subclass__(**record)
-        if payload_type is not None:
-            cls._payload_type = payload_type
-        if max_message_bytes is not None:
-            cls._max_message_bytes = max_message_bytes
 
     def sign(self, *keys: signing.SigningKey) -> Envelope:
         """Return the record signed with every key given."""
@@ -169,13 +155,3 @@ class Signed(Record):
     def parse_signed(cls, message: bytes, *publics: bytes) -> Self:
         """Return what was signed, from an envelope's canonical bytes; as `from_envelope`."""
         return cls.from_envelope(Envelope.parse(message, max_bytes=cls._max_message_bytes), *publics)
-
-    @classmethod
-    def parse_unverified(cls, message: bytes) -> tuple[Self, Envelope]:
-        """Return the record and its envelope, whose signatures are **not** checked.
-
-        Raises:
-            FormatError: `wrong-type`, `too-large`, `not-canonical` or `schema-invalid`.
-        """
-        envelope = Envelope.parse(message, max_bytes=cls._max_message_bytes)
-        return cls.parse(envelope.payload_of(cls._payload_type)), envelope

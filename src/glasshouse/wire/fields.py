@@ -6,37 +6,15 @@ never its value, which may be a secret or a megabyte.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Collection
 
 from glasshouse.errors import Code, FormatError
+from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import MAX_INTEGER, Json
+from glasshouse.wire.record import DECIMAL, IDENTIFIER
 
 __all__ = ["DECIMAL", "IDENTIFIER", "Fields", "b64decode", "b64encode", "hex_or_null"]
-
-IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?")
-
-
-def b64encode(data: bytes) -> str:
-    """Return base64url without padding (RFC 4648 section 5)."""
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
-
-
-def b64decode(text: str) -> bytes:
-    """Inverse of `b64encode`; any other spelling of the same bytes is refused.
-
-    Raises:
-        FormatError: `schema-invalid`.
-    """
-    try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except ValueError:
-        raise FormatError(Code.SCHEMA, "not base64url") from None
-    if b64encode(data) != text:
-        raise FormatError(Code.SCHEMA, "not the one valid base64url form")
-    return data
 
 
 def hex_or_null(digest: bytes | None) -> str | None:

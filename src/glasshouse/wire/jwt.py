@@ -13,8 +13,8 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import signing
+from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import b64decode, b64encode
 from glasshouse.wire.record import Record, text
 
 __all__ = ["MAX_TOKEN_BYTES", "Token", "issue", "parse", "stated"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from glasshouse.errors import Code, FormatError
 
@@ -13,6 +13,7 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
 def leaf_hash(data: bytes) -> bytes:
+    """Return the hash of a leaf (RFC 9162 section 2.1.1)."""
     return hashlib.sha256(b"\x00" + data).digest()
 
 
@@ -35,8 +36,8 @@ class Tree:
     def append(self, leaf: bytes) -> int:
         """Append a leaf **hash** and return its index."""
         index = len(self)
-        level, node = 0, leaf
-        self._levels[0].append(node)
+        level = 0
+        self._levels[0].append(leaf)
         while len(self._levels[level]) % 2 == 0:
             node = _node(self._levels[level][-2], self._levels[level][-1])
             level += 1
@@ -123,18 +124,10 @@ def verify_inclusion(*, leaf: bytes, index: int, size: int, root: bytes, proof: 
     """
     if not 0 <= index < size:
         raise _broken("inclusion")
-    position, last, node = index, size - 1, leaf
-    for step in proof:
-        if last == 0:
-            raise _broken("inclusion")
-        if position & 1 or position == last:
-            node = _node(step, node)
-            while not position & 1 and position:
-                position, last = position >> 1, last >> 1
-        else:
-            node = _node(node, step)
-        position, last = position >> 1, last >> 1
-    if last or node != root:
+    node = leaf
+    for step, is_left in _sides(index, size - 1, proof, "inclusion"):
+        node = _node(step, node) if is_left else _node(node, step)
+    if node != root:
         raise _broken("inclusion")
 
 
@@ -159,18 +152,27 @@ def verify_consistency(*, old: int, new: int, old_root: bytes, new_root: bytes, 
     while position & 1:
         position, last = position >> 1, last >> 1
     first = second = steps[0]
-    for step in steps[1:]:
-        if last == 0:
-            raise _broken("consistency")
-        if position & 1 or position == last:
+    for step, is_left in _sides(position, last, steps[1:], "consistency"):
+        if is_left:
             first, second = _node(step, first), _node(step, second)
-            while not position & 1 and position:
-                position, last = position >> 1, last >> 1
         else:
             second = _node(second, step)
-        position, last = position >> 1, last >> 1
-    if last or first != old_root or second != new_root:
+    if first != old_root or second != new_root:
         raise _broken("consistency")
+
+
+def _sides(position: int, last: int, steps: Sequence[bytes], kind: str) -> Iterator[tuple[bytes, bool]]:
+    """Yield each step of a proof and whether it is a left sibling; refuse more or fewer steps than lead to the root."""
+    for step in steps:
+        if last == 0:
+            raise _broken(kind)
+        is_left = bool(position & 1) or position == last
+        yield step, is_left
+        while is_left and not position & 1 and position:
+            position, last = position >> 1, last >> 1
+        position, last = position >> 1, last >> 1
+    if last:
+        raise _broken(kind)
 
 
 def _broken(kind: str) -> FormatError:

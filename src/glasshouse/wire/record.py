@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from enum import StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from glasshouse.errors import Code, FormatError
+from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import MAX_INTEGER, Json, decode, encode
-from glasshouse.wire.fields import DECIMAL, IDENTIFIER, b64decode, b64encode
+from glasshouse.wire.members import DERIVED, Codec, Leaf, Members, wrong
 
 __all__ = [
     "APART",
+    "DECIMAL",
+    "IDENTIFIER",
     "LEFT_OUT",
     "Codec",
     "Decimal",
@@ -48,18 +51,8 @@ __all__ = [
     "text",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """How a value is written, and what limits hold for it.
-
-    Attributes:
-        read: takes the JSON and what errors call it; returns the value or raises `FormatError` (`schema-invalid`).
-        write: the inverse.
-    """
-
-    read: Callable[[Json, str], Any]
-    write: Callable[[Any], Json] = lambda value: value
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?")
 
 
 def text(max_chars: int = 256, pattern: re.Pattern[str] | None = None) -> Codec:
@@ -67,9 +60,9 @@ def text(max_chars: int = 256, pattern: re.Pattern[str] | None = None) -> Codec:
 
     def read(value: Json, where: str) -> str:
         if not isinstance(value, str) or len(value) > max_chars or "\x00" in value:
-            raise _wrong(where, f"text of at most {max_chars} characters")
+            raise wrong(where, f"text of at most {max_chars} characters")
         if pattern is not None and not pattern.fullmatch(value):
-            raise _wrong(where, f"text of the form {pattern.pattern}")
+            raise wrong(where, f"text of the form {pattern.pattern}")
         return value
 
     return Codec(read)
@@ -81,7 +74,7 @@ def choice(options: Collection[str]) -> Codec:
 
     def read(value: Json, where: str) -> str:
         if not isinstance(value, str) or value not in known:
-            raise _wrong(where, "one of " + ", ".join(sorted(known)))
+            raise wrong(where, "one of " + ", ".join(sorted(known)))
         return known[value]
 
     return Codec(read, str)
@@ -92,7 +85,7 @@ def integer(low: int = 0, high: int = MAX_INTEGER) -> Codec:
 
     def read(value: Json, where: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(where, f"an integer from {low} to {high}")
+            raise wrong(where, f"an integer from {low} to {high}")
         return value
 
     return Codec(read)
@@ -106,7 +99,7 @@ def octets(length: int | None = None, *, max_length: int = 65536) -> Codec:
     def read(value: Json, where: str) -> bytes:
         data = b64decode(form.read(value, where))
         if len(data) > limit or (length is not None and len(data) != length):
-            raise _wrong(where, f"{limit} bytes")
+            raise wrong(where, f"{limit} bytes")
         return data
 
     return Codec(read, b64encode)
@@ -130,15 +123,15 @@ def items(max_items: int, item: Codec | None = None, *, min_items: int = 0) -> C
         item: of each; a field of the type ``tuple[X, ...]``, where X needs no codec, needs none.
     """
 
-    def bound(item: Codec) -> Codec:
+    def of(item: Codec) -> Codec:
         def read(value: Json, where: str) -> tuple[Any, ...]:
             if not isinstance(value, list) or not min_items <= len(value) <= max_items:
-                raise _wrong(where, f"a list of {min_items} to {max_items}")
+                raise wrong(where, f"a list of {min_items} to {max_items}")
             return tuple([item.read(each, where) for each in value])
 
         return Codec(read, lambda value: [item.write(each) for each in value])
 
-    return _Items(bound) if item is None else bound(item)  # type: ignore[return-value]  # bound when a field has it
+    return of if item is None else of(item)  # type: ignore[return-value]  # bound when a field has it
 
 
 def table(max_items: int, name: Codec, item: Codec | None = None, *, min_items: int = 0) -> Codec:
@@ -148,40 +141,36 @@ def table(max_items: int, name: Codec, item: Codec | None = None, *, min_items: 
         item: of each value; a field of the type ``Mapping[str, X]``, where X needs no codec, needs none.
     """
 
-    def bound(item: Codec) -> Codec:
+    def of(item: Codec) -> Codec:
         def read(value: Json, where: str) -> dict[str, Any]:
             if not isinstance(value, dict) or not min_items <= len(value) <= max_items:
-                raise _wrong(where, f"an object of {min_items} to {max_items} members")
+                raise wrong(where, f"an object of {min_items} to {max_items} members")
             return {name.read(key, where): item.read(each, f"{where}.{key[:64]}") for key, each in value.items()}
 
         return Codec(read, lambda value: {key: item.write(each) for key, each in value.items()})
 
-    return _Items(bound) if item is None else bound(item)  # type: ignore[return-value]  # bound when a field has it
+    return of if item is None else of(item)  # type: ignore[return-value]  # bound when a field has it
 
 
 def one_of(member: str, *kinds: type[Record]) -> Codec:
     """One of several records, which differ in the constant that they have as `member`."""
-    known = {kind._constants[member]: kind for kind in kinds}
+    known = {str(kind._constants[member]): kind for kind in kinds}
+    tag = choice(known)
 
     def read(value: Json, where: str) -> Record:
         if not isinstance(value, dict):
-            raise FormatError(Code.SCHEMA, f"{where} is not an object")
-        found = value.get(member)
-        if not isinstance(found, str) or found not in known:
-            raise _wrong(f"{where}.{member}", "one of " + ", ".join(sorted(map(str, known))))
-        return known[found].from_json(value, where)
+            raise wrong(where, "an object")
+        return known[tag.read(value.get(member), f"{where}.{member}")].from_json(value, where)
 
     return Codec(read, lambda record: record.to_json())
 
 
 def fixed(**members: Codec) -> Codec:
     """An object of exactly these members, kept as a tuple in this order: for pairs that need no class."""
-    whole = _Object({name: _Leaf(name, codec, MISSING) for name, codec in members.items()}, {})
+    whole = Members({name: Leaf(name, codec, MISSING) for name, codec in members.items()}, {})
 
     def read(value: Json, where: str) -> tuple[Any, ...]:
-        found: dict[str, Any] = {}
-        whole.read(value, where, found)
-        return tuple(found.values())
+        return tuple(whole.read(value, where, {}).values())
 
     return Codec(
         read, lambda value: {name: members[name].write(each) for name, each in zip(members, value, strict=True)}
@@ -203,8 +192,6 @@ def raw(check: Callable[[Json], Any] = lambda value: value) -> Codec:
 
 class Member:
     """Where a field stands in the JSON, if not under its own name: the names from the outside inwards."""
-
-    __slots__ = ("path",)
 
     def __init__(self, *path: str) -> None:
         self.path = path
@@ -239,30 +226,16 @@ class Record:
     _constants: ClassVar[Mapping[str, Json]] = {}
     _derived: ClassVar[Mapping[str | tuple[str, ...], str]] = {}
 
-    def __init_subclass__(
-        cls,
-        *,
-        name: str | None = None,
-        max_bytes: int | None = None,
-        max_elements: int | None = None,
-        constants: Mapping[str, Json] | None = None,
-        derived: Mapping[str | tuple[str, ...], str] | None = None,
-    ) -> None:
-        given = {
-            "_name": name,
-            "_max_bytes": max_bytes,
-            "_max_elements": max_elements,
-            "_constants": constants,
-            "_derived": derived,
-        }
+    def __init_subclass__(cls, **arguments: Any) -> None:
         # `dataclass(slots=True)` makes the class a second time, with these attributes and without the arguments.
-        for attribute, value in given.items():
-            if value is not None:
-                setattr(cls, attribute, value)
+        for name, value in arguments.items():
+            if not hasattr(cls, f"_{name}"):
+                raise TypeError(f"a record has no class argument {name}")
+            setattr(cls, f"_{name}", value)
 
     def to_json(self) -> dict[str, Json]:
         """Return the object."""
-        return _object(type(self)).write(self)
+        return _members(type(self)).write(self)
 
     @classmethod
     def from_json(cls, value: Json, where: str | None = None, **apart: Any) -> Self:
@@ -275,13 +248,12 @@ class Record:
         Raises:
             FormatError: `schema-invalid`, and what ``__post_init__`` raises.
         """
-        found: dict[str, Any] = {}
-        _object(cls).read(value, where or cls._name, found)
-        derived = found.pop(_DERIVED, ())
+        found = _members(cls).read(value, where or cls._name, {})
+        derived = found.pop(DERIVED, ())
         record = cls(**found, **apart)
         for place, attribute, given in derived:
             if encode(given) != encode(getattr(record, attribute)):
-                raise _wrong(place, "what follows from the rest")
+                raise wrong(place, "what follows from the rest")
         return record
 
     def encode(self) -> bytes:
@@ -298,105 +270,21 @@ class Record:
         return cls.from_json(decode(data, max_bytes=cls._max_bytes, max_elements=cls._max_elements), **apart)
 
 
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """A list or a table whose codec depends on the field's type."""
-
-    of: Callable[[Codec], Codec]
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """One field as a member of an object."""
-
-    field: str
-    codec: Codec
-    default: Any  # MISSING where the member may not be left out
-
-    def read(self, value: Json, where: str, found: dict[str, Any]) -> None:
-        found[self.field] = self.codec.read(value, where)
-
-
-_DERIVED = ""  # no field's name: where, property and value of each derived member that was read
-
-
-@dataclass(frozen=True, slots=True)
-class _Derived:
-    """A member that has the value of a property."""
-
-    attribute: str
-
-    def read(self, value: Json, where: str, found: dict[str, Any]) -> None:
-        found.setdefault(_DERIVED, []).append((where, self.attribute, value))
-
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """An object's members: fields, derived ones, and objects that group them."""
-
-    members: dict[str, _Leaf | _Derived | _Object]
-    constants: dict[str, Json]
-
-    def read(self, value: Json, where: str, found: dict[str, Any]) -> None:
-        if not isinstance(value, dict):
-            raise FormatError(Code.SCHEMA, f"{where} is not an object")
-        left = dict(value)
-        for name, constant in self.constants.items():
-            # A text equals nothing but itself; 1 and true are equal to Python, and differ as they are written.
-            if name not in left or ((one := left.pop(name)) != constant) or not _alike(one, constant):
-                raise _wrong(f"{where}.{name}", f"{constant!r}")
-        for name, member in self.members.items():
-            if name in left:
-                member.read(left.pop(name), f"{where}.{name}", found)
-            elif not isinstance(member, _Leaf) or member.default is MISSING:
-                raise FormatError(Code.SCHEMA, f"{where}.{name} is missing")
-        if left:
-            raise FormatError(Code.SCHEMA, f"{where} has an unknown field {min(left)[:64]!r}")
-
-    def write(self, record: Record) -> dict[str, Json]:
-        written: dict[str, Json] = dict(self.constants)
-        for name, member in self.members.items():
-            if isinstance(member, _Object):
-                written[name] = member.write(record)
-            elif isinstance(member, _Derived):
-                written[name] = getattr(record, member.attribute)
-            elif (value := getattr(record, member.field)) != member.default or member.default is MISSING:
-                written[name] = member.codec.write(value)
-        return written
-
-
-_OBJECTS: dict[type[Record], _Object] = {}
-
-
-def _object(kind: type[Record]) -> _Object:
-    """Return how the fields of a record are written; worked out at its first use."""
-    if kind not in _OBJECTS:
-        _OBJECTS[kind] = _worked_out(kind)
-    return _OBJECTS[kind]
-
-
-def _worked_out(kind: type[Record]) -> _Object:
-    whole = _Object({}, dict(kind._constants))
+def _declared_members(kind: type[Any]) -> Members:
+    whole = Members({}, dict(kind._constants))
     hints = get_type_hints(kind, include_extras=True)
-    for one in fields(kind):  # type: ignore[arg-type]  # a record is a dataclass
-        hint = hints[one.name]
-        if APART in getattr(hint, "__metadata__", ()):
+    for one in fields(kind):
+        if APART in getattr(hints[one.name], "__metadata__", ()):
             continue
-        codec, marks = _declared(hint, f"{kind.__name__}.{one.name}")
+        codec, marks = _declared(hints[one.name], f"{kind.__name__}.{one.name}")
         path = next((mark.path for mark in marks if isinstance(mark, Member)), (one.name,))
-        _place(whole, path, _Leaf(one.name, codec, one.default if LEFT_OUT in marks else MISSING))
+        whole.place(path, Leaf(one.name, codec, one.default if LEFT_OUT in marks else MISSING))
     for place, attribute in kind._derived.items():
-        _place(whole, (place,) if isinstance(place, str) else place, _Derived(attribute))
+        whole.place((place,) if isinstance(place, str) else place, Leaf(attribute, None, MISSING))
     return whole
 
 
-def _place(whole: _Object, path: tuple[str, ...], member: _Leaf | _Derived) -> None:
-    *outer, name = path
-    for group in outer:
-        if group not in whole.members:
-            whole.members[group] = _Object({}, dict(whole.constants.pop(group, {})))  # type: ignore[arg-type]  # is one
-        whole = whole.members[group]  # type: ignore[assignment]  # a group is no field
-    whole.members[name] = member
+_members: Callable[[type[Record]], Members] = cache(_declared_members)  # type: ignore[assignment]  # classes are hashable
 
 
 def _declared(hint: Any, name: str) -> tuple[Codec, list[Any]]:
@@ -412,10 +300,9 @@ def _declared(hint: Any, name: str) -> tuple[Codec, list[Any]]:
             hint = Union[tuple(each for each in kinds if each is not NoneType)]  # noqa: UP007 — of a tuple
         else:
             break
-    codec = next((mark for mark in marks if isinstance(mark, Codec | _Items)), None) or _by_type(hint, name)
-    if isinstance(codec, _Items):
-        item = [each for each in get_args(hint) if each is not Ellipsis][-1]  # of tuple[X, ...] or Mapping[str, X]
-        codec = codec.of(_declared(item, name)[0])
+    codec = next((mark for mark in marks if isinstance(mark, Codec) or callable(mark)), None) or _by_type(hint, name)
+    if not isinstance(codec, Codec):  # a list or table of what its type has: tuple[X, ...] or Mapping[str, X]
+        codec = codec(_declared([each for each in get_args(hint) if each is not Ellipsis][-1], name)[0])
     return (nullable(codec) if may_be_null and LEFT_OUT not in marks else codec), marks
 
 
@@ -433,15 +320,7 @@ def _by_type(hint: Any, name: str) -> Codec:
     raise TypeError(f"{name} needs a codec")
 
 
-def _alike(one: Json, constant: Json) -> bool:
-    return isinstance(constant, str) or encode(one) == encode(constant)
-
-
 def _flag(value: Json, where: str) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(where, "true or false")
+        raise wrong(where, "true or false")
     return value
-
-
-def _wrong(where: str, expected: str) -> FormatError:
-    return FormatError(Code.SCHEMA, f"{where} is not {expected}")
