@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,19 +108,19 @@ def test_of_a_receipt_that_nobody_signed_little_is_parsed_and_nothing_before_its
 def looked_into(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     """Return lists that fill with the lengths of what is parsed as JSON and of what is decoded from base64."""
     parsed, decoded = [0], [0]
-    decode, unb64 = canonical._DECODER.decode, dsse._unb64
+    decode = canonical._DECODER.decode
 
     class Decoder:
         def decode(self, text: str) -> object:
             parsed.append(len(text))
             return decode(text)
 
-    def decoding(text: str) -> bytes:
+    def b64decode(text: str, **options: bool) -> bytes:
         decoded.append(len(text))
-        return unb64(text)
+        return base64.b64decode(text, **options)
 
     monkeypatch.setattr(canonical, "_DECODER", Decoder())
-    monkeypatch.setattr(dsse, "_unb64", decoding)
+    monkeypatch.setattr(dsse, "base64", SimpleNamespace(b64decode=b64decode, b64encode=base64.b64encode))
     return parsed, decoded
 
 
