@@ -14,7 +14,7 @@ import pytest
 
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.processes import ProcessName
-from glasshouse.providers.place.ssh import SshHost
+from glasshouse.providers.place.ssh_host import SshHost
 from glasshouse.providers.serve.runs import Runs
 from simulators.command_line import Shell
 from tools.sshd import needs_sshd, serving_ssh

@@ -19,8 +19,9 @@ from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
 from glasshouse.jobs.verify.documents import verify_bundle, verify_log_beside
 from glasshouse.providers.place.base import Way
-from glasshouse.providers.place.place_channel import Channel, digest_of
+from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
+from glasshouse.providers.place.sent_file import digest_of
 from glasshouse.providers.place.slurm_node import SlurmNode, batch_script, login_of
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.keeper import KEEPER, boot
@@ -51,7 +52,7 @@ class Here:
     def __init__(self, folder: Path, world: World, host: Way | None) -> None:
         self.place = Path(host.place) if isinstance(host, SlurmNode) else folder / "place"
         self.kept, self.world, self.host = folder / "kept", world, host
-        self.channels: list[Channel] = []
+        self.channels: list[PlaceChannel] = []
         self.run_ids: dict[str, str] = {}
 
     def connect(self) -> socket.socket:
@@ -62,14 +63,14 @@ class Here:
         gate.connect(address.unix_path)
         return gate
 
-    def channel(self) -> Channel:
+    def channel(self) -> PlaceChannel:
         command = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve", str(self.place)]
         if self.host is not None:
             command = self.host.command(command, connect_s=5)
         return self.to(command)
 
-    def to(self, command: list[str]) -> Channel:
-        self.channels.append(Channel(command, connect=self.connect))
+    def to(self, command: list[str]) -> PlaceChannel:
+        self.channels.append(PlaceChannel(command, connect=self.connect))
         return self.channels[-1]
 
     def placed(self, run: str) -> RemotePlaced:
@@ -299,8 +300,8 @@ def test_what_a_login_prints_before_is_skipped_and_what_is_no_place_is_told(here
     scene = here("")
     argv = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve", str(scene.place)]
     greeting = [sys.executable, "-c", BANNER.replace("ARGV", f"{argv!r} + sys.argv[1:]")]
-    channel = Channel(greeting, connect=scene.connect)
-    assert channel.ask("hello").text("system") == "Linux"
+    channel = PlaceChannel(greeting, connect=scene.connect)
+    assert channel.ask("hello").system == "Linux"
     channel.close()
     for command, told in (
         (

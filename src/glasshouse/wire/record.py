@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import cache
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from glasshouse.wire.base64url import b64decode, b64encode
@@ -41,6 +41,7 @@ __all__ = [
     "digest",
     "digest_text",
     "fixed",
+    "flag",
     "integer",
     "items",
     "nullable",
@@ -86,6 +87,17 @@ def integer(low: int = 0, high: int = MAX_INTEGER) -> Codec:
     def read(value: Json, where: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise wrong(where, f"an integer from {low} to {high}")
+        return value
+
+    return Codec(read)
+
+
+def flag() -> Codec:
+    """True or false; a field of the type `bool` needs no codec."""
+
+    def read(value: Json, where: str) -> bool:
+        if not isinstance(value, bool):
+            raise wrong(where, "true or false")
         return value
 
     return Codec(read)
@@ -165,16 +177,24 @@ def one_of(member: str, *kinds: type[Record]) -> Codec:
     return Codec(read, lambda record: record.to_json())
 
 
-def fixed(**members: Codec) -> Codec:
-    """An object of exactly these members, kept as a tuple in this order: for pairs that need no class."""
-    whole = Members({name: Leaf(name, codec, MISSING) for name, codec in members.items()}, {})
+def fixed(defaults: Mapping[str, Any] = MappingProxyType({}), /, **members: Codec) -> Codec:
+    """An object of exactly these members, kept as a tuple in this order: for what needs no class.
+
+    Args:
+        defaults: of the members that are left out where they have this value.
+        members: the codec of each.
+    """
+    whole = Members({name: Leaf(name, codec, defaults.get(name, MISSING)) for name, codec in members.items()}, {})
 
     def read(value: Json, where: str) -> tuple[Any, ...]:
-        return tuple(whole.read(value, where, {}).values())
+        found = whole.read(value, where, dict(defaults))
+        return tuple([found[name] for name in members])
 
-    return Codec(
-        read, lambda value: {name: members[name].write(each) for name, each in zip(members, value, strict=True)}
-    )
+    def write(value: tuple[Any, ...]) -> dict[str, Json]:
+        pairs = zip(members, value, strict=True)
+        return {n: members[n].write(each) for n, each in pairs if n not in defaults or each != defaults[n]}
+
+    return Codec(read, write)
 
 
 def nullable(codec: Codec) -> Codec:
@@ -308,7 +328,7 @@ def _declared(hint: Any, name: str) -> tuple[Codec, list[Any]]:
 
 def _by_type(hint: Any, name: str) -> Codec:
     if hint is bool:
-        return Codec(_flag)
+        return flag()
     if hint is int:
         return integer()
     if isinstance(hint, type) and issubclass(hint, StrEnum):
@@ -318,9 +338,3 @@ def _by_type(hint: Any, name: str) -> Codec:
     if hasattr(hint, "from_json"):
         return Codec(lambda value, _where: hint.from_json(value), hint.to_json)
     raise TypeError(f"{name} needs a codec")
-
-
-def _flag(value: Json, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise wrong(where, "true or false")
-    return value

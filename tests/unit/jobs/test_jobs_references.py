@@ -26,7 +26,8 @@ from glasshouse.jobs.references.known_references import (
     reference,
     remove_reference,
 )
-from glasshouse.providers.place.ssh import SshHost, SshPlace
+from glasshouse.providers.place.ssh import SshPlace
+from glasshouse.providers.place.ssh_host import SshHost
 from glasshouse.wire.canonical import Json
 
 

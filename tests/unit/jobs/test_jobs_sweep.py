@@ -12,7 +12,8 @@ from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.places import known_machines
-from glasshouse.providers.place.ssh import SshHost, SshPlace
+from glasshouse.providers.place.ssh import SshPlace
+from glasshouse.providers.place.ssh_host import SshHost
 
 
 class Listing(SshPlace):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import PeerError, PlatformError
-from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.serve import facts, keeper
 from glasshouse.providers.serve.keeper import KEEPER, started_ticks
 from glasshouse.providers.serve.runs import Run
@@ -21,7 +21,7 @@ from glasshouse.providers.serve.runs import Run
 
 def test_a_folder_of_this_machine_alone_is_one_to_keep_runs_in(tmp_path: Path) -> None:
     told = facts.hello(tmp_path)
-    assert told["system"] == "Linux"
+    assert told.system == "Linux"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,7 +85,7 @@ def test_a_run_whose_machine_was_started_anew_has_ended_whoever_has_its_numbers(
 
 def test_a_folder_that_cannot_be_is_a_sentence() -> None:
     command = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve", "/proc/nowhere"]
-    channel = Channel(command, connect=socket.socket)
+    channel = PlaceChannel(command, connect=socket.socket)
     with pytest.raises(PeerError, match="the folder /proc/nowhere there cannot be used") as refused:
         channel.ask("hello")
     channel.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import stat
 from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.serve.gate_sockets import Gates
+from glasshouse.providers.serve.gate_sockets import GateSockets
 
 RUN = "ab" * 16
 
@@ -29,7 +30,7 @@ def test_a_later_connection_takes_its_place_and_the_earlier_ones_end_leaves_it(
 ) -> None:
     folder = tmp_path / deep
     folder.mkdir(mode=0o700, exist_ok=True)
-    first, second = Gates(folder), Gates(folder)
+    first, second = (GateSockets(folder, selectors.DefaultSelector(), lambda _call: None) for _ in range(2))
     # Two threads that set the umask and set it back may leave the other's.
     monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask was changed"))
     url = first.open(RUN)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, FormatError, PeerError
-from glasshouse.providers.place import placed as placed_module
-from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place import kept_files
+from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
-from glasshouse.providers.place.ssh import SshHost, SshPlace
+from glasshouse.providers.place.ssh import SshPlace
+from glasshouse.providers.place.ssh_host import SshHost
 from simulators.lying_place import Step, liar
 
 PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]
@@ -21,11 +22,11 @@ PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]
 
 class Lies:
     def __init__(self) -> None:
-        self.channels: list[Channel] = []
+        self.channels: list[PlaceChannel] = []
         self.calls: list[socket.socket] = []
 
-    def channel(self, *story: list[Step]) -> Channel:
-        self.channels.append(Channel(liar(*story), connect=self.connect))
+    def channel(self, *story: list[Step]) -> PlaceChannel:
+        self.channels.append(PlaceChannel(liar(*story), connect=self.connect))
         return self.channels[-1]
 
     def connect(self) -> socket.socket:
@@ -72,14 +73,14 @@ def news(files: dict[str, Any], ended: Any = None) -> list[Step]:
 @pytest.mark.parametrize(
     ("looks", "why"),
     [
-        ([news({"../../.ssh/authorized_keys": 10})], "files that no run has"),
-        ([news({"events.log": -1})], "without a size"),
-        ([news({"events.log": True})], "without a size"),
+        ([news({"../../.ssh/authorized_keys": 10})], "is not text of the form"),
+        ([news({"events.log": -1})], "is not an integer"),
+        ([news({"events.log": True})], "is not an integer"),
         ([news({"receipt.json": 1 << 30})], "more bytes of receipt.json"),
         ([news({"outputs/0000.sealed": 2000})], "more bytes of outputs"),
         ([news({"outputs/0000.sealed": 600, "log/0000.sealed": 600})], "than the run may leave"),
-        ([news({}, ended=True)], "exit code that is none"),
-        ([news({}, ended=4096)], "exit code that is none"),
+        ([news({}, ended=True)], "ended is not an integer"),
+        ([news({}, ended=4096)], "ended is not an integer"),
         ([news({"events.log": 3}), news({"events.log": 2})], "shrunk"),
         # The next question is for more news, and the one after it for the bytes.
         ([news({"events.log": 3}), [], [{"data": 1}, {"id": "ID", "ok": {"bytes": 3}}]], "other bytes"),
@@ -123,7 +124,7 @@ def test_what_an_earlier_process_took_counts_too(lies: Lies, tmp_path: Path, kep
 def test_files_that_are_named_without_end_are_not_kept(
     lies: Lies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placed_module, "_MOST_FILES", 2)
+    monkeypatch.setattr(kept_files, "_MOST_FILES", 2)
     looks = [news({f"log/{number:04d}.sealed": 0}) for number in range(4)]
     placed = RemotePlaced(lambda: lies.channel(PREPARED, *looks), "ab" * 16, lambda name: tmp_path / name)
     for _ in range(200):
@@ -164,7 +165,7 @@ class Listing(SshPlace):
         super().__init__("lab", SshHost(host="nowhere"), "python3", "-", connect=lies.connect)
         self._lies, self._story = lies, story
 
-    def _channel(self) -> Channel:
+    def _channel(self) -> PlaceChannel:
         return self._lies.channel(*self._story)
 
 

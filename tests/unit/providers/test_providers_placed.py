@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
 from tools.waiting import wait_for
 
@@ -41,9 +41,9 @@ def there(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def placed(tmp_path: Path, there: Path) -> Iterator[RemotePlaced]:
-    def channel() -> Channel:
+    def channel() -> PlaceChannel:
         command = [sys.executable, "-I", "-B", "-c", SERVE, str(there.parent.parent)]
-        return Channel(command, connect=lambda: pytest.fail("a call"))
+        return PlaceChannel(command, connect=lambda: pytest.fail("a call"))
 
     made = RemotePlaced(channel, RUN, lambda name: tmp_path / "kept" / name)
     yield made

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from glasshouse.errors import Code, FormatError, PeerError, UsageError
+from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.files import is_there, read_state, write_state
 from glasshouse.jobs.owner.home import Home
@@ -19,12 +19,12 @@ from glasshouse.jobs.places.rental_journal import Attempt, Journal, rental_at
 from glasshouse.jobs.places.runtime_bundle import read_bundle
 from glasshouse.providers.place.base import Place, Placed, Way
 from glasshouse.providers.place.local import LocalPlace
-from glasshouse.providers.place.place_channel import digest_of
+from glasshouse.providers.place.sent_file import digest_of
 from glasshouse.providers.place.slurm_node import SlurmNode
-from glasshouse.providers.place.ssh import SshHost, SshPlace, file_option
+from glasshouse.providers.place.ssh import SshPlace
+from glasshouse.providers.place.ssh_host import SshHost, file_option
 from glasshouse.providers.serve.server import OWN_FOLDER
 from glasshouse.runtime.run.findings import Finding, Standing
-from glasshouse.wire.fields import Fields
 
 __all__ = [
     "LOCAL",
@@ -200,11 +200,11 @@ def examine(home: Home, name: str) -> list[Finding]:
     place = place_of(home, name)
     if not isinstance(place, SshPlace):
         raise UsageError(Code.USAGE, f"{name} is this machine")
-    try:
-        with contextlib.closing(place):
-            return [_finding(Fields(item, "finding")) for item in place.examine()]
-    except FormatError as error:
-        raise PeerError(Code.SCHEMA, f"{name} answered with what is no finding: {error.message}") from None
+    with contextlib.closing(place):
+        return [
+            Finding(feature=feature, standing=Standing(standing), value=value, consequence=consequence)
+            for consequence, feature, standing, value in place.examine()
+        ]
 
 
 def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
@@ -275,15 +275,6 @@ def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, g
             raise
         return "was told to stop, and takes its time to wipe itself"  # the next sweep removes it
     return None
-
-
-def _finding(fields: Fields) -> Finding:
-    return Finding(
-        feature=fields.text("feature", max_chars=64),
-        standing=Standing(fields.choice("standing", list(Standing))),
-        value=fields.text("value", max_chars=1000),
-        consequence=fields.text("consequence", max_chars=4000),
-    )
 
 
 def _unknown(name: str, known: dict[str, Machine]) -> UsageError:

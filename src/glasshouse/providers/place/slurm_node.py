@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.providers.place.base import Way
-from glasshouse.providers.place.ssh import SshHost
+from glasshouse.providers.place.ssh_host import SshHost
 from glasshouse.providers.serve import node
 
 __all__ = ["NODE_FOLDER", "SlurmNode", "batch_script", "login_of"]

@@ -1,49 +1,35 @@
-"""The way to a place on another machine: the system's `ssh`, as its user has set it up.
-
-Jump hosts, agents, hardware keys and known hosts are those of the user's own configuration; nothing of SSH is used but
-one command and its standard streams. Secrecy and authenticity of a run never rest on it (spec/place.md).
-"""
+"""A place that is reached by a command: questions to it, and the runs there."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from glasshouse.errors import Code, PeerError, PlatformError, UsageError
+from glasshouse.errors import Code, PeerError, PlatformError
 from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.bundled import install
-from glasshouse.providers.place.place_channel import Channel
+from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
+from glasshouse.providers.protocol.messages import Hello
 from glasshouse.providers.serve.keeper import LOG
-from glasshouse.providers.serve.runs import RUN
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
 
-__all__ = ["SshHost", "SshPlace", "file_option"]
+__all__ = ["SshPlace"]
 
 T = TypeVar("T")
 
-_URL = re.compile(
-    r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@)?"
-    r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?/?"
-)
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
-# A line that is dead is noticed within the product of both.
-_ALIVE_S, _ALIVE_TIMES = 5, 3
 _CONNECT_S = 10
 # When a line was lost: what was sent while it was down is sent again by the network at growing distances.
 _AGAIN_S = 3
 _PYTHON = re.compile(r"3\.(1[1-9]|[2-9][0-9])\.[0-9]")
-# What is not asked for within that time may be a line that nothing was heard of, and is opened anew.
+# What is not asked for within that time may be a line that went silent, and is opened anew.
 _KEPT_S = 20.0
 _EXAMINE_S = 120.0
 _MEASURE_S = 90.0
@@ -52,104 +38,23 @@ _CLOCK_S = 45
 _SPARE_BYTES = 128 << 20
 # For all pages of a list together, over a line that is slow.
 _LIST_S = 60.0
-_MOST_RUNS = 1 << 14
 _VALUE_CHARS = 64
 _LOG_BYTES = 512 << 20
 # No job may name more (spec/sealed-package.md, section 8).
 _MOST_BYTES = 1 << 44
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Most:
-    """What a machine's list may have.
+class _Most(NamedTuple):
+    """What a machine's list may have."""
 
-    Attributes:
-        name_chars: of one name.
-        chars: of all names, with `_VALUE_CHARS` for what stands beside each.
-        within_s: how long all of it may take.
-    """
-
-    name_chars: int
-    chars: int
-    within_s: float
+    chars: int  # of all names, with `_VALUE_CHARS` for what stands beside each
+    within_s: float  # how long all of it may take
 
 
-_INSTALLED = _Most(name_chars=128, chars=1 << 20, within_s=_LIST_S)
+_INSTALLED = _Most(chars=1 << 20, within_s=_LIST_S)
+_RUNS = _Most(chars=(1 << 14) * (32 + _VALUE_CHARS), within_s=_LIST_S)
 # The first page comes when everything is measured.
-_FILES = _Most(name_chars=4096, chars=8 << 20, within_s=_MEASURE_S + _LIST_S)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SshHost:
-    """A machine that is reached by `ssh`.
-
-    Attributes:
-        host: its name or address, or a name of the user's configuration.
-        user, port: None for what the configuration says.
-        options: further arguments of `ssh`, before the host.
-    """
-
-    host: str
-    user: str | None = None
-    port: int | None = None
-    options: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, url: str) -> SshHost:
-        """Read ``ssh://[user@]host[:port]``.
-
-        Raises:
-            UsageError: `usage`.
-        """
-        match = _URL.fullmatch(url)
-        port = None if match is None or match["port"] is None else int(match["port"])
-        if match is None or (port is not None and not 0 < port < 65536):
-            raise UsageError(Code.USAGE, f"not a machine's address: {url}", hint="it looks like ssh://user@host:22")
-        return cls(host=match["host"].strip("[]"), user=match["user"], port=port)
-
-    def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
-        """Return the command that runs `remote` there; what is added to its end goes to `remote`.
-
-        Args:
-            remote: a command and its arguments.
-            connect_s: how long to wait for the machine to answer at all.
-            alone: over a connection of its own, also where the user's configuration shares one.
-        """
-        return [
-            *("ssh", "-T", "-x", "-a"),
-            # Asked for a password or a passphrase nobody would see it.
-            *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"),
-            # Of the user's configuration, what is for people who log in.
-            *("-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no"),
-            *("-o", f"ServerAliveInterval={_ALIVE_S}", "-o", f"ServerAliveCountMax={_ALIVE_TIMES}"),
-            *(("-o", "ControlPath=none") if alone else ()),
-            *self.options,
-            *(() if self.port is None else ("-p", str(self.port))),
-            *(() if self.user is None else ("-l", self.user)),
-            self.host,
-            " ".join(map(_quoted, remote)),
-        ]
-
-
-def file_option(name: str, path: Path) -> str:
-    """Return an option of ssh that names a file, for ``-o``: a line of its configuration, in which ``%`` is special.
-
-    Raises:
-        UsageError: `usage`: a path that not every version of ssh can be given.
-    """
-    text = str(path)
-    if any(mark in text for mark in ('"', "\\", "${")) or any(ord(char) < 32 for char in text):
-        raise UsageError(
-            Code.USAGE,
-            f"ssh cannot be given a file in {text!a}: a double quote, a backslash, ${{ or a line's end is in its path",
-            hint="name a home without these: --home or GLASSHOUSE_HOME",
-        )
-    return f'{name}="{text.replace("%", "%%")}"'
-
-
-def _quoted(word: str) -> str:
-    """Quote a word for the shell there, and let it find its user's home."""
-    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
+_FILES = _Most(chars=8 << 20, within_s=_MEASURE_S + _LIST_S)
 
 
 class SshPlace:
@@ -164,7 +69,7 @@ class SshPlace:
         python: the interpreter there that has Glasshouse, or that a bundle is unpacked for.
         folder: where the place is kept there.
         connect: returns a socket that is connected to the gate, for the calls of runtimes.
-        address: where the other machines of a group reach it; None for what it says itself.
+        address: where the other machines of a group reach it; None: the address to which the login came.
         bundle: a file that is had there before anything else; None where Glasshouse is installed there.
     """
 
@@ -186,17 +91,17 @@ class SshPlace:
         self._python, self._folder = python, folder
         # Not sent yet; several threads of this process may want it at once.
         self._bundle, self._sending = bundle, threading.Lock()
-        self._last: Channel | None = None
-        self._kept: tuple[float, Channel] | None = None
+        self._last: PlaceChannel | None = None
+        self._kept: tuple[float, PlaceChannel] | None = None
         self._failed = 0
 
     def addresses(self, machines: int) -> tuple[str, ...]:
-        """Return what the machine says is free there; raises `PeerError`, `PlatformError`."""
-        answer = self._ask(lambda channel: channel.ask("addresses", count=machines, host=self._address))
-        found = answer.texts("addresses", max_items=machines)
-        if len(found) != machines or not all(_ADDRESS.fullmatch(address) for address in found):
-            raise PeerError(Code.SCHEMA, f"{self.name} answered with what is no address of a machine")
-        return tuple(found)
+        """Return addresses that are free there; raises `PeerError`, `PlatformError`."""
+        found: tuple[str, ...]
+        (found,) = self._ask(lambda channel: channel.ask("addresses", machines, self._address))
+        if len(found) != machines:
+            raise PeerError(Code.SCHEMA, f"{self.name} answered with other addresses than it was asked for")
+        return found
 
     def check(self, package_bytes: int = 0) -> None:
         """Connect, and see that the machine can take a run and that its clock is right; the line is kept for a while.
@@ -204,18 +109,17 @@ class SshPlace:
         Raises:
             PeerError, PlatformError: it cannot be reached, or lacks what every run needs.
         """
-        told = self._ask(lambda channel: channel.ask("hello"))
-        system, python, clock_us = told.text("system"), told.text("python", max_chars=64), told.integer("clock_us")
-        free, memory = told.integer("free_bytes"), told.integer("memory_bytes")
-        if system != "Linux":
+        found: Hello = self._ask(lambda channel: channel.ask("hello"))
+        free, memory = found.free_bytes, found.memory_bytes
+        if found.system != "Linux":
             raise PlatformError(Code.PLATFORM, f"{self.name} is no Linux machine, which a runtime needs")
-        if not _PYTHON.match(python):
+        if not _PYTHON.match(found.python):
             raise PlatformError(
                 Code.PLATFORM,
-                f"{self.name} has Python {_plain(python)}, and Glasshouse needs 3.11 or newer",
+                f"{self.name} has Python {_plain(found.python)}, and Glasshouse needs 3.11 or newer",
                 hint="install Glasshouse there for another one, and name that: glasshouse machine add --python",
             )
-        off_s = clock_us // 1_000_000 - round(time.time())
+        off_s = found.clock_us // 1_000_000 - round(time.time())
         if abs(off_s) > _CLOCK_S:
             raise PlatformError(
                 Code.PLATFORM,
@@ -238,26 +142,8 @@ class SshPlace:
 
     def installed(self) -> dict[str, str]:
         """Return what is installed there; raises `PeerError`, `PlatformError`."""
-
-        def ask(channel: Channel) -> dict[str, str]:
-            found: dict[str, str] = {}
-            for told in self._pages(channel, "installed", "versions", _INSTALLED):
-                found |= {name: _plain(str(version)) for name, version in told.items()}
-            return found
-
-        return self._ask(ask)
-
-    def _pages(self, channel: Channel, ask: str, member: str, most: _Most) -> Iterator[dict[str, Json]]:
-        """Yield what the machine lists by name, page after page; raises `PeerError` for more than it may have."""
-        until_s, after, kept = time.monotonic() + most.within_s, "", 0
-        while page := channel.ask(ask, within_s=max(0.0, until_s - time.monotonic()), after=after).any(member):
-            if not isinstance(page, dict) or min(page) <= after:
-                raise PeerError(Code.SCHEMA, f"{self.name} lists its {member} otherwise than a place does")
-            kept += sum(len(name) + _VALUE_CHARS for name in page)
-            if kept > most.chars or max(map(len, page)) > most.name_chars:
-                raise PeerError(Code.TOO_LARGE, f"{self.name} lists more {member} than a machine has")
-            yield page
-            after = max(page)
+        found = self._ask(lambda channel: self._pages(channel, "installed", "versions", _INSTALLED))
+        return {name: _plain(version) for name, version in found.items()}
 
     def runs(self) -> dict[str, bool]:
         """Return the ids of all runs that the machine has something of, and whether each goes on.
@@ -265,28 +151,28 @@ class SshPlace:
         Raises:
             PeerError, PlatformError: as every question.
         """
+        return self._ask(lambda channel: self._pages(channel, "runs", "runs", _RUNS))
 
-        def ask(channel: Channel) -> dict[str, bool]:
-            found: dict[str, bool] = {}
-            until_s = time.monotonic() + _LIST_S
-            while listed := channel.ask(
-                "runs", within_s=max(0.0, until_s - time.monotonic()), after=max(found, default="")
-            ).items("runs", max_items=256):
-                told = [Fields(one, "run") for one in listed]
-                runs = {one.text("run", pattern=RUN): one.null("ended") for one in told}
-                if min(runs) <= max(found, default=""):
-                    raise PeerError(Code.SCHEMA, f"{self.name} lists its runs again and again")
-                found |= runs
-                if len(found) > _MOST_RUNS:
-                    raise PeerError(Code.TOO_LARGE, f"{self.name} lists more runs than a machine has")
-            return found
+    def _pages(self, channel: PlaceChannel, ask: str, what: str, most: _Most) -> dict[str, Any]:
+        """Return what the machine lists by name, page after page; raises `PeerError` for more than it may have."""
+        found: dict[str, Any] = {}
+        until_s, after = time.monotonic() + most.within_s, ""
+        while page := channel.ask(ask, after, within_s=max(0.0, until_s - time.monotonic()))[0]:
+            if not isinstance(page, dict):
+                page = {run: ended is None for ended, run, _ in page}
+            if min(page) <= after:
+                raise PeerError(Code.SCHEMA, f"{self.name} lists its {what} again and again")
+            found |= page
+            if sum(len(name) + _VALUE_CHARS for name in found) > most.chars:
+                raise PeerError(Code.TOO_LARGE, f"{self.name} lists more {what} than a machine has")
+            after = max(page)
+        return found
 
-        return self._ask(ask)
-
-    def examine(self) -> list[Json]:
-        """Return what the machine offers, as findings of `doctor`; raises `PeerError`, `PlatformError`."""
-        answer = self._ask(lambda channel: channel.ask("examine", within_s=_EXAMINE_S))
-        return answer.items("findings", max_items=128)
+    def examine(self) -> tuple[tuple[str, str, str, str], ...]:
+        """Return consequence, feature, standing and value of each finding of `doctor` there; raises as `check`."""
+        found: tuple[tuple[str, str, str, str], ...]
+        (found,) = self._ask(lambda channel: channel.ask("examine", within_s=_EXAMINE_S))
+        return found
 
     def close(self) -> None:
         """End the connection that was kept, if one was."""
@@ -296,37 +182,31 @@ class SshPlace:
 
     def measurement(self) -> Json:
         """Return the parts of what the machine's installation measures to, by its word; raises as `examine`."""
-
-        def ask(channel: Channel) -> Json:
-            told: Json = channel.ask("measure", within_s=_MEASURE_S, after=None).any("measurement")
-            return told
-
-        return self._ask(ask)
+        measurement: Json
+        _, measurement = self._ask(lambda channel: channel.ask("measure", None, within_s=_MEASURE_S))
+        return measurement
 
     def measured_files(self) -> dict[str, bytes]:
         """Return the files behind it, by the machine's word: part/name → SHA-256; raises as `examine`."""
-        found: dict[str, bytes] = {}
         with contextlib.closing(self._channel()) as channel:
-            for page in self._pages(channel, "measure", "files", _FILES):
-                fields = Fields(page, "files")
-                found |= {name: fields.digest(name) for name in page}
-        return found
+            return self._pages(channel, "measure", "files", _FILES)
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> RemotePlaced:
+        """Return the handle on a run there."""
         # Sealed outputs are a little longer than what they hold; a log fills its share and no more.
         most = (_MOST_BYTES if max_bytes is None else max_bytes) * 1001 // 1000 + _LOG_BYTES
         return RemotePlaced(
             self._channel, folder.name, partial(_kept, folder), max_bytes=most, relayed=relayed, leave=self._keep
         )
 
-    def _ask(self, act: Callable[[Channel], T]) -> T:
+    def _ask(self, act: Callable[[PlaceChannel], T]) -> T:
         """Ask a few questions, and keep the connection for what comes next."""
         kept, channel = self._kept, self._channel()
         try:
             found = act(channel)
         except BaseException as error:
             channel.close()
-            # What ended while nobody used it says nothing; silence may be a shared connection's, and is gone past once.
+            # A kept line may have ended unused; silence may be a shared connection's, and is gone past once.
             stale = kept is not None and kept[1] is channel
             if isinstance(error, PeerError) and (stale or (channel.silent and self._failed == 0)):
                 return self._ask(act)
@@ -334,11 +214,11 @@ class SshPlace:
         self._keep(channel)
         return found
 
-    def _keep(self, channel: Channel) -> None:
+    def _keep(self, channel: PlaceChannel) -> None:
         self.close()
         self._kept = time.monotonic(), channel
 
-    def _channel(self) -> Channel:
+    def _channel(self) -> PlaceChannel:
         """Return the connection that was kept, or another one; it is the caller's."""
         kept, self._kept = self._kept, None
         if kept is not None and time.monotonic() - kept[0] < _KEPT_S:
@@ -355,7 +235,7 @@ class SshPlace:
         connect_s = _AGAIN_S if self._failed % 4 in (1, 2) else _CONNECT_S
         serve = (self._python, "-I", "-B", "-m", "glasshouse.providers.serve", self._folder)
         command = self._host.command(serve, connect_s=connect_s, alone=self._failed % 2 == 1)
-        self._last = Channel(command, connect=self._connect)
+        self._last = PlaceChannel(command, connect=self._connect)
         return self._last
 
 

@@ -1,8 +1,7 @@
 """Connections of a runtime to its gate, carried through a channel (spec/place.md, section 7).
 
 Both ends use this: at the place the sockets are the runtime's, at the owner's they lead to the gate.
-
-Laws: a call that breaks, or holds more than a gate ever sends, is dropped on both sides and harms no other.
+Law: a call that breaks, or holds more than a gate ever sends, is dropped on both sides and harms no other.
 """
 
 from __future__ import annotations
@@ -10,33 +9,33 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+from dataclasses import dataclass, field
 
 from glasshouse.providers.protocol.link import Link
+from glasshouse.providers.protocol.messages import message
 
-__all__ = ["FIRST_CALL", "MAX_CALLS", "Streams"]
+__all__ = ["MAX_CALLS", "Calls"]
 
-FIRST_CALL = 1 << 31
 MAX_CALLS = 16
 _READ_BYTES = 1 << 16
 # Evidence, an answer with its head, and as much again.
 _MAX_HELD_BYTES = 1 << 20
 
 
+@dataclass(slots=True)
 class _Call:
-    """One connection: what waits to be written to it, and which directions have ended."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.held = bytearray()
-        self.no_more_comes = self.no_more_goes = False
+    connection: socket.socket
+    held: bytearray = field(default_factory=bytearray)  # waits to be written to the connection
+    no_more_comes: bool = False
+    no_more_goes: bool = False
 
 
-class Streams:
+class Calls:
     """The open calls of one channel.
 
     Args:
         link: the channel.
-        selector: where the connections are waited for; the `data` of each is called with the events.
+        selector: waits for the connections; the `data` of each is called with the events.
     """
 
     def __init__(self, link: Link, selector: selectors.BaseSelector) -> None:
@@ -50,24 +49,24 @@ class Streams:
         return number in self._calls
 
     def add(self, number: int, connection: socket.socket) -> None:
-        """Carry a connected socket; it is closed here."""
+        """Carry a connected socket, and close it at its end."""
         connection.setblocking(False)
         self._calls[number] = _Call(connection)
         self._wait(number)
 
     def data(self, number: int, data: bytes) -> None:
-        """Write what came from the other side; for a call that is gone, nothing."""
+        """Write what came from the other side; nothing for a call that is gone."""
         call = self._calls.get(number)
         if call is None or call.no_more_comes:
             return
         call.held += data
         if len(call.held) > _MAX_HELD_BYTES:
-            self._drop(number)
+            self._fail(number)
         else:
             self._write(number, call)
 
     def end(self, number: int) -> None:
-        """Take it that nothing more comes from the other side."""
+        """Note that nothing more comes from the other side."""
         call = self._calls.get(number)
         if call is not None:
             call.no_more_comes = True
@@ -75,11 +74,16 @@ class Streams:
 
     def drop(self, number: int) -> None:
         """Close a call because the other side did."""
-        self._close(number)
+        call = self._calls.pop(number, None)
+        if call is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(call.connection)
+            call.connection.close()
 
     def close(self) -> None:
+        """Close all calls."""
         for number in list(self._calls):
-            self._close(number)
+            self.drop(number)
 
     def _ready(self, number: int, events: int) -> None:
         call = self._calls.get(number)
@@ -94,13 +98,13 @@ class Streams:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self._drop(number)
+            self._fail(number)
             return
         if data:
             self._link.send_data(number, data)
             return
         call.no_more_goes = True
-        self._link.send({"end": number})
+        self._link.send(message("end", number))
         self._settle(number, call)
 
     def _write(self, number: int, call: _Call) -> None:
@@ -110,7 +114,7 @@ class Streams:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._drop(number)
+            self._fail(number)
             return
         self._settle(number, call)
 
@@ -119,7 +123,7 @@ class Streams:
             with contextlib.suppress(OSError):
                 call.connection.shutdown(socket.SHUT_WR)
             if call.no_more_goes:
-                self._close(number)
+                self.drop(number)
                 return
         self._wait(number)
 
@@ -131,13 +135,6 @@ class Streams:
         if events:
             self._selector.register(call.connection, events, lambda ready: self._ready(number, ready))
 
-    def _drop(self, number: int) -> None:
-        self._link.send({"drop": number})
-        self._close(number)
-
-    def _close(self, number: int) -> None:
-        call = self._calls.pop(number, None)
-        if call is not None:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(call.connection)
-            call.connection.close()
+    def _fail(self, number: int) -> None:
+        self._link.send(message("drop", number))
+        self.drop(number)

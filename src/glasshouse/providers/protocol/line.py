@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import select
 import socket
 import ssl
 import threading
 from dataclasses import dataclass
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.providers.protocol.order import RelayOrder, gate_address
 
 __all__ = ["GateLine", "Relay"]
 
-_URL = re.compile(r"https://([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
-_HTTPS = 443
 _CONNECT_S = 10.0
 # A call that lies still for so long has been given up by its runtime.
 _STILL_S = 60.0
@@ -32,29 +29,23 @@ _MOST_CALLS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateLine:
-    """How a gate is reached.
+    """How a gate is reached."""
 
-    Attributes:
-        url: ``https://host[:port]``.
-        certificate: SHA-256 of its own certificate; None where the system's authorities vouch for it.
-    """
-
-    url: str
-    certificate: bytes | None
+    url: str  # https://host[:port]
+    certificate: bytes | None  # SHA-256 of its own certificate; None: the system's authorities vouch for it
 
     def __post_init__(self) -> None:
-        match = _URL.fullmatch(self.url)
-        if match is None or not 0 < int(match[2] or _HTTPS) < 65536:
-            raise UsageError(
-                Code.USAGE, f"not a gate's address: {self.url[:80]!r}", hint="it looks like https://gate.example:8443"
-            )
+        gate_address(self.url)
+
+    @classmethod
+    def of(cls, order: RelayOrder) -> GateLine:
+        """Return the line to the gate of an order."""
+        return cls(url=order.url, certificate=None if order.certificate is None else bytes.fromhex(order.certificate))
 
     @property
     def address(self) -> tuple[str, int]:
         """Its host and port, which are the same however the URL is written."""
-        match = _URL.fullmatch(self.url)
-        assert match is not None  # noqa: S101 - checked when this was made
-        return match[1].strip("[]").lower(), int(match[2] or _HTTPS)
+        return gate_address(self.url)
 
     def connect(self) -> ssl.SSLSocket:
         """Return a connection; raises `OSError`, of these `ssl.SSLCertVerificationError` for another certificate."""

@@ -1,7 +1,6 @@
 """One end of a channel: frames over two descriptors that never block (spec/place.md, section 2).
 
-Laws: what is queued for writing is bounded by the caller, by `pending_bytes`; what cannot be written
-now is written by `flush`; what can wait goes when nothing else does; nothing here waits.
+Laws: the caller bounds what is queued, by `pending_bytes`; `flush` writes what could not be written before.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Link:
 
         Args:
             message: its value.
-            can_wait: whether frames that are queued later may come before it; those that can wait keep their order.
+            can_wait: lets frames that are queued later come before it; those that can wait keep their order.
 
         Raises:
             ValueError: it is too long for a frame.
@@ -111,19 +110,18 @@ class Link:
     def feed(self, data: bytes) -> Iterator[Message]:
         """Take bytes that were read elsewhere; as `receive`."""
         try:
-            for kind, value in self._decoder.feed(data):
-                if kind == frames.CONTROL and isinstance(value, dict):
+            for _, value in self._decoder.feed(data):
+                if isinstance(value, dict):
                     yield value
                 elif isinstance(value, bytearray) and len(value) > _STREAM_BYTES:
                     yield int.from_bytes(value[:_STREAM_BYTES], "big"), bytes(value[_STREAM_BYTES:])
                 else:
                     raise FormatError(Code.SCHEMA, "a frame without bytes, or no object")
         except FormatError as error:
-            raise PeerError(
-                Code.SCHEMA, f"the other side of the channel sent what is no frame: {error.message}"
-            ) from None
+            raise PeerError(Code.SCHEMA, f"the other side of the channel sent no frame: {error.message}") from None
 
     def close(self) -> None:
+        """Close both descriptors."""
         self._decoder.wipe()
         for descriptor in (self.reader, self.writer):
             os.close(descriptor)

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-__all__ = ["Order", "RelayOrder"]
+from glasshouse.errors import Code, UsageError
+
+__all__ = ["Order", "RelayOrder", "gate_address"]
+
+_URL = re.compile(r"https://([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
+_HTTPS = 443
+
+
+def gate_address(url: str) -> tuple[str, int]:
+    """Return host and port of a gate, the same however its URL is written.
+
+    Raises:
+        UsageError: `usage`: it is not ``https://host[:port]``.
+    """
+    match = _URL.fullmatch(url)
+    if match is None or not 0 < int(match[2] or _HTTPS) < 65536:
+        hint = "it looks like https://gate.example:8443"
+        raise UsageError(Code.USAGE, f"not a gate's address: {url[:80]!r}", hint=hint)
+    return match[1].strip("[]").lower(), int(match[2] or _HTTPS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayOrder:
-    """A gate that stays, to which the runtime's keeper carries its calls: with or without its owner's machine.
+    """A gate that stays, to which the runtime's keeper carries its calls, with or without the owner's machine."""
 
-    Attributes:
-        url: ``https://host[:port]``.
-        certificate: SHA-256 of its own certificate, in hex; None where the system's authorities vouch for it.
-        socket: where the runtime calls; None for where the place says.
-        store: whether what the run leaves is sent there too, if it keeps that.
-    """
-
-    url: str
-    certificate: str | None
-    socket: str | None = None
-    store: bool = False
+    url: str  # https://host[:port]
+    certificate: str | None  # SHA-256 of its own certificate, in hex; None: the system's authorities vouch for it
+    socket: str | None = None  # where the runtime calls; None: where the place decides
+    store: bool = False  # whether what the run leaves is sent there too, if it keeps that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What a runtime is started with, beside its launch file.
+    """What a runtime is started with, beside its launch file."""
 
-    Attributes:
-        package: what `Placed.upload` returned.
-        max_seconds: the runtime ends itself after so long.
-        ranks: how many ranks the job has on this machine, as the launch file says too; None for a run without a group.
-        peers: where the runtimes of its group's machines reach each other, ``host:port`` in the order of the machines,
-            this one's own too; empty for a run on one machine.
-        relay: where its calls go; None for its owner's own broker.
-    """
-
-    package: str
-    max_seconds: int
-    ranks: int | None = None
+    package: str  # what `Placed.upload` returned
+    max_seconds: int  # the runtime ends itself after so long
+    ranks: int | None = None  # of the job on this machine, as in the launch file; None: a run without a group
+    # Where the group's machines reach each other's runtimes, host:port in the order of the machines, this one included;
+    # empty for a run on one machine.
     peers: tuple[str, ...] = ()
-    relay: RelayOrder | None = None
+    relay: RelayOrder | None = None  # where its calls go; None: to its owner's own broker

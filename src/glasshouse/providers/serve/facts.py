@@ -1,4 +1,4 @@
-"""What a place can say of the machine that it is on."""
+"""What a place reads from the machine that it is on."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from glasshouse.errors import Code, PlatformError
+from glasshouse.providers.protocol.messages import Hello
 from glasshouse.providers.serve.keeper import boot
 from glasshouse.wire.canonical import Json
 
 __all__ = ["examine", "free_addresses", "hello", "installed", "measure", "reached_at"]
 
-_EXAMINE_S = 60.0
+_CHILD_S = 60.0
 _EXAMINE = (
     "import json; from glasshouse.runtime.run.doctor import examine;"
-    "print(json.dumps([finding.to_json() for finding in examine()]))"
+    "print(json.dumps([(one.consequence, one.feature, one.standing.value, one.value) for one in examine()]))"
 )
 # What statfs(2) calls file systems that other machines see too.
 _SHARED = {
@@ -45,8 +47,8 @@ print(json.dumps({"files": files, "measurement": Measured.of(found).to_json()}))
 """
 
 
-def hello(folder: Path) -> dict[str, Json]:
-    """Return what is known without a look; `boot` changes when the machine is started anew.
+def hello(folder: Path) -> Hello:
+    """Return what is known without a look.
 
     Args:
         folder: the place's, on whose disk packages and outputs lie.
@@ -56,48 +58,45 @@ def hello(folder: Path) -> dict[str, Json]:
     """
     _check_folder(folder)
     free = os.statvfs(folder)
-    return {
-        "boot": boot(),
-        "clock_us": time.time_ns() // 1000,
-        "free_bytes": free.f_bavail * free.f_frsize,
-        "machine": platform.machine(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "python": platform.python_version(),
-        "release": platform.release(),
-        "system": platform.system(),
-    }
+    return Hello(
+        boot=boot(),
+        clock_us=time.time_ns() // 1000,
+        free_bytes=free.f_bavail * free.f_frsize,
+        machine=platform.machine(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        python=platform.python_version(),
+        release=platform.release(),
+        system=platform.system(),
+    )
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder in which a run would fail after everything was sent, or of which two machines would tell lies."""
+    """Refuse a folder in which a run would fail after everything was sent."""
     shared = _SHARED.get(_file_system(folder))
     if shared is not None:
-        # Which processes a run has is written there, and means others on another machine with the same folder.
-        raise PlatformError(
-            Code.PLATFORM, f"{folder} there is on {shared}, which other machines see too", hint=_ANOTHER
-        )
+        # The process ids of a run are written there, and name other processes on another machine with the same folder.
+        why = f"{folder} there is on {shared}, which other machines see too"
+        raise PlatformError(Code.PLATFORM, why, hint=_ANOTHER)
     with tempfile.TemporaryDirectory(dir=folder) as trial:
         file = Path(trial) / "file"
         file.touch()
         try:
             os.link(file, Path(trial) / "link")
         except OSError as error:
-            why = (
-                f"{folder} there is on a file system without hard links, by which runs keep a package: {error.strerror}"
-            )
-            raise PlatformError(Code.PLATFORM, why, hint=_ANOTHER) from None
+            why = f"{folder} there is on a file system without hard links, by which runs keep a package"
+            raise PlatformError(Code.PLATFORM, f"{why}: {error.strerror}", hint=_ANOTHER) from None
 
 
 def _file_system(folder: Path) -> int:
-    """Return the type of the file system that a folder is on, as statfs(2) has it; 0 where that is not known."""
-    told = ctypes.create_string_buffer(512)  # the type is a long, at its beginning
-    if ctypes.CDLL(None).statfs(os.fsencode(folder), told):
+    """Return the type of a folder's file system, as in statfs(2); 0 where that is not known."""
+    found = ctypes.create_string_buffer(512)  # the type is a long, at its beginning
+    if ctypes.CDLL(None).statfs(os.fsencode(folder), found):
         return 0
-    return int.from_bytes(told.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
+    return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
-def installed(after: str, most: int) -> dict[str, Json]:
-    """Return what is installed for the Python of this process: version by normal name; and of the NVIDIA driver.
+def installed(after: str, most: int) -> dict[str, str]:
+    """Return version by normal name of what this process's Python finds, and of ``nvidia-driver``.
 
     Args:
         after: only names after this one.
@@ -105,7 +104,7 @@ def installed(after: str, most: int) -> dict[str, Json]:
     """
     from importlib import metadata  # 65 ms of e-mail and calendar, once before a run
 
-    found: dict[str, Json] = {}
+    found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         driver = _MODULE.search(_NVIDIA.read_text())
         found |= {"nvidia-driver": driver[1]} if driver is not None else {}
@@ -115,67 +114,59 @@ def installed(after: str, most: int) -> dict[str, Json]:
     return dict(sorted((name, version) for name, version in found.items() if name > after)[:most])
 
 
-def examine(folder: Path) -> Json:
-    """Return what `glasshouse doctor` finds, as JSON; raises `PlatformError`."""
-    # What it tries cannot be undone. The disk is that of its working folder.
-    return _told(_EXAMINE, folder, "the machine cannot be looked at: glasshouse doctor failed there")
+def examine(folder: Path) -> Any:
+    """Return consequence, feature, standing and value of each finding of ``glasshouse doctor``.
+
+    Raises:
+        PlatformError: the machine cannot be looked at.
+    """
+    # What it tries cannot be undone, so a child does it. The disk is that of its working folder.
+    return _child(_EXAMINE, folder, "the machine cannot be looked at: glasshouse doctor failed there")
 
 
-def measure(folder: Path) -> tuple[Json, dict[str, Json]]:
-    """Return the parts of this installation's measurement, and its files: part/name → SHA-256 in hexadecimal.
+def measure(folder: Path) -> tuple[Json, dict[str, bytes]]:
+    """Return the parts of this installation's measurement, and its files: part/name → SHA-256.
 
     Raises:
         PlatformError: it cannot be measured.
     """
-    otherwise = "the machine's installation of Glasshouse cannot be measured"
-    told = _told(_MEASURE, folder, otherwise)
-    if not isinstance(told, dict) or not isinstance(files := told.get("files"), dict):
-        raise PlatformError(Code.PLATFORM, otherwise)
-    return told["measurement"], files
+    found = _child(_MEASURE, folder, "the machine's installation of Glasshouse cannot be measured")
+    return found["measurement"], {name: bytes.fromhex(digest) for name, digest in found["files"].items()}
 
 
-def _told(program: str, folder: Path, otherwise: str) -> Json:
-    """Run a program of its own and return the JSON that it prints; raises `PlatformError`."""
+def _child(program: str, folder: Path, otherwise: str) -> Any:
+    """Run a program of ours in a child and return the JSON that it prints; raises `PlatformError`."""
+    command = [sys.executable, "-I", "-B", "-c", program]
     try:
-        printed = subprocess.run(
-            [sys.executable, "-I", "-B", "-c", program],
-            cwd=folder,
-            capture_output=True,
-            check=True,
-            timeout=_EXAMINE_S,
-            stdin=subprocess.DEVNULL,
-        ).stdout
-        told: Json = json.loads(printed)
+        return json.loads(
+            subprocess.run(
+                command, cwd=folder, capture_output=True, check=True, timeout=_CHILD_S, stdin=subprocess.DEVNULL
+            ).stdout
+        )
     except (subprocess.SubprocessError, ValueError):
         raise PlatformError(Code.PLATFORM, otherwise) from None
-    return told
 
 
 def reached_at() -> str:
-    """Return the address at which the owner's login reached this machine; raises `PlatformError`.
-
-    A node of a Slurm job has the name that Slurm gives it: what is in its environment of a login is the login node's.
-    """
+    """Return the address at which the owner's login reached this machine; raises `PlatformError`."""
+    # In a Slurm job the environment of the login is the login node's, and the node has the name that Slurm gives it.
     if "SLURMD_NODENAME" in os.environ:
         return os.environ["SLURMD_NODENAME"]
     login = os.environ.get("SSH_CONNECTION", "").split(" ")  # CLIENT PORT SERVER PORT, as sshd leaves it
     if len(login) != 4:
-        raise PlatformError(
-            Code.PLATFORM,
-            "this machine does not know at which address others reach it",
-            hint="name it: glasshouse machine add --address",
-        )
+        why = "this machine does not know at which address others reach it"
+        raise PlatformError(Code.PLATFORM, why, hint="name it: glasshouse machine add --address")
     return login[2]
 
 
 def free_addresses(host: str, number: int) -> tuple[str, ...]:
     """Return ports of this machine that are free now, as ``host:port``.
 
-    Nobody holds them until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing:
-    who listens there instead knows none of the group's secrets.
+    They are not held until the runtimes listen there. One that is taken meanwhile ends the run, and loses nothing: what
+    listens there instead has none of the group's secrets.
 
     Args:
-        host: its name or address, which it need not have itself: others may know it by a translated one.
+        host: its name or address, which it need not have itself: others may reach it by a translated one.
         number: how many.
 
     Raises:

@@ -1,58 +1,51 @@
-"""The sockets at a place that runtimes call, as if they were their gate: one for each run, while its owner is there."""
+"""The sockets at a place that runtimes call as their gate: one for each run, while its owner is connected."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import socket
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from glasshouse.errors import Code, FormatError, PlatformError, UsageError
+from glasshouse.errors import PlatformError
 from glasshouse.providers.protocol.calls import MAX_CALLS
-from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.providers.serve.runs import own_folder
-from glasshouse.wire.fields import Fields
 
-__all__ = ["Gates", "relay_order"]
+__all__ = ["GateSockets"]
 
 # What a socket's address holds, less the end that makes it a string.
 _MAX_PATH_BYTES = 107
 _NAMED = "sockets"
 
 
-@dataclass(frozen=True, slots=True)
-class _Gate:
-    """A listener, its name, and the name's inode."""
-
+class _Gate(NamedTuple):
     listener: socket.socket
     path: Path
-    number: int
+    inode: int
 
 
-class Gates:
-    """The gates of one connection.
+class GateSockets:
+    """The sockets of one connection.
 
     Args:
         folder: the place's.
+        selector: waits for calls.
+        on_call: takes a call.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, selector: selectors.BaseSelector, on_call: Callable[[socket.socket], None]
+    ) -> None:
+        self._folder, self._selector, self._on_call = folder, selector, on_call
         self._gates: dict[str, _Gate] = {}
-
-    @property
-    def listeners(self) -> tuple[socket.socket, ...]:
-        return tuple(gate.listener for gate in self._gates.values())
-
-    def listener(self, run: str) -> socket.socket | None:
-        """Return that of a run; None where there is none."""
-        gate = self._gates.get(run)
-        return None if gate is None else gate.listener
+        self._listening = False
 
     def open(self, run: str) -> str:
-        """Listen for the runtime of a run, in the place of another connection's; return its `broker_url`.
+        """Listen for the runtime of a run, in the place of another connection; return its `broker_url`.
 
         Raises:
             OSError, PlatformError: it cannot be.
@@ -66,28 +59,52 @@ class Gates:
         listener.bind(str(fresh))
         listener.listen(MAX_CALLS)
         listener.setblocking(False)
-        number = fresh.stat().st_ino
+        self._gates[run] = _Gate(listener, path, fresh.stat().st_ino)
         fresh.rename(path)
-        self._gates[run] = _Gate(listener, path, number)
+        if self._listening:
+            self._select(listener)
         return f"unix:{path}"
+
+    def listen(self, listening: bool) -> None:
+        """Take calls from now on, or no more."""
+        if listening != self._listening:
+            for gate in self._gates.values():
+                if listening:
+                    self._select(gate.listener)
+                else:
+                    self._selector.unregister(gate.listener)
+        self._listening = listening
 
     def path(self, run: str) -> Path:
         """Return where the runtime of a run calls; raises `OSError`, `PlatformError`."""
         return self._sockets() / run
 
     def drop(self, run: str) -> None:
-        """Listen no more; one that does not is fine."""
+        """Close the socket of a run, if there is one."""
         gate = self._gates.pop(run, None)
         if gate is None:
             return
+        if self._listening:
+            self._selector.unregister(gate.listener)
         gate.listener.close()
         with contextlib.suppress(FileNotFoundError):
-            if gate.path.stat().st_ino == gate.number:  # not the socket of a connection that came after this one
+            if gate.path.stat().st_ino == gate.inode:  # not the socket of a connection that came after this one
                 gate.path.unlink()
 
     def close(self) -> None:
+        """Close all of them."""
         for run in list(self._gates):
             self.drop(run)
+
+    def _select(self, listener: socket.socket) -> None:
+        def accept(_events: int) -> None:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self._on_call(connection)
+
+        self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def _sockets(self) -> Path:
         """Return the folder of the sockets: the place's own, or, where its name is too long for an address, another.
@@ -110,18 +127,3 @@ class Gates:
             os.rmdir(made)  # noqa: PTH106
             return link.readlink()
         return Path(made)
-
-
-def relay_order(fields: Fields, path: Path) -> RelayOrder:
-    """Read to which gate a keeper carries the calls that come to `path`; raises `FormatError`."""
-    from glasshouse.providers.protocol.line import GateLine  # TLS is loaded where it is needed
-
-    url, certificate = fields.text("url", max_chars=512), fields.digest_or_null("certificate")
-    fields.end()
-    try:
-        GateLine(url=url, certificate=certificate)
-    except UsageError as error:
-        raise FormatError(Code.SCHEMA, error.message) from None
-    return RelayOrder(
-        url=url, certificate=None if certificate is None else certificate.hex(), socket=str(path), store=True
-    )

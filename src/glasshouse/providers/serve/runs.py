@@ -1,7 +1,7 @@
-"""The runs of a place: their folders, what is in them, and who works there (spec/place.md, sections 5 and 6).
+"""The runs of a place: their folders, files and processes (spec/place.md, sections 5 and 6).
 
-Laws: a run is started once; what is told of one is read from its folder and from the system at that moment, so it is
-true for whoever connects; nothing is removed beneath a runtime.
+Laws: a run is started once; its state is read from its folder and from the system each time, so that it is the same for
+every connection; nothing is removed beneath a runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,21 +27,15 @@ from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
 from glasshouse.providers.serve.node import NODE
 
-__all__ = ["MOST_FILES", "OUT", "RUN", "Run", "Runs", "is_name", "numbered", "own_folder"]
+__all__ = ["MOST_FILES", "OUT", "RUN", "Run", "Runs", "numbered", "own_folder"]
 
 RUN = re.compile(r"[0-9a-f]{32}")
-_NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
 _PACKAGE, OUT = "package.sealed", "out"
 MOST_FILES = 500
 _START_S, _POLL_S = 30.0, 0.05
 _MAX_ANSWER_BYTES = 4096
 _SETTLED_S = 60.0
 _NEVER = -1
-
-
-def is_name(name: str) -> bool:
-    """Return whether a run's file may be called so."""
-    return _NAME.fullmatch(name) is not None
 
 
 def numbered(folder: str, number: int) -> str:
@@ -58,9 +52,8 @@ def own_folder(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PlatformError(
-            Code.PLATFORM, f"{path} is not this user's own folder, which no other may write to: name another one"
-        )
+        why = f"{path} is not this user's own folder, which no other may write to: name another one"
+        raise PlatformError(Code.PLATFORM, why)
 
 
 class Runs:
@@ -115,7 +108,9 @@ class Run:
                 for name in (SCRATCH, OUT):
                     (self._folder / name).mkdir(mode=0o700, exist_ok=True)
                 if link:
-                    package = self._linked(package)
+                    with contextlib.suppress(FileExistsError):
+                        os.link(package, self._folder / _PACKAGE)
+                    package = self._folder / _PACKAGE
                 return _keep(self._folder, self._command(order, package), launch)
             except BaseException:
                 (self._folder / ORDER).unlink()  # nothing goes on: it may be tried again
@@ -129,7 +124,7 @@ class Run:
         """Leave the order; return whether this process did, and no other before it."""
         order = self._folder / ORDER
         try:
-            descriptor = os.open(order, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(order, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return False
         try:
@@ -140,19 +135,13 @@ class Run:
             raise
         return True
 
-    def _linked(self, package: Path) -> Path:
-        with contextlib.suppress(FileExistsError):
-            os.link(package, self._folder / _PACKAGE)
-        return self._folder / _PACKAGE
-
     def _started_before(self, text: str) -> int:
         deadline_s = time.monotonic() + _START_S
         while (keeper := self._keeper()) is None and self.started and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)  # another process starts it at this moment
         if keeper is None or (self._folder / ORDER).read_text() != text:
-            raise UsageError(
-                Code.RUN_EXISTS, "this machine was asked to start the run before, with something else or in vain"
-            )
+            why = "this machine was asked to start the run before, with something else or in vain"
+            raise UsageError(Code.RUN_EXISTS, why)
         return keeper["runtime"]
 
     def _command(self, order: Order, package: Path) -> list[str]:
@@ -194,17 +183,19 @@ class Run:
 
     @property
     def started(self) -> bool:
+        """Whether it was."""
         return (self._folder / ORDER).exists()
 
     @property
     def started_us(self) -> int:
+        """When, by this machine's clock, in microseconds since 1970."""
         return (self._folder / ORDER).stat().st_mtime_ns // 1000
 
     def ended(self) -> int | None:
         """Return the runtime's exit code, negative for a signal; None while it goes on.
 
-        Where neither runtime nor keeper is left and none was written down, -9 is told: somebody killed both, or the
-        machine was started anew. So it is of a run that is not here: it was never started, or is removed.
+        It is -9 where none was written down and runtime and keeper are gone: both were killed, or the machine was
+        started anew; and of a run that is not here: it was never started, or is removed.
         """
         if not self.started:
             return -signal.SIGKILL
@@ -216,19 +207,24 @@ class Run:
                 return None
             if self._lives(keeper, "pid", "started") or self._lives(keeper, "runtime", "runtime_started"):
                 return None
-            # Both are gone: it was written between the two looks, or by nobody.
+            # Both are gone: the code was written between the two looks, or not at all.
         return -signal.SIGKILL
 
-    def files(self, *, outputs: int = 0, log: int = 0) -> dict[str, int]:
+    def files(self, first: Mapping[str, int]) -> dict[str, int]:
         """Return what can be read: name → bytes; of each folder's sealed files `MOST_FILES`.
 
         Args:
-            outputs, log: sealed files with a lower number are left out.
+            first: folder → number of the first sealed file that is named.
         """
         found = {}
-        for name, path in self._paths({"outputs": outputs, "log": log}):
+        for name in ("events.log", "heads.log", "receipt.json", LOG):
             with contextlib.suppress(FileNotFoundError):
-                found[name] = path.stat().st_size
+                found[name] = self._path(name).stat().st_size
+        for folder, number in first.items():
+            # They are written one after the other.
+            with contextlib.suppress(FileNotFoundError):
+                for name in (numbered(folder, one) for one in range(number, number + MOST_FILES)):
+                    found[name] = self._path(name).stat().st_size
         return found
 
     def read(self, name: str, start: int, most: int) -> bytes:
@@ -266,32 +262,23 @@ class Run:
         Raises:
             UsageError: `usage`: it has not.
         """
-        if self.started and self.ended() is None and (self._keeper() is not None or self._is_new()):
+
+        def is_new() -> bool:
+            return time.time() - self.started_us / 1e6 < _SETTLED_S
+
+        if self.started and self.ended() is None and (self._keeper() is not None or is_new()):
             raise UsageError(Code.USAGE, "the run has not ended: stop it first")
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._folder)
 
-    def _is_new(self) -> bool:
-        return time.time() - self.started_us / 1e6 < _SETTLED_S
-
     def _path(self, name: str) -> Path:
         return self._folder / name if name == LOG else self._folder / OUT / name
 
-    def _paths(self, first: dict[str, int]) -> Iterator[tuple[str, Path]]:
-        for name in ("events.log", "heads.log", "receipt.json", LOG):
-            yield name, self._path(name)
-        for folder, number in first.items():
-            # They are written one after the other.
-            for name in (numbered(folder, one) for one in range(number, number + MOST_FILES)):
-                if not self._path(name).exists():
-                    break
-                yield name, self._path(name)
-
     def _keeper(self) -> dict[str, int] | None:
         try:
-            told = json.loads((self._folder / KEEPER).read_text())
-            of_this_boot = told.pop("boot", "") in ("", boot())
-            found = {name: int(value) for name, value in told.items()}
+            found = json.loads((self._folder / KEEPER).read_text())
+            of_this_boot = found.pop("boot", "") in ("", boot())
+            found = {name: int(value) for name, value in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return None
         # Of an earlier one nothing is left, whichever process has its number now.

@@ -1,7 +1,7 @@
-"""The machine's end of a channel: ``glasshouse place serve`` over its standard streams (spec/place.md).
+"""Serves a place: the machine's end of a channel (spec/place.md).
 
-Laws: it holds no secret but a launch file on its way through; no request makes a call of a runtime to its gate
-wait for longer than the start of a process; it ends with its standard input, and the runs go on without it.
+Laws: it holds no secret but a launch file on its way through; no request makes a call of a runtime to its gate wait for
+longer than the start of a process; it ends with its standard input, and the runs go on without it.
 """
 
 from __future__ import annotations
@@ -15,80 +15,67 @@ import socket
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.protocol.calls import FIRST_CALL, MAX_CALLS, Streams
-from glasshouse.providers.protocol.link import MAX_DATA_BYTES, Link
-from glasshouse.providers.protocol.order import Order
-from glasshouse.providers.serve.answers import MAX_MACHINES, Answer, Answers, run_field
-from glasshouse.providers.serve.gate_sockets import Gates, relay_order
+from glasshouse.providers.protocol.calls import MAX_CALLS, Calls
+from glasshouse.providers.protocol.link import Link
+from glasshouse.providers.protocol.messages import (
+    ASKS,
+    FIRST_CALL,
+    GREETING,
+    MAX_MESSAGE_CHARS,
+    VERSION,
+    message,
+    read_message,
+    read_request,
+)
+from glasshouse.providers.protocol.order import Order, RelayOrder
+from glasshouse.providers.serve.answers import Answers
+from glasshouse.providers.serve.gate_sockets import GateSockets
 from glasshouse.providers.serve.keeper import boot
-from glasshouse.providers.serve.runs import MOST_FILES, Runs, is_name, numbered, own_folder
+from glasshouse.providers.serve.runs import MOST_FILES, Runs, numbered, own_folder
 from glasshouse.providers.serve.uploads import Upload, Uploads
-from glasshouse.wire.canonical import encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.canonical import Json
 
-__all__ = ["OWN_FOLDER", "serve"]
+__all__ = ["OWN_FOLDER", "PlaceServer", "serve"]
 
-GREETING = "glasshouse-place"
 OWN_FOLDER = "-"
-VERSION = 1
 
 _NONCE = re.compile(r"[0-9a-f]{16,64}")
-_PEER = re.compile(r"[A-Za-z0-9.\[\]:-]{1,255}:[0-9]{1,5}")
 _MAX_REQUESTS = 16
-_MAX_LAUNCH_BYTES = 1 << 16
-_MAX_LOOK_MS = 60_000
 _RAW_S = 0.05
 _STUCK_S = 60.0
 # Owners repeat their request within a minute. A line can end unreported: a step of Slurm's outlives its srun.
 _SILENT_S = 300.0
 _HELD_BYTES = 256 << 10
-_MAX_MESSAGE_CHARS = 1000
 # How often a run's folder is looked at: at its lively beginning and end, and while it trains.
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _QUICK_FOR_S = 3.0
 
 
-@dataclass(slots=True)
-class _Look:
-    """A request for changes of a run's files, or its end."""
-
+class _Look(NamedTuple):
     number: int
     run: str
     since: int
     until_s: float
-    outputs: int
-    log: int
+    first: dict[str, int]  # of each folder of sealed files, the first that is named
 
 
 @dataclass(slots=True)
 class _Start:
     """A start whose launch file has not come whole."""
 
-    number: int
     run: str
     order: Order
     wanted: int
     launch: bytearray
 
 
-@dataclass(slots=True)
-class _Read:
-    """A request for a piece of a file."""
-
-    number: int
-    run: str
-    name: str
-    start: int
-    most: int
-
-
-class Place:
+class PlaceServer:
     """One connection's service.
 
     Args:
@@ -98,21 +85,22 @@ class Place:
 
     def __init__(self, folder: Path, reader: int, writer: int) -> None:
         own_folder(folder)
-        self._folder = folder
         self._runs, self._uploads = Runs(folder / "runs"), Uploads(folder / "files", boot=boot())
-        self._answers = Answers(folder, self._runs, self._uploads).by_name
+        self._at_once = Answers(folder, self._runs, self._uploads).by_name
         self._link = Link(reader, writer)
         self._selector = selectors.DefaultSelector()
-        self._streams = Streams(self._link, self._selector)
+        self._calls = Calls(self._link, self._selector)
+        self._gates = GateSockets(folder, self._selector, self._call)
         self._next_call = FIRST_CALL
         self._looks: list[_Look] = []
         self._names: dict[str, set[str]] = {}
         self._starts: dict[int, _Start] = {}
         self._upload: tuple[int, Upload] | None = None
-        self._reads: deque[_Read] = deque()
-        self._gates = Gates(folder)
-        self._moved_s = self._came_s = self._heard_s = time.monotonic()
-        self._asks: dict[str, Callable[[int, Fields], Answer | None]] = {
+        self._reads: deque[tuple[int, str, str, int, int]] = deque()
+        # When anything came, when some of an upload did, and when a run last changed.
+        self._heard_s = self._came_s = self._moved_s = time.monotonic()
+        # Take a request's number and members; return the answer, or None where it comes later.
+        self._later: dict[str, Callable[..., tuple[Any, ...] | None]] = {
             "put": self._put,
             "prepare": self._prepare,
             "start": self._start,
@@ -126,29 +114,25 @@ class Place:
         self._selector.register(self._link.reader, selectors.EVENT_READ, self._channel)
         try:
             while True:
-                self._listen_to_writer()
-                self._take_calls()
+                self._select_writer()
+                self._gates.listen(len(self._calls) < MAX_CALLS)  # further calls wait in the kernel's queue
                 for key, events in self._selector.select(self._wait_s()):
                     key.data(events)
                 self._send_news()
                 self._read_on()
-                self._reap()
+                with contextlib.suppress(ChildProcessError):
+                    while os.waitpid(-1, os.WNOHANG)[0]:  # keepers that ended are this process's children
+                        pass
         except PeerError as error:
             if error.code is Code.SCHEMA:
                 with contextlib.suppress(PeerError):
-                    self._link.send({"code": error.code.value, "id": 0, "message": error.message})
+                    self._refuse(0, error)
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        self._streams.close()
-        for listener in self._gates.listeners:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(listener)
-        self._gates.close()
-        if self._upload is not None:
-            self._upload[1].close()
-        self._selector.close()
+            self._calls.close()
+            self._gates.close()
+            if self._upload is not None:
+                self._upload[1].close()
+            self._selector.close()
 
     def _channel(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -159,14 +143,17 @@ class Place:
         if self._upload is not None:
             self._take_raw(*self._upload)
             return
-        for message in self._link.receive():
-            if isinstance(message, dict):
-                self._message(message)
-            else:
-                self._data(*message)
+        for found in self._link.receive():
+            if not isinstance(found, dict):
+                self._data(*found)
+                continue
+            try:
+                self._message(found)
+            except FormatError as error:
+                raise PeerError(Code.SCHEMA, f"a message that this place does not have: {error.message}") from None
 
-    def _listen_to_writer(self) -> None:
-        """Wait until more can be written only while there is something to write."""
+    def _select_writer(self) -> None:
+        """Select for writing only while there is something to write."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._link.writer)
         if self._link.pending_bytes:
@@ -174,51 +161,51 @@ class Place:
 
     # Requests
 
-    def _message(self, message: Answer) -> None:
-        fields = Fields(message, "request")
-        try:
-            if fields.has("ask"):
-                self._request(fields)
-            elif fields.has("end"):
-                self._streams.end(fields.integer("end"))
-            else:
-                self._streams.drop(fields.integer("drop"))
-        except FormatError as error:
-            raise PeerError(Code.SCHEMA, f"a message that this place does not have: {error.message}") from None
+    def _message(self, value: dict[str, Json]) -> None:
+        if "ask" in value:
+            self._request(*read_request(value))
+            return
+        kind, members = read_message(value)
+        if kind not in ("end", "drop"):
+            raise FormatError(Code.SCHEMA, f"{kind} is for an owner")
+        (self._calls.end if kind == "end" else self._calls.drop)(*members)
 
-    def _request(self, fields: Fields) -> None:
-        number = fields.integer("id", low=1, high=FIRST_CALL - 1)
-        ask = fields.choice("ask", [*self._answers, *self._asks])
+    def _request(self, number: int, ask: str, members: tuple[Any, ...]) -> None:
         if len(self._looks) + len(self._starts) + len(self._reads) >= _MAX_REQUESTS:
             raise PeerError(Code.SCHEMA, "more requests at once than a place answers")
+        with self._refusing(number, "the machine refused"):
+            at_once = self._at_once.get(ask)
+            answer = self._later[ask](number, *members) if at_once is None else at_once(*members)
+            if answer is not None:
+                self._answer(number, ask, answer)
+
+    @contextlib.contextmanager
+    def _refusing(self, number: int, what: str) -> Iterator[None]:
+        """Answer a request with the error that the block raises; one about the channel itself goes on."""
         try:
-            answer = self._answers[ask](fields) if ask in self._answers else self._asks[ask](number, fields)
-        except OSError as error:
-            self._refuse(number, PlatformError(Code.PLATFORM, f"the machine refused: {error.strerror}"))
-        except FormatError:
+            yield
+        except (FormatError, PeerError):
             raise
         except GlasshouseError as error:
             self._refuse(number, error)
-        else:
-            if answer is not None:
-                self._answer(number, answer)
+        except OSError as error:
+            self._refuse(number, PlatformError(Code.PLATFORM, f"{what}: {error.strerror}"))
 
-    def _answer(self, number: int, answer: Answer, *, can_wait: bool = False) -> None:
+    def _answer(self, number: int, ask: str, members: Any, *, can_wait: bool = False) -> None:
         try:
-            self._link.send({"id": number, "ok": answer}, can_wait=can_wait)
+            self._link.send(message("ok", number, ASKS[ask].answer.write(members)), can_wait=can_wait)
         except ValueError:
             self._refuse(number, PlatformError(Code.PLATFORM, "the machine's answer is longer than a message may be"))
 
     def _refuse(self, number: int, error: GlasshouseError) -> None:
-        self._link.send({"code": error.code.value, "id": number, "message": _whole(error)})
+        whole = f"{error.message} ({error.hint})" if error.hint else error.message
+        self._link.send(message("code", number, error.code.value, whole[:MAX_MESSAGE_CHARS]))
 
-    def _put(self, number: int, fields: Fields) -> Answer | None:
-        digest, size, start = fields.digest("blake3").hex(), fields.integer("bytes"), fields.integer("from")
-        fields.end()
+    def _put(self, number: int, digest: str, size: int, start: int) -> tuple[()] | None:
         if self._uploads.whole(digest, size):
-            return {}
+            return ()
         upload = self._uploads.begin(digest, size, start)
-        self._link.send({"go": True, "id": number})
+        self._link.send(message("go", number, True))
         self._upload, self._came_s = (number, upload), time.monotonic()
         self._finish_upload(number, upload)
         return None
@@ -250,54 +237,40 @@ class Place:
         except UsageError as error:
             self._refuse(number, error)
         else:
-            self._link.send({"id": number, "ok": {}})
+            self._answer(number, "put", ())
         finally:
             upload.close()
 
-    def _prepare(self, _number: int, fields: Fields) -> Answer:
-        run, relayed = run_field(fields), fields.has("relayed") and fields.flag("relayed")
-        fields.end()
-        self._drop_gate(run)
+    def _prepare(self, _number: int, run: str, relayed: bool) -> tuple[str]:
+        self._gates.drop(run)
         if relayed or self._runs[run].relayed:  # its keeper listens, whether an owner is connected or not
-            return {"gate": f"unix:{self._gates.path(run)}"}
-        return {"gate": self._gates.open(run)}
+            return (f"unix:{self._gates.path(run)}",)
+        return (self._gates.open(run),)
 
-    def _take_calls(self) -> None:
-        """Wait for calls while there is room for another: the others wait in the kernel's queue."""
-        room = len(self._streams) < MAX_CALLS
-        for listener in self._gates.listeners:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(listener)
-            if room:
-                self._selector.register(listener, selectors.EVENT_READ, partial(self._call, listener))
-
-    def _call(self, listener: socket.socket, _events: int) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
+    def _call(self, connection: socket.socket) -> None:
         number, self._next_call = self._next_call, FIRST_CALL | (self._next_call + 1) & (FIRST_CALL - 1)
-        self._link.send({"call": number})
-        self._streams.add(number, connection)
+        self._link.send(message("call", number))
+        self._calls.add(number, connection)
 
-    def _start(self, number: int, fields: Fields) -> None:
-        run = run_field(fields)
-        order = Order(
-            package=fields.digest("package").hex(),
-            max_seconds=fields.integer("max_seconds", low=1),
-            ranks=fields.integer_or_null("ranks"),
-            peers=tuple(fields.texts("peers", max_items=MAX_MACHINES)),
-            relay=relay_order(fields.child("relay"), self._gates.path(run)) if fields.has("relay") else None,
-        )
-        wanted = fields.integer("launch_bytes", low=1, high=_MAX_LAUNCH_BYTES)
-        fields.end()
-        if not all(_PEER.fullmatch(peer) for peer in order.peers):
-            raise FormatError(Code.SCHEMA, "request.peers is no list of host:port")
-        self._starts[number] = _Start(number, run, order, wanted, bytearray())
+    def _start(
+        self,
+        number: int,
+        run: str,
+        package: str,
+        launch_bytes: int,
+        max_seconds: int,
+        ranks: int | None,
+        peers: tuple[str, ...],
+        relay: RelayOrder | None,
+    ) -> None:
+        if relay is not None:
+            relay = replace(relay, socket=str(self._gates.path(run)))
+        order = Order(package=package, max_seconds=max_seconds, ranks=ranks, peers=peers, relay=relay)
+        self._starts[number] = _Start(run, order, launch_bytes, bytearray())
 
     def _data(self, stream: int, data: bytes) -> None:
         if stream >= FIRST_CALL:
-            self._streams.data(stream, data)
+            self._calls.data(stream, data)
             return
         start = self._starts.get(stream)
         if start is None or len(start.launch) + len(data) > start.wanted:
@@ -308,24 +281,16 @@ class Place:
         del self._starts[stream]
         self._moved_s = time.monotonic()
         try:
-            package = self._uploads.path(start.order.package)
-            pid = self._runs[start.run].start(start.order, package, bytes(start.launch))
-        except GlasshouseError as error:
-            self._refuse(stream, error)
-        except OSError as error:
-            self._refuse(stream, PlatformError(Code.PLATFORM, f"the runtime cannot be started: {error.strerror}"))
-        else:
-            self._link.send({"id": stream, "ok": {"pid": pid}})
+            with self._refusing(stream, "the runtime cannot be started"):
+                package = self._uploads.path(start.order.package)
+                self._answer(stream, "start", (self._runs[start.run].start(start.order, package, bytes(start.launch)),))
         finally:
             start.launch[:] = bytes(len(start.launch))
 
-    def _look(self, number: int, fields: Fields) -> None:
-        run, since = run_field(fields), fields.integer("since")
-        within_ms = fields.integer("within_ms", high=_MAX_LOOK_MS)
-        outputs, log = fields.integer("outputs"), fields.integer("log")
-        fields.end()
+    def _look(self, number: int, run: str, since: int, within_ms: int, outputs: int, log: int) -> None:
         self._runs[run].asked()
-        self._looks.append(_Look(number, run, since, time.monotonic() + within_ms / 1000, outputs, log))
+        until_s = time.monotonic() + within_ms / 1000
+        self._looks.append(_Look(number, run, since, until_s, {"outputs": outputs, "log": log}))
 
     def _send_news(self) -> None:
         now_s = time.monotonic()
@@ -333,16 +298,15 @@ class Place:
             run = self._runs[look.run]
             # In this order: what is there when a run has ended is all of it.
             ended = run.ended()
-            files = run.files(outputs=look.outputs, log=look.log)
-            more = any(numbered(name, first + MOST_FILES - 1) in files for name, first in _firsts(look))
-            news: Answer = {"ended": ended, "files": {**files}, "more": more}
-            serial = zlib.crc32(encode(news))
+            files = run.files(look.first)
+            more = any(numbered(name, first + MOST_FILES - 1) in files for name, first in look.first.items())
+            serial = zlib.crc32(repr((ended, files, more)).encode())
             if self._names.get(look.run) != files.keys():
                 # Logs grow all the time; another file means that a step of the run began or ended.
                 self._names[look.run], self._moved_s = set(files), now_s
             if serial != look.since or now_s >= look.until_s:
                 self._looks.remove(look)
-                self._link.send({"id": look.number, "ok": news | {"serial": serial}})
+                self._answer(look.number, "look", (ended, files, more, serial))
 
     def _wait_s(self) -> float | None:
         if self._upload is not None:
@@ -357,63 +321,29 @@ class Place:
         quick = time.monotonic() - self._moved_s < _QUICK_FOR_S
         return _QUICK_S if quick else _SLOW_S
 
-    def _read(self, number: int, fields: Fields) -> None:
-        run, name = run_field(fields), fields.text("name")
-        start, most = fields.integer("from"), fields.integer("most", low=1, high=MAX_DATA_BYTES)
-        fields.end()
-        if not is_name(name):
-            raise FormatError(Code.SCHEMA, "request.name is no file of a run")
+    def _read(self, number: int, run: str, name: str, start: int, most: int) -> None:
         self._runs[run].asked()
-        self._reads.append(_Read(number, run, name, start, most))
+        self._reads.append((number, run, name, start, most))
 
     def _read_on(self) -> None:
         """Answer requests for files as far as the line takes it: calls of runtimes may not wait behind them."""
         while self._reads and self._link.pending_bytes < _HELD_BYTES:
-            read = self._reads.popleft()
-            try:
-                data = self._runs[read.run].read(read.name, read.start, read.most)
-            except GlasshouseError as error:
-                self._refuse(read.number, error)
-            except OSError as error:
-                self._refuse(read.number, PlatformError(Code.PLATFORM, f"the machine refused: {error.strerror}"))
-            else:
-                self._link.send_data(read.number, data, can_wait=True)
-                self._answer(read.number, {"bytes": len(data)}, can_wait=True)
+            number, run, name, start, most = self._reads.popleft()
+            with self._refusing(number, "the machine refused"):
+                data = self._runs[run].read(name, start, most)
+                self._link.send_data(number, data, can_wait=True)
+                self._answer(number, "read", (len(data),), can_wait=True)
 
-    def _remove(self, _number: int, fields: Fields) -> Answer:
-        run = run_field(fields)
-        package = None if fields.null("package") else fields.digest("package").hex()
-        fields.end()
+    def _remove(self, _number: int, run: str, package: str | None) -> tuple[()]:
         found = self._runs[run]
         package, relayed = found.package or package, found.relayed
         found.remove()
-        self._drop_gate(run)
+        self._gates.drop(run)
         if relayed:  # where its keeper was killed
             self._gates.path(run).unlink(missing_ok=True)
         if package is not None:
             self._uploads.drop(package)
-        return {}
-
-    def _drop_gate(self, run: str) -> None:
-        listener = self._gates.listener(run)
-        if listener is not None:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(listener)
-            self._gates.drop(run)
-
-    def _reap(self) -> None:
-        """Collect keepers that ended: they are this process's children."""
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
-def _firsts(look: _Look) -> tuple[tuple[str, int], ...]:
-    return (("outputs", look.outputs), ("log", look.log))
-
-
-def _whole(error: GlasshouseError) -> str:
-    return (f"{error.message} ({error.hint})" if error.hint else error.message)[:_MAX_MESSAGE_CHARS]
+        return ()
 
 
 def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None:
@@ -429,7 +359,7 @@ def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None
     """
     if not _NONCE.fullmatch(nonce):
         raise UsageError(Code.USAGE, "a place is served for a program: glasshouse run JOB --on MACHINE")
-    place = Place(folder, reader, writer)
+    place = PlaceServer(folder, reader, writer)
     os.set_blocking(writer, True)
     # On a line of its own, whatever a login has printed before.
     os.write(writer, f"\n{GREETING} {VERSION} {nonce}\n".encode())
