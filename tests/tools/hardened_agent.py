@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.run import checks
 from glasshouse.runtime.watchdog import watchdog
 from tools.sandboxed import specification, start

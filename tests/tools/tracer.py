@@ -8,6 +8,7 @@ import signal
 
 _CONTINUE, _SEIZE, _ATTACH = 7, 0x4206, 16
 _WALL = 0x40000000
+_FOLLOW_FORKS = 2  # PTRACE_O_TRACEFORK
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -18,17 +19,18 @@ class Tracer:
     Args:
         pid: process or thread.
         stopping: stop it and hold it, as a debugger does; otherwise let it run, as strace does.
+        follow: trace what it forks too, as strace -f does.
 
     Raises:
         PermissionError: the kernel refused.
     """
 
-    def __init__(self, pid: int, *, stopping: bool) -> None:
+    def __init__(self, pid: int, *, stopping: bool, follow: bool = False) -> None:
         reader, writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _trace(pid, stopping, writer)
+                _trace(pid, stopping, follow, writer)
             finally:
                 os._exit(0)
         os.close(writer)
@@ -43,16 +45,21 @@ class Tracer:
         os.waitpid(self._pid, 0)
 
 
-def _trace(pid: int, stopping: bool, writer: int) -> None:
-    if _libc.ptrace(_ATTACH if stopping else _SEIZE, ctypes.c_long(pid), None, None) != 0:
+def _trace(pid: int, stopping: bool, follow: bool, writer: int) -> None:
+    options = ctypes.c_long(_FOLLOW_FORKS if follow else 0)
+    if _libc.ptrace(_ATTACH if stopping else _SEIZE, ctypes.c_long(pid), None, options) != 0:
         os.write(writer, b"no")
         return
     if stopping:
         os.waitpid(pid, _WALL)
     os.write(writer, b"ok")
     while True:
-        status = os.waitpid(pid, _WALL)[1]
+        found, status = os.waitpid(-1 if follow else pid, _WALL)
         if not os.WIFSTOPPED(status):
+            if follow:
+                continue
             return
         received = os.WSTOPSIG(status)
-        _libc.ptrace(_CONTINUE, ctypes.c_long(pid), None, ctypes.c_long(0 if received == signal.SIGTRAP else received))
+        _libc.ptrace(
+            _CONTINUE, ctypes.c_long(found), None, ctypes.c_long(0 if received == signal.SIGTRAP else received)
+        )

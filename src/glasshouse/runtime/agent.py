@@ -9,8 +9,8 @@ happens from the first line on goes through `finish`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Sequence
+from typing import BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.runtime.agent_options import parse
@@ -20,9 +20,6 @@ from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run.start_processes import begin
 from glasshouse.wire.canonical import encode
 
-if TYPE_CHECKING:
-    from glasshouse.wire.hpke import RecipientKey
-
 __all__ = ["main"]
 
 
@@ -30,7 +27,7 @@ def main(
     argv: Sequence[str],
     stdin: BinaryIO,
     *,
-    make_key: Callable[[], RecipientKey] | None = None,
+    custodian: str | None = None,
     look: Look | None = None,
 ) -> int:
     """Run one job; returns the exit code.
@@ -38,7 +35,7 @@ def main(
     Args:
         argv: arguments without the program's name.
         stdin: the launch file, up to its end.
-        make_key: makes the run's HPKE key, in the custodian. For tests that must know it.
+        custodian: the program that is executed as custodian, for tests that must know its key; None for our own.
         look: beneath what the worker is shown, if one goes on already.
     """
     try:
@@ -48,7 +45,7 @@ def main(
         _say(error.code, error.hint)
         return error.exit_code
     loop = Loop()
-    begun = begin(options, loop, make_key, look)
+    begun = begin(options, loop, custodian, look)
     # The worker is on its way: what is imported from here on costs no time of its own.
     from glasshouse.runtime.run.live import live
 

@@ -19,7 +19,7 @@ import pytest
 from glasshouse.attestation.hardening import CHECKS, CheckResult
 from glasshouse.runtime.confine import core_dumps, memory_limits
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.run import checks
 from glasshouse.runtime.watchdog import watchdog
 from tools.forked import in_child

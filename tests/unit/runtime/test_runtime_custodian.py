@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
+from glasshouse.custodian.exchange import Opened
+from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, PeerError
 from glasshouse.package.grant import Grant
 from glasshouse.package.limits import OutputLimits
-from glasshouse.runtime.keys.custodian import Custodian, Opened, Regions
-from glasshouse.runtime.keys.needles import NeedleKind, Needles
+from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire import hpke
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import RecipientKey
+from tools import custodian_with_known_key
 from tools.runtime_package import OwnersPackage, seal
 
 INFO = b"what the release is bound to"
@@ -27,13 +30,18 @@ FILES = {"a-empty": b"", "b-tiny": b"nineteen bytes here", "data.bin": secrets.t
 class Bench:
     """An agent's view of one custodian."""
 
-    def __init__(self, package: OwnersPackage, key: RecipientKey | None = None) -> None:
+    def __init__(self, package: OwnersPackage, program: str = PROGRAM) -> None:
         self.package = package
         self.loop = Loop()
         self.stream = package.path.open("rb", buffering=0)
         self.regions = Regions.for_package(package.manifest)
-        make_key = RecipientKey.generate if key is None else lambda: key
-        self.custodian = Custodian.start(self.loop, self.stream, self.regions, make_key)
+        self.custodian = Custodian.start(
+            self.loop, self.stream.fileno(), self.regions, pycache_prefix=sys.pycache_prefix or "", program=program
+        )
+
+    @cached_property
+    def public(self) -> bytes:
+        return self.custodian.public()
 
     def open(
         self,
@@ -43,7 +51,7 @@ class Bench:
         manifest: bytes | None = None,
         group: Group | None = None,
     ) -> Opened:
-        sealed = hpke.seal(package_key or self.package.key, recipient=self.custodian.public(), info=INFO)
+        sealed = hpke.seal(package_key or self.package.key, recipient=self.public, info=INFO)
         return self.custodian.open(
             sealed_key=sealed, info=info, manifest_sha256=manifest or self.package.manifest.sha256, group=group
         )
@@ -84,7 +92,7 @@ def test_a_package_with_a_limit_that_is_none_does_not_open(tmp_path: Path) -> No
 
 
 def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
-    assert bench.open() == Opened(assets=3, needles=3 + 1 + 3 + 3, max_outputs=256, max_output_bytes=64 << 30)
+    assert bench.open() == Opened(assets=3, patterns=3 + 1 + 3 + 3, max_outputs=256, max_output_bytes=64 << 30)
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.job == {"entry": "train.py"}
     with granted.open(bench.stream, "data.bin") as reader:
@@ -94,19 +102,18 @@ def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
     assert bench.package.key not in bytes(bench.regions.grant.view)
 
 
-def test_the_needles_are_the_keys_and_three_windows_of_every_asset(package: OwnersPackage) -> None:
-    key = RecipientKey.generate()
-    bench = Bench(package, key)
+def test_the_patterns_are_the_keys_and_three_windows_of_every_asset(package: OwnersPackage) -> None:
+    bench = Bench(package, custodian_with_known_key.__file__)
     bench.open()
-    found: dict[NeedleKind, list[bytes]] = {kind: [] for kind in NeedleKind}
-    for kind, window in Needles(bench.regions.needles.view):
+    found: dict[PatternKind, list[bytes]] = {kind: [] for kind in PatternKind}
+    for kind, window in ResiduePatterns(bench.regions.patterns.view):
         found[kind].append(bytes(window))
         window.release()
-    data, private = FILES["data.bin"], key.private()
-    assert found[NeedleKind.PACKAGE_KEY] == [package.key]
-    assert b"".join(found[NeedleKind.HPKE_PRIVATE]) == private
-    assert found[NeedleKind.ASSET_WINDOW] == [data[:32], data[99_984 : 99_984 + 32], data[-32:]]
-    assert sorted(found[NeedleKind.ASSET_KEY]) == sorted(Grant.parse(bench.regions.grant.view).keys)
+    data, private = FILES["data.bin"], custodian_with_known_key.known_key().private()
+    assert found[PatternKind.PACKAGE_KEY] == [package.key]
+    assert b"".join(found[PatternKind.HPKE_PRIVATE]) == private
+    assert found[PatternKind.ASSET_WINDOW] == [data[:32], data[99_984 : 99_984 + 32], data[-32:]]
+    assert sorted(found[PatternKind.ASSET_KEY]) == sorted(Grant.parse(bench.regions.grant.view).keys)
     bench.close()
 
 
@@ -114,27 +121,28 @@ GROUP = Group(id=bytes(range(32)), machines=1, machine=0, ranks=4)
 
 
 def test_the_group_secret_of_ranks_is_derived_here_granted_and_searched_for_at_the_end(bench: Bench) -> None:
-    assert bench.open(group=GROUP).needles == 3 + 1 + 1 + 3 + 3
+    assert bench.open(group=GROUP).patterns == 3 + 1 + 1 + 3 + 3
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.group_secret == GROUP.secret(bench.package.key)
-    kinds = {kind: bytes(window) for kind, window in Needles(bench.regions.needles.view)}
-    assert kinds[NeedleKind.GROUP_SECRET] == granted.group_secret
+    kinds = {kind: bytes(window) for kind, window in ResiduePatterns(bench.regions.patterns.view)}
+    assert kinds[PatternKind.GROUP_SECRET] == granted.group_secret
     assert bench.package.key not in bytes(bench.regions.grant.view)
 
 
 def test_a_run_in_one_process_has_no_group_secret(bench: Bench) -> None:
     bench.open()
     assert Grant.parse(bench.regions.grant.view).group_secret is None
-    assert NeedleKind.GROUP_SECRET not in [kind for kind, _ in Needles(bench.regions.needles.view)]
+    assert PatternKind.GROUP_SECRET not in [kind for kind, _ in ResiduePatterns(bench.regions.patterns.view)]
 
 
 def test_a_run_that_is_refused_still_has_its_private_key_to_look_for(bench: Bench) -> None:
     bench.custodian.public()
-    kinds = [kind for kind, _ in Needles(bench.regions.needles.view)]
-    assert kinds == [NeedleKind.HPKE_PRIVATE] * 3
+    kinds = [kind for kind, _ in ResiduePatterns(bench.regions.patterns.view)]
+    assert kinds == [PatternKind.HPKE_PRIVATE] * 3
 
 
 def test_it_is_gone_and_reaped_when_the_release_is_open(bench: Bench) -> None:
+    assert bench.public
     pid = bench.custodian.pid
     bench.open()
     with pytest.raises(ProcessLookupError):
@@ -195,11 +203,11 @@ def test_it_writes_to_no_terminal_and_keeps_no_descriptor_of_the_agents(bench: B
     assert sum(name.startswith("socket") for name in names) == 1
 
 
-def test_text_that_every_process_holds_is_no_needle(tmp_path: Path) -> None:
+def test_text_that_every_process_holds_is_no_pattern(tmp_path: Path) -> None:
     package = seal(tmp_path / "zeros.sealed", {"zeros": bytes(100_000)})
     bench = Bench(package)
     bench.open()
-    kinds = [kind for kind, _ in Needles(bench.regions.needles.view)]
+    kinds = [kind for kind, _ in ResiduePatterns(bench.regions.patterns.view)]
     bench.close()
-    assert NeedleKind.ASSET_WINDOW not in kinds
-    assert NeedleKind.ASSET_KEY in kinds
+    assert PatternKind.ASSET_WINDOW not in kinds
+    assert PatternKind.ASSET_KEY in kinds

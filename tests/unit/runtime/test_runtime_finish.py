@@ -12,6 +12,7 @@ import pytest
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.hardening import WorkspaceKind
+from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns
 from glasshouse.errors import Code, RunError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import EventLog
@@ -22,7 +23,6 @@ from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.package.read import Package
 from glasshouse.runtime.agent_options import Options
 from glasshouse.runtime.keys.custodian import Regions
-from glasshouse.runtime.keys.needles import NeedleKind, Needles
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run import zeroize as finishing
@@ -101,8 +101,8 @@ class Scene:
         self.stream.close()
 
     def plant(self, needle: bytes) -> None:
-        needles = Needles(self.regions.needles.view)
-        needles.add(NeedleKind.PACKAGE_KEY, needle)
+        needles = ResiduePatterns(self.regions.patterns.view)
+        needles.add(PatternKind.PACKAGE_KEY, needle)
         self.regions.grant.view[:32] = needle
 
     def outcome(self) -> tuple[Outcome, Code | None]:
@@ -131,12 +131,12 @@ def test_keys_are_zero_before_anything_is_said_about_them(scene: Scene, monkeypa
     def probe(run: Run) -> list[Probe]:
         assert run.begun.regions is not None
         seen.append(run.begun.regions.grant.is_zero())
-        seen.append(len(Needles(run.begun.regions.needles.view)) == 1)
+        seen.append(len(ResiduePatterns(run.begun.regions.patterns.view)) == 1)
         return [Probe(probe="agent-memory", result=ProbeResult.CLEAN)]
 
     def books(run: Run, _ending: Ending, _answers: list[Probe]) -> None:
         assert run.begun.regions is not None
-        seen.append(run.begun.regions.needles.is_zero())
+        seen.append(run.begun.regions.patterns.is_zero())
 
     monkeypatch.setattr(finishing, "_probe", probe)
     monkeypatch.setattr(finishing, "close_books", books)
@@ -152,16 +152,16 @@ def test_a_key_that_stayed_in_memory_makes_the_run_a_residue(scene: Scene) -> No
     assert any(leak)
 
 
-@pytest.mark.parametrize("broken", ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_needles"])
+@pytest.mark.parametrize("broken", ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns"])
 def test_a_step_that_breaks_stops_no_other_and_is_not_a_success(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     scene.plant(secrets.token_bytes(32))
     done: list[str] = []
-    for name in ("_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_needles", "close_books", "_forget"):
+    for name in ("_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns", "close_books", "_forget"):
         monkeypatch.setattr(finishing, name, _noted(name, done, getattr(finishing, name), broken=name == broken))
     ending = finish(scene.run, COMPLETED)
-    assert done == ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_needles", "close_books", "_forget"]
+    assert done == ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns", "close_books", "_forget"]
     assert ending.outcome is not Outcome.COMPLETED
 
 

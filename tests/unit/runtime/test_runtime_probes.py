@@ -12,11 +12,11 @@ from collections.abc import Callable
 import pytest
 
 from glasshouse.attestation.hardening import CheckResult
+from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns, region_bytes
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.keys import memory_search
-from glasshouse.runtime.keys.needles import NeedleKind, Needles, region_bytes
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.run import checks, probes
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, WithoutSecretMemory, WithSwap, needs_filters, needs_namespaces
@@ -33,10 +33,10 @@ class Table:
 
     def __init__(self, count: int, kernel: Kernel = REAL) -> None:
         self.memory = SecretMemory(region_bytes(count), kernel=kernel)
-        self.needles = Needles(self.memory.view)
+        self.needles = ResiduePatterns(self.memory.view)
         with open("/dev/urandom", "rb", buffering=0) as source:  # noqa: PTH123
             for _ in range(count):
-                self.needles.add(NeedleKind.ASSET_KEY, bytes(32))
+                self.needles.add(PatternKind.ASSET_KEY, bytes(32))
             for window in self.windows():
                 source.readinto(window)
 

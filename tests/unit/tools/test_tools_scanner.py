@@ -123,7 +123,7 @@ def plant_in_a_child(source: int) -> object:
 
 
 def plant_in_secret_memory(source: int) -> object:
-    from glasshouse.runtime.keys.secretmem import SecretMemory
+    from glasshouse.runtime.keys.secret_memory import SecretMemory
 
     memory = SecretMemory(4096)
     _libc.read(source, memory.address, SIZE)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 
 __all__ = ["CHUNK_BYTES", "Finder", "Search", "search_self"]
 

@@ -15,7 +15,7 @@ from functools import partial
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealing import SealedFile, Sealing
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.loop import Loop, Timer, interrupted
 
 __all__ = ["SealedLog"]

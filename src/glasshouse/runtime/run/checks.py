@@ -24,7 +24,7 @@ from glasshouse.runtime.kernel import (
     Kernel,
     KernelError,
 )
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.watchdog.watchdog import Sentinel
 from glasshouse.runtime.worker.sandbox import Worker, default_read_paths
 

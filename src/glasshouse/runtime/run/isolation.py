@@ -14,7 +14,7 @@ from glasshouse.attestation.hardening import SecretMemoryKind
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, landlock, loopback, memory_limits, mounts, seccomp
 from glasshouse.runtime.kernel import Kernel, KernelError
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.run.findings import Finding, Standing, finding
 from glasshouse.runtime.worker import named_directory, shown_paths
 from glasshouse.wire.policy import Profile

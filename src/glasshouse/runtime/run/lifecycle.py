@@ -8,6 +8,7 @@ from functools import partial
 from glasshouse.attestation.claims import Claims
 from glasshouse.attestation.hardening import CheckResult, HardeningReport, WorkspaceKind, anti_debug, missing
 from glasshouse.attestation.measurement import measure_environment, measure_runtime
+from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, InternalError, PackageError, PlatformError, RefusedError, RunError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.handshake.messages import Challenge
@@ -18,7 +19,6 @@ from glasshouse.runtime.gate.attest import attest, now_us
 from glasshouse.runtime.gate.gate_client import Gate
 from glasshouse.runtime.gate.head_keeper import HeadKeeper, Trust
 from glasshouse.runtime.keys.custodian import Custodian, Regions
-from glasshouse.runtime.keys.needles import Needles
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.keys.shared_files import look_before
@@ -375,15 +375,15 @@ def _drop_public_text(run: Run, regions: Regions) -> None:
 
     A script may begin as half of all scripts do; finding that in memory at the end would say nothing.
     """
-    needles = Needles(regions.needles.view)
-    windows = [window for _, window in needles]
-    own = [regions.grant, regions.needles, *([] if run.sealed_log is None else [run.sealed_log.memory])]
+    patterns = ResiduePatterns(regions.patterns.view)
+    windows = [window for _, window in patterns]
+    own = [regions.grant, regions.patterns, *([] if run.sealed_log is None else [run.sealed_log.memory])]
     try:
         found = probes.scan_self(windows, own=own, between=lambda: run.loop.step(0))
     finally:
         for window in windows:
             window.release()
-    needles.drop(set(found))
+    patterns.drop(set(found))
 
 
 def _work(run: Run, parts: _Parts) -> None:

@@ -17,7 +17,7 @@ from glasshouse.runtime.confine import private_root
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys import shared_files
 from glasshouse.runtime.keys.memory_search import Finder, search_self
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.watchdog.session_record import Process, members
 from glasshouse.runtime.worker.sandbox import Worker

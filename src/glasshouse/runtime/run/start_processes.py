@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -31,7 +30,6 @@ from glasshouse.wire.frames import control
 if TYPE_CHECKING:
     from glasshouse.runtime.gate.relay import Relay
     from glasshouse.runtime.keys.custodian import Custodian, Regions
-    from glasshouse.wire.hpke import RecipientKey
     from glasshouse.wire.policy import Floor
 
 __all__ = ["Beginning", "begin"]
@@ -63,20 +61,18 @@ class Beginning:
     error: GlasshouseError | None = None
 
 
-def begin(
-    options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None, look: Look | None = None
-) -> Beginning:
+def begin(options: Options, loop: Loop, custodian: str | None, look: Look | None = None) -> Beginning:
     """Harden this process and start the others.
 
     Args:
         options: the command line.
         loop: where the custodian is listened to.
-        make_key: makes the run's HPKE key, in the custodian; None for a fresh one.
+        custodian: the program that is executed as custodian; None for our own.
         look: beneath what the worker is shown, if one goes on already; it becomes the worker's, or is ended.
     """
     found = Beginning()
     try:
-        _begin(found, options, loop, make_key, look)
+        _begin(found, options, loop, custodian, look)
     except GlasshouseError as error:
         found.error = error
     except Exception:
@@ -87,9 +83,7 @@ def begin(
     return found
 
 
-def _begin(
-    found: Beginning, options: Options, loop: Loop, make_key: Callable[[], RecipientKey] | None, look: Look | None
-) -> None:
+def _begin(found: Beginning, options: Options, loop: Loop, custodian: str | None, look: Look | None) -> None:
     checks.harden_agent()
     found.sentinel = watchdog.start()
     # Opened once: what is parsed here is what custodian and worker read later, whatever becomes of the name.
@@ -112,10 +106,16 @@ def _begin(
         from glasshouse.runtime.gate import relay  # few runs have several machines
 
         found.relay = relay.start(options.peers)
-    from glasshouse.runtime.keys.custodian import Custodian, Regions
+    from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 
     found.regions = Regions.for_package(manifest)
-    found.custodian = Custodian.start(loop, found.package_file, found.regions, make_key)
+    found.custodian = Custodian.start(
+        loop,
+        found.package_file.fileno(),
+        found.regions,
+        pycache_prefix=specification.pycache_prefix,
+        program=custodian or PROGRAM,
+    )
 
 
 def _specification(

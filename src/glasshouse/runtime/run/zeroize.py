@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.results import Probe
-from glasshouse.runtime.keys.needles import Needles
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.run import probes
 from glasshouse.runtime.run.receipt_writer import close_books
@@ -64,7 +64,7 @@ def finish(run: Run, ending: Ending) -> Ending:
         answers = steps.do(lambda: _probe(run)) or [
             Probe(probe="zeroization", result=ProbeResult.UNVERIFIABLE, detail="probes-failed")
         ]
-        steps.do(lambda: _wipe_needles(run))
+        steps.do(lambda: _wipe_patterns(run))
     final = _judge(ending, answers, steps.failed)
     run.ending = final
     books = _Steps()
@@ -121,7 +121,7 @@ def _wipe_keys(run: Run) -> None:
 def _probe(run: Run) -> list[Probe]:
     windows: list[memoryview] = []
     if run.begun.regions is not None:
-        windows = [window for _, window in Needles(run.begun.regions.needles.view)]
+        windows = [window for _, window in ResiduePatterns(run.begun.regions.patterns.view)]
     worker = run.begun.worker
     no_swap = CheckResult.UNAVAILABLE
     agent, other = (run.report.agent, run.report.worker) if run.report is not None else ({}, {})
@@ -133,7 +133,7 @@ def _probe(run: Run) -> list[Probe]:
     ]
     if run.begun.regions is not None:
         wiped = [run.begun.regions.grant, *([] if run.sealed_log is None else [run.sealed_log.memory])]
-        memory = probes.probe_memory(windows, wiped=wiped, needle_memory=run.begun.regions.needles)
+        memory = probes.probe_memory(windows, wiped=wiped, needle_memory=run.begun.regions.patterns)
         found.insert(0, memory)
     for window in windows:
         window.release()
@@ -152,7 +152,7 @@ def _shared_before(run: Run) -> Before:
     return run.shared_before if report is not None and report.workspace is not WorkspaceKind.DIRECTORY else {}
 
 
-def _wipe_needles(run: Run) -> None:
+def _wipe_patterns(run: Run) -> None:
     if run.begun.regions is not None:
         run.begun.regions.wipe()
 

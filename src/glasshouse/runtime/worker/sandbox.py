@@ -8,7 +8,6 @@ has its own process group; `end` leaves nothing of them: no process, no named wo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import marshal
 import os
 import signal
@@ -25,6 +24,7 @@ from glasshouse.runtime.confine import read_only_package, shown_search
 from glasshouse.runtime.confine.shown_search import Look
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.loop import refuse_descriptors
+from glasshouse.runtime.spawn import spawn
 from glasshouse.runtime.watchdog.session_record import members
 from glasshouse.runtime.worker import named_directory, worker_init
 from glasshouse.runtime.worker.controls import Controls
@@ -39,7 +39,6 @@ __all__ = ["SandboxReport", "SandboxSpec", "Spawn", "Worker", "default_devices",
 
 _LAUNCHER = "from glasshouse.runtime.worker.launcher import main; main()"
 _ISOLATED = ("-I", "-B", "-X")
-_FIRST_SPARE_FD = 16
 _REAP_S = 0.002
 _PID_BYTES = 4
 _LAUNCH_S = 10.0
@@ -429,17 +428,9 @@ def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[
 
 def _spawn(spec: SandboxSpec, streams: list[int]) -> int:
     """Start the launcher with `streams` as its descriptors 0, 1, 2 and so on."""
-    # Out of the way of the numbers that they get.
-    spare = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD) for stream in streams]
-    try:
-        return os.posix_spawn(
-            spec.python,
-            [spec.python, *_ISOLATED, f"pycache_prefix={spec.pycache_prefix}", "-c", _LAUNCHER, "3", "4", "5"],
-            minimal_environment(spec.python),
-            file_actions=[(os.POSIX_SPAWN_DUP2, descriptor, index) for index, descriptor in enumerate(spare)],
-            setsigmask=[],
-            setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP],
-        )
-    finally:
-        for descriptor in spare:
-            os.close(descriptor)
+    return spawn(
+        [spec.python, *_ISOLATED, f"pycache_prefix={spec.pycache_prefix}", "-c", _LAUNCHER, "3", "4", "5"],
+        minimal_environment(spec.python),
+        streams,
+        defaults=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP],
+    )

@@ -8,6 +8,8 @@ import os
 import sys
 import zipimport
 
+from glasshouse.runtime.spawn import library_path
+
 __all__ = ["NEVER_SHOWN", "default_devices", "default_read_paths", "minimal_environment"]
 
 NEVER_SHOWN = ("/", "/home", "/root", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc", "/run", "/mnt", "/opt")  # noqa: S108
@@ -110,10 +112,7 @@ def minimal_environment(python: str) -> dict[str, str]:
     """Return the worker's environment without what its specification adds."""
     path = f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin"
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    # Driver libraries of some images are found by this path alone; places that only root can change are kept.
-    libraries = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place.startswith("/usr/")]
-    if libraries:
-        kept["LD_LIBRARY_PATH"] = ":".join(libraries)
+    kept |= library_path()
     if os.path.isdir(_hub_cache()):
         kept["HF_HUB_CACHE"] = _hub_cache()
     return {"HF_HUB_OFFLINE": "1", "LANG": "C.UTF-8", "PATH": path, "TRANSFORMERS_OFFLINE": "1", **kept}

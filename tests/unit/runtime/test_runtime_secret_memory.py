@@ -12,7 +12,7 @@ import pytest
 from glasshouse.attestation.hardening import SecretMemoryKind
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.keys.secretmem import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory
 from tools.forked import in_child
 from tools.machine import WithoutMemoryLock, WithoutSecretMemory, needs_root, needs_secret_memory
 

@@ -1,0 +1,10 @@
+"""The one process that holds the private HPKE key and the package key: a program of its own, which the agent executes.
+
+It imports nothing of Glasshouse but `errors`, `wire` and `package`. Start at `__main__`; the agent's side is
+`runtime.keys.custodian`.
+Source: docs/adr/0036-the-custodian-is-a-program.md.
+"""
+
+CONNECTION, PACKAGE, GRANT, PATTERNS = 3, 4, 5, 6
+"""The descriptors that it is started with: a socket of packets to the agent, the sealed package, and the two regions of
+secret memory that it fills."""
