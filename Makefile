@@ -50,12 +50,13 @@ test-fast: $(VENV)/.ready-dev ## units, vectors, properties and a few whole runs
 test-long: $(VENV)/.ready-dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m long
 
-lint: $(VENV)/.ready-dev ## style, types, import layers
+lint: $(VENV)/.ready-dev ## style, types, import layers, how much code is trusted with keys
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd bench && ../$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.trusted --check
 
 # What links lead to keeps its place, so that the site's links are the repository's.
 SITE := build/site-source
@@ -75,11 +76,8 @@ bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-
 bench-coverage: $(VENV)/.ready-dev ## how often the interval holds the truth in simulated worlds; takes four minutes
 	$(BIN)/python -m glasshouse_bench.coverage $(ARGUMENTS)
 
-# The rooms at or below `runtime`: what is trusted with keys.
-KEY_ROOMS := errors.py wire evidence package attestation handshake task runtime
-
-count: ## lines of the code that is trusted with keys, without blank lines and comments
-	@cd src/glasshouse && find $(KEY_ROOMS) -name '*.py' -exec cat {} + | grep -Evc '^[[:space:]]*(#|$$)'
+count: $(VENV)/.ready-dev ## lines of code by what they are trusted with: package key, other keys, plaintext
+	@$(BIN)/python -m benchmarks.trusted
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .glasshouse build dist src/*.egg-info bench/src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

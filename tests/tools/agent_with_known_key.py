@@ -1,4 +1,4 @@
-"""The real agent, whose custodian makes an HPKE key that a test can make again."""
+"""The real agent, whose custodian makes an HPKE key that a test can make again; leaves the list of its own modules."""
 
 from __future__ import annotations
 
@@ -9,4 +9,7 @@ from glasshouse.runtime.agent import main
 
 if __name__ == "__main__":
     custodian = Path(__file__).with_name("custodian_with_known_key.py")
-    sys.exit(main(sys.argv[1:], sys.stdin.buffer, custodian=str(custodian)))
+    code = main(sys.argv[1:], sys.stdin.buffer, custodian=str(custodian))
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    out.with_name(f"{out.name}-modules").write_text("\n".join(sorted(sys.modules)))
+    sys.exit(code)
