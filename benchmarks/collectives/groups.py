@@ -18,15 +18,15 @@ from torch._C import _distributed_c10d as c10d
 from benchmarks.collectives import ring
 from benchmarks.collectives.cells import Way
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.operations.communicator import Streams
+from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
-from glasshouse.collectives.protocol.headers import TAG_BYTES, Algorithm, Bytes, counted, set_counter
+from glasshouse.collectives.protocol.headers import Algorithm, Bytes, counted, set_counter
 from glasshouse.collectives.torch_backend.arguments import StagedTensors, reducing, reduction, tensors_of
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.collectives.torch_backend.sealed_work import SealedWork
 from glasshouse.collectives.transport.dial import Direct
 from glasshouse.collectives.transport.mesh import Mesh
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.aead import TAG_BYTES, Suite
 
 __all__ = ["Counted", "Groups", "Plain"]
 
@@ -95,7 +95,7 @@ class _CountedEnd:
 class Counted:
     """Other streams, with every call added to `tally`: calls, bytes and seconds."""
 
-    def __init__(self, inner: Streams, tally: dict[str, float]) -> None:
+    def __init__(self, inner: Any, tally: dict[str, float]) -> None:
         self._inner, self._tally = inner, tally
 
     def sealer(self, lane: Lane, destination: int, suite: Suite = Suite.AES_256_GCM) -> Any:
@@ -120,7 +120,7 @@ class _Group(SealedGroup):
         how = reduction(options.reduceOp)
         staged = StagedTensors(of=how)
         parts = [staged.target(tensor, read=True) for tensor in tensors_of(tensors)]
-        return self._run(ring.all_reduce(parts, how, self._algorithm), tensors_of(tensors), staged, options)
+        return self._run([ring.all_reduce(parts, how, self._algorithm)], tensors_of(tensors), staged, options)
 
 
 class Groups:
@@ -183,7 +183,10 @@ class Groups:
         dialler = Direct(local=way is Way.SEALED)
         mesh = Mesh.connect(store, membership, self._secret, timeout_s=TIMEOUT_S, dialler=dialler)
         streams: Any = Plain() if way is Way.PLAIN else mesh.traffic
-        engine = Engine(mesh, timeout_s=TIMEOUT_S, streams=streams if tally is None else Counted(streams, tally))
+        if tally is not None:
+            streams = Counted(streams, tally)
+        communicator = Communicator(mesh.membership, streams, shared=mesh.shared)
+        engine = Engine(mesh, timeout_s=TIMEOUT_S, communicator=communicator)
         group = _Group(engine, self._store, name=name, algorithm=_ALGORITHMS.get(way))
         # DDP asks torch which ranks a group has; one that `new_group` made would be known.
         dist.distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self._size)}

@@ -8,25 +8,18 @@ one after the other, a shard at a time; it is here to be measured beside the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from glasshouse.collectives import operations
-from glasshouse.collectives.operations.arithmetic import Arithmetic, Reduction
+from glasshouse.collectives.operations.arithmetic import Arithmetic
 from glasshouse.collectives.operations.communicator import Communicator
-from glasshouse.collectives.operations.exchange import Exchange, Operation
-from glasshouse.collectives.operations.flows import CopySink, Outflow
-from glasshouse.collectives.operations.regions import Region, Span
-from glasshouse.collectives.protocol.frame_memory import FrameOpener
+from glasshouse.collectives.operations.exchange import Exchange
+from glasshouse.collectives.operations.flows import CopySink, Outflow, Sink
+from glasshouse.collectives.operations.reductions import SCHEDULES, all_reduce
+from glasshouse.collectives.operations.regions import Region, Span, copy
 from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
+from glasshouse.collectives.protocol.traffic import FrameOpener
 
 __all__ = ["all_reduce"]
-
-
-def all_reduce(tensors: Sequence[Any], reduction: Reduction, algorithm: Algorithm | None = None) -> Operation:
-    """Do as `operations.all_reduce`, which has every algorithm but `RING` and `SERIAL`."""
-    schedule = {Algorithm.RING: _ring, Algorithm.SERIAL: _serial}.get(algorithm) if algorithm else None
-    return operations.all_reduce(tensors, reduction, algorithm, schedule)
 
 
 def _ring(exchange: Exchange, communicator: Communicator, region: Region, arithmetic: Arithmetic) -> None:
@@ -37,7 +30,10 @@ def _serial(exchange: Exchange, communicator: Communicator, region: Region, arit
     _plan(exchange, communicator, region, arithmetic, serial=True)
 
 
-class _Hop:
+SCHEDULES.update({Algorithm.RING: _ring, Algorithm.SERIAL: _serial})  # no group chooses them
+
+
+class _Hop(Sink):
     """A shard from the rank before, combined with the own one and put in its place.
 
     Args:
@@ -84,7 +80,7 @@ def _plan(
     size, rank = communicator.size, communicator.rank
     shards = communicator.shards(region, MAX_PAYLOAD_BYTES if serial else None)
     if arithmetic.scaled:
-        _scale(region, arithmetic)
+        copy(region, region, lambda values: arithmetic.scale(values, values.clone()))
     following, before = (rank + 1) % size, (rank - 1) % size
     arrived: _Hop | CopySink | None = None
     for hop in range(2 * (size - 1)):
@@ -116,11 +112,3 @@ def _gate(arrived: _Hop | CopySink | None, count: int | None) -> Callable[[int],
 def _gone(flow: Outflow) -> Callable[[int], bool]:
     """Return whether as much has been sent as is to be taken; a shard that is one frame is sent whole before that."""
     return lambda chunk: flow.gone > min(chunk, flow.count - 1)
-
-
-def _scale(region: Region, arithmetic: Arithmetic) -> None:
-    step = 1 << 20
-    for low in range(0, region.nbytes, step):
-        high = min(low + step, region.nbytes)
-        values = region.read(low, high)
-        region.write(low, high, arithmetic.scale(values, values.clone()))

@@ -20,8 +20,8 @@ from glasshouse.collectives.protocol.headers import (
     Algorithm,
     Collective,
     Element,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     ReductionCode,
     digest,
     frame_bytes,
@@ -218,8 +218,8 @@ def units() -> Iterator[Vector]:
     yield judged("unit-too-long", "no frame is that long", INLINE, frame + 1, TAMPERED)
 
 
-def head(kind: Kind = Kind.DATA, destination: int = 0, source: int = 1, **fields: Any) -> Header:
-    if kind is Kind.DATA and "collective" not in fields:
+def head(kind: FrameKind = FrameKind.DATA, destination: int = 0, source: int = 1, **fields: Any) -> FrameHeader:
+    if kind is FrameKind.DATA and "collective" not in fields:
         fields = {
             "collective": Collective.ALL_REDUCE,
             "algorithm": Algorithm.DIRECT,
@@ -230,7 +230,7 @@ def head(kind: Kind = Kind.DATA, destination: int = 0, source: int = 1, **fields
             "chunk": 2,
             "digest": digest("shape", 36),
         } | fields
-    return Header(kind=kind, source=source, destination=destination, **fields)
+    return FrameHeader(kind=kind, source=source, destination=destination, **fields)
 
 
 class Wire:
@@ -239,7 +239,7 @@ class Wire:
     def __init__(self, parts: tuple[bytes, ...] = PARTS, rekey_after: int = REKEY_AFTER, source: int = 1) -> None:
         self.traffic = Traffic(schedule(source, parts), rekey_after=rekey_after)
 
-    def frame(self, header: Header, plaintext: bytes = PLAINTEXT, lane: Lane = Lane.COLLECTIVE) -> bytes:
+    def frame(self, header: FrameHeader, plaintext: bytes = PLAINTEXT, lane: Lane = Lane.COLLECTIVE) -> bytes:
         packed, out = header.encode(), bytearray(len(plaintext) + TAG_BYTES)
         self.traffic.sealer(lane, header.destination, header.suite).seal_into(packed, plaintext, out)
         return bytes(packed + out)
@@ -279,13 +279,13 @@ def good_frames() -> Iterator[Vector]:
     message = {"sequence": 3, "elements": 12, "element": Element.FLOAT32, "tag": 99, "collective": Collective.SEND}
     wire = Wire()
     p2p = [
-        wire.frame(head(Kind.OFFER, **message), b"", Lane.P2P),
-        wire.frame(head(Kind.ACCEPT, **message | {"tag": 7, "sequence": 5}), b"", Lane.P2P),
-        wire.frame(head(Kind.DATA, **message), PLAINTEXT, Lane.P2P),
-        wire.frame(head(Kind.BYE), b"", Lane.P2P),
+        wire.frame(head(FrameKind.OFFER, **message), b"", Lane.P2P),
+        wire.frame(head(FrameKind.ACCEPT, **message | {"tag": 7, "sequence": 5}), b"", Lane.P2P),
+        wire.frame(head(FrameKind.DATA, **message), PLAINTEXT, Lane.P2P),
+        wire.frame(head(FrameKind.BYE), b"", Lane.P2P),
     ]
     for frame, short in zip(p2p[:1] + p2p[3:], ("offer", "bye"), strict=True):
-        first = Wire().frame(Header.parse(frame[:64]), b"", Lane.P2P)
+        first = Wire().frame(FrameHeader.parse(frame[:64]), b"", Lane.P2P)
         yield frame_case(f"frame-{short}", "first on its stream", [first], [b""], None, lane=Lane.P2P)
     yield frame_case(
         "frame-point-to-point", "offer, accept, data, bye", p2p, [b"", b"", PLAINTEXT, b""], None, lane=Lane.P2P
@@ -293,7 +293,7 @@ def good_frames() -> Iterator[Vector]:
     alert = Alert(
         reason=TAMPERED, detected_by=1, culprit=2, operation=41, text="a frame was changed on the way"
     ).encode()
-    yield frame_case("frame-alert", "the group is over", [Wire().frame(head(Kind.ALERT), alert)], [alert], None)
+    yield frame_case("frame-alert", "the group is over", [Wire().frame(head(FrameKind.ALERT), alert)], [alert], None)
     wire = Wire(rekey_after=2)
     frames = [wire.frame(head(chunk=chunk)) for chunk in range(5)]
     yield frame_case("frame-rekey", "a new key after every two", frames, [PLAINTEXT] * 5, None, rekey_after=2)

@@ -18,11 +18,18 @@ from safetensors.torch import save
 from benchmarks.collectives import ring
 from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.kernels.cipher import Cipher, Message
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.operations.device_region import DeviceRegion, Queue
 from glasshouse.collectives.operations.regions import HostRegion
 from glasshouse.collectives.protocol.group_keys import ALL, Lane
-from glasshouse.collectives.protocol.headers import Algorithm, Header, Kind, frame_bytes
+from glasshouse.collectives.protocol.headers import (
+    HEADER_BYTES,
+    Algorithm,
+    FrameHeader,
+    FrameKind,
+    ReductionCode,
+    frame_bytes,
+)
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite
@@ -90,7 +97,8 @@ def test_what_another_stream_makes_is_waited_for_and_what_it_uses_is_there() -> 
     sealer = traffic[0].sealer(Lane.COLLECTIVE, ALL, Suite.CHACHA20_POLY1305)
     opener = traffic[1].opener(Lane.COLLECTIVE, 0, Suite.CHACHA20_POLY1305, broadcast=True)
     frame = memoryview(bytearray(frame_bytes(4000)))
-    Header(kind=Kind.DATA, source=0, destination=ALL, suite=Suite.CHACHA20_POLY1305).pack_into(frame)
+    header = FrameHeader(kind=FrameKind.DATA, source=0, destination=ALL, suite=Suite.CHACHA20_POLY1305)
+    frame[:HEADER_BYTES] = header.encode()
     tensor, target = torch.zeros(1000, device=CUDA), torch.zeros(1000, device=CUDA)
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(LONG)
@@ -117,7 +125,7 @@ def test_two_ranks_reduce(algorithm: Algorithm) -> None:
         tensor = parts[engine.rank].to(CUDA, non_blocking=True)
         for _ in range(3):
             copy = tensor.clone()
-            operate(engine, ring.all_reduce([copy], Reduction(kind=ReductionKind.SUM), algorithm))
+            operate(engine, ring.all_reduce([copy], Reduction(kind=ReductionCode.SUM), algorithm))
         return copy.cpu()
 
     for found in in_ranks(2, story):

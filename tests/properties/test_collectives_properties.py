@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glasshouse.collectives.protocol.alerts import REASONS, Alert
-from glasshouse.collectives.protocol.group_keys import CONFIRM_BYTES, Lane
+from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import (
     ALL,
     HEADER_BYTES,
@@ -19,13 +19,19 @@ from glasshouse.collectives.protocol.headers import (
     Algorithm,
     Collective,
     Element,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     ReductionCode,
     payload_bytes,
     set_counter,
 )
-from glasshouse.collectives.protocol.rendezvous import HELLO_BYTES, ConnectionHandshake, Hello, Rendezvous
+from glasshouse.collectives.protocol.rendezvous import (
+    CONFIRM_BYTES,
+    HELLO_BYTES,
+    ConnectionHandshake,
+    Hello,
+    Rendezvous,
+)
 from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.errors import Code, CollectiveError, FormatError, GlasshouseError
 from glasshouse.wire.aead import Suite
@@ -34,8 +40,8 @@ from simulators.sealed_group import SECRET, group, header, meetings, members, se
 BOUNDED = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 SIZES = st.one_of(st.just(0), st.integers(1, 40), st.integers(250, 260))
 HEADERS = st.builds(
-    Header,
-    kind=st.sampled_from(Kind),
+    FrameHeader,
+    kind=st.sampled_from(FrameKind),
     source=st.integers(0, 2**16 - 1),
     destination=st.integers(0, 2**16 - 1),
     sequence=st.integers(0, 2**64 - 1),
@@ -94,7 +100,7 @@ def read(
             opener = traffic.route(Lane.COLLECTIVE, 0, packed)
             out = bytearray(b"\xaa" * payload_bytes(packed))
             opener.open_into(packed, sealed, out)
-            head = Header.parse(packed)
+            head = FrameHeader.parse(packed)
         except CollectiveError as error:
             assert not any(out), "unverified plaintext was left in the destination"
             return opened, error
@@ -213,15 +219,15 @@ def test_arbitrary_bytes_never_open(frame: bytes) -> None:
 
 @BOUNDED
 @given(head=HEADERS)
-def test_every_header_reads_back(head: Header) -> None:
-    assert Header.parse(head.encode()) == head
+def test_every_header_reads_back(head: FrameHeader) -> None:
+    assert FrameHeader.parse(head.encode()) == head
 
 
 @BOUNDED
 @given(data=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_a_header_is_refused_or_has_one_encoding(data: bytes) -> None:
     try:
-        head = Header.parse(data)
+        head = FrameHeader.parse(data)
     except CollectiveError as error:
         assert error.code is Code.COLLECTIVE_MISMATCH  # noqa: PT017 - one of two outcomes
         return

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations.communicator import Communicator
+from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES, Kind, counted
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES, FrameKind, counted
 from glasshouse.collectives.protocol.rendezvous import CONFIRM_BYTES, HELLO_BYTES
 from glasshouse.collectives.transport.dial import Direct
 from glasshouse.collectives.transport.mesh import Mesh
@@ -64,7 +66,8 @@ def world(
     story: Callable[[Engine], Any],
     *,
     timeout_s: float = 20.0,
-    options: EngineOptions | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    kind: type[Communicator] = Communicator,
     middle: Middle | None = None,
 ) -> list[Ended]:
     """Let each rank of a group live its story with its engine, and close that; return how each ended."""
@@ -72,7 +75,9 @@ def world(
 
     def live(rank: int) -> Any:
         dialler = None if middle is None or rank != middle.of[0] else middle
-        engine = Engine(connect(store, rank, size, dialler=dialler), timeout_s=timeout_s, options=options)
+        mesh = connect(store, rank, size, dialler=dialler)
+        communicator = kind(mesh.membership, mesh.traffic, chunk_bytes=chunk_bytes, shared=mesh.shared)
+        engine = Engine(mesh, timeout_s=timeout_s, communicator=communicator)
         try:
             return story(engine)
         finally:
@@ -137,7 +142,7 @@ class Middle(Direct):
             end.close()
 
     def _changed(self, frame: bytes) -> Sequence[bytes]:
-        if frame[1] != Kind.DATA:
+        if frame[1] != FrameKind.DATA:
             return [frame]
         self._seen += 1
         return self.attack(self._seen - 1, frame)

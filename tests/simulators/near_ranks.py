@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.collectives import ring
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.group_keys import Lane
-from glasshouse.collectives.protocol.headers import Algorithm, frame_bytes
+from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode, frame_bytes
 from glasshouse.collectives.transport import dial
 from glasshouse.collectives.transport.local_link import LocalLink
 from glasshouse.collectives.transport.local_peer import PoolExchange
@@ -25,7 +25,7 @@ from simulators.engine_ranks import operate
 
 __all__ = ["ELEMENTS", "FAR", "SUM", "descriptors", "links_of", "near_pair", "offer", "sent", "summed"]
 
-SUM = Reduction(kind=ReductionKind.SUM)
+SUM = Reduction(kind=ReductionCode.SUM)
 ELEMENTS = 1_500_000
 FAR = dial.Direct(local=False)
 

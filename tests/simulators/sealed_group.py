@@ -10,12 +10,12 @@ from glasshouse.collectives.protocol.headers import (
     Algorithm,
     Collective,
     Element,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     ReductionCode,
 )
 from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous
-from glasshouse.collectives.protocol.traffic import REKEY_AFTER, Opener, Sealer, Traffic
+from glasshouse.collectives.protocol.traffic import REKEY_AFTER, FrameOpener, FrameSealer, Traffic
 
 SECRET = bytes(range(32))
 
@@ -70,26 +70,26 @@ def group(size: int, *, rekey_after: int = REKEY_AFTER, **options: object) -> li
     return [Traffic(communicator.schedule(), rekey_after=rekey_after) for communicator in parties]
 
 
-def header(source: int, destination: int, **fields: object) -> Header:
+def header(source: int, destination: int, **fields: object) -> FrameHeader:
     known: dict[str, object] = {
-        "kind": Kind.DATA,
+        "kind": FrameKind.DATA,
         "collective": Collective.ALL_REDUCE,
         "algorithm": Algorithm.DIRECT,
         "element": Element.FLOAT32,
         "reduction": ReductionCode.SUM,
         "elements": 50,
     }
-    return Header(source=source, destination=destination, **(known | fields))  # type: ignore[arg-type]
+    return FrameHeader(source=source, destination=destination, **(known | fields))  # type: ignore[arg-type]
 
 
-def seal(sealer: Sealer, plaintext: bytes, head: Header) -> tuple[bytes, bytes]:
+def seal(sealer: FrameSealer, plaintext: bytes, head: FrameHeader) -> tuple[bytes, bytes]:
     """One frame: header, and ciphertext with tag."""
     packed, out = head.encode(), bytearray(len(plaintext) + TAG_BYTES)
     sealer.seal_into(packed, plaintext, out)
     return bytes(packed), bytes(out)
 
 
-def open_frame(opener: Opener, frame: tuple[bytes, bytes], *, size: int | None = None) -> bytes:
+def open_frame(opener: FrameOpener, frame: tuple[bytes, bytes], *, size: int | None = None) -> bytes:
     """Open one frame; when it fails, nothing is left in the destination."""
     packed, sealed = frame
     out = bytearray(b"\xaa" * (max(0, len(sealed) - TAG_BYTES) if size is None else size))

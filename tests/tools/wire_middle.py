@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES, Kind, counted
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES, FrameKind, counted
 from glasshouse.collectives.protocol.rendezvous import CONFIRM_BYTES, HELLO_BYTES, Rendezvous
 
 __all__ = ["ATTACKS", "Attack", "Middle"]
@@ -42,7 +42,7 @@ class Attack:
 
     victim: tuple[int, int] = (2, 0)
     """Source and destination of the connection that is attacked."""
-    lane, kind, sequence = Lane.COLLECTIVE, Kind.DATA, 6
+    lane, kind, sequence = Lane.COLLECTIVE, FrameKind.DATA, 6
     """The operation or message whose frames are attacked."""
     hides_ends = False
     """Whether connections with the store seem to stand when they have ended."""
@@ -130,13 +130,13 @@ class Repeat(Attack):
 class RepeatOffer(Repeat):
     """A message is offered twice."""
 
-    lane, kind = Lane.P2P, Kind.OFFER
+    lane, kind = Lane.P2P, FrameKind.OFFER
 
 
 class RepeatAccept(Repeat):
     """A message is accepted twice."""
 
-    lane, kind = Lane.P2P, Kind.ACCEPT
+    lane, kind = Lane.P2P, FrameKind.ACCEPT
 
 
 class Reorder(Attack):

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from glasshouse.collectives.protocol.alerts import REASONS, Alert
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, Header, Kind, payload_bytes
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, FrameHeader, FrameKind, payload_bytes
 from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous
 from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.collectives.transport.local_link import INLINE, parse_unit
@@ -103,7 +103,7 @@ def opened_frames(given: dict[str, Any]) -> dict[str, Any]:
             except CollectiveError:
                 assert not any(out)
                 raise
-            Header.parse(header)
+            FrameHeader.parse(header)
             opened.append(out.hex())
     except CollectiveError as error:
         return {"code": error.code.value, "opened": opened}
@@ -169,7 +169,7 @@ def test_every_kind_of_frame_and_every_field_of_its_header_has_a_vector() -> Non
     good = [
         case["input"]["frames"] for case in CASES.values() if case["kind"] == "frames" and not case["expect"]["code"]
     ]
-    assert {bytes.fromhex(frame)[1] for frames in good for frame in frames} == set(Kind)
+    assert {bytes.fromhex(frame)[1] for frames in good for frame in frames} == set(FrameKind)
     assert len([name for name in CASES if name.startswith("frame-flip-")]) == 17 + 2
 
 

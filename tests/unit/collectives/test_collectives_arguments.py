@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction
+from glasshouse.collectives.protocol.headers import ReductionCode
 from glasshouse.collectives.torch_backend.arguments import StagedTensors, portions, reduction
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.errors import Code, CollectiveError
@@ -94,8 +95,8 @@ def test_calls_without_sense_reach_nobody(call: Callable[[SealedGroup], Any], er
 
 
 def test_reductions_are_torchs() -> None:
-    assert reduction(dist.ReduceOp.SUM) == Reduction(kind=ReductionKind.SUM)
-    assert reduction(c10d._make_nccl_premul_sum(0.25)) == Reduction(kind=ReductionKind.PREMUL_SUM, factor=0.25)
+    assert reduction(dist.ReduceOp.SUM) == Reduction(kind=ReductionCode.SUM)
+    assert reduction(c10d._make_nccl_premul_sum(0.25)) == Reduction(kind=ReductionCode.PREMUL_SUM, factor=0.25)
     assert reduction(c10d._make_nccl_premul_sum(torch.tensor([0.5]))).factor.item() == 0.5
     for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR, dist.ReduceOp.PREMUL_SUM):
         with pytest.raises(CollectiveError) as refused:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from glasshouse.collectives.operations.algorithms import CHUNK_BYTES, all_reduce_algorithm, chunk_bytes
+from glasshouse.collectives.operations.communicator import chunk_bytes
+from glasshouse.collectives.operations.reductions import all_reduce_algorithm
+from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES
 from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
 
 

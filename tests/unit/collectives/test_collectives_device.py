@@ -10,8 +10,8 @@ import torch
 from glasshouse.collectives.operations.device_region import DeviceRegion, Queue
 from glasshouse.collectives.operations.regions import HostRegion
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element, Header, Kind, frame_bytes
-from glasshouse.collectives.protocol.traffic import Opener, Sealer, Traffic
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element, FrameHeader, FrameKind, frame_bytes
+from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer, Traffic
 from glasshouse.errors import Code, CollectiveError, PlatformError
 from glasshouse.wire.aead import Suite
 
@@ -36,7 +36,7 @@ def queue() -> Queue:
 
 
 @pytest.fixture
-def streams() -> tuple[Sealer, Opener]:
+def streams() -> tuple[FrameSealer, FrameOpener]:
     """Rank 0's broadcast frames, sealed at rank 0 and opened at rank 1."""
     ends = []
     for rank in (0, 1):
@@ -47,8 +47,8 @@ def streams() -> tuple[Sealer, Opener]:
 
 def blank_frame(size: int) -> memoryview:
     frame = memoryview(bytearray(frame_bytes(size)))
-    header = Header(kind=Kind.DATA, source=0, destination=ALL, suite=CHACHA, element=Element.FLOAT32)
-    header.pack_into(frame)
+    header = FrameHeader(kind=FrameKind.DATA, source=0, destination=ALL, suite=CHACHA, element=Element.FLOAT32)
+    frame[:HEADER_BYTES] = header.encode()
     return frame
 
 
@@ -61,7 +61,9 @@ def whole(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("sealed_on", ["device", "host"])
-def test_device_and_host_understand_each_other(queue: Queue, streams: tuple[Sealer, Opener], sealed_on: str) -> None:
+def test_device_and_host_understand_each_other(
+    queue: Queue, streams: tuple[FrameSealer, FrameOpener], sealed_on: str
+) -> None:
     sealer, opener = streams
     source, target = tensors(), [torch.zeros_like(part) for part in tensors()]
     here: DeviceRegion | HostRegion = DeviceRegion(source, queue)
@@ -79,7 +81,7 @@ def test_device_and_host_understand_each_other(queue: Queue, streams: tuple[Seal
 
 
 def test_a_contribution_is_opened_beside_the_tensor_it_is_added_to(
-    queue: Queue, streams: tuple[Sealer, Opener]
+    queue: Queue, streams: tuple[FrameSealer, FrameOpener]
 ) -> None:
     sealer, opener = streams
     theirs, mine = torch.randn(40), torch.randn(40)
@@ -98,7 +100,9 @@ def test_a_contribution_is_opened_beside_the_tensor_it_is_added_to(
 
 
 @pytest.mark.parametrize("where", [HEADER_BYTES - 20, HEADER_BYTES, HEADER_BYTES + 159, -1])
-def test_a_changed_frame_zeroes_and_ends_the_stream(queue: Queue, streams: tuple[Sealer, Opener], where: int) -> None:
+def test_a_changed_frame_zeroes_and_ends_the_stream(
+    queue: Queue, streams: tuple[FrameSealer, FrameOpener], where: int
+) -> None:
     sealer, opener = streams
     frame, following = blank_frame(160), blank_frame(160)
     source = DeviceRegion([torch.randn(40)], queue)
@@ -114,7 +118,7 @@ def test_a_changed_frame_zeroes_and_ends_the_stream(queue: Queue, streams: tuple
         target.fill_(1)
 
 
-def test_a_frame_out_of_turn_is_not_opened(queue: Queue, streams: tuple[Sealer, Opener]) -> None:
+def test_a_frame_out_of_turn_is_not_opened(queue: Queue, streams: tuple[FrameSealer, FrameOpener]) -> None:
     sealer, opener = streams
     frames = [blank_frame(64) for _ in range(2)]
     region = DeviceRegion([torch.randn(16)], queue)
@@ -127,7 +131,7 @@ def test_a_frame_out_of_turn_is_not_opened(queue: Queue, streams: tuple[Sealer, 
     assert not target.any()
 
 
-def test_a_frame_of_another_size_is_not_opened(queue: Queue, streams: tuple[Sealer, Opener]) -> None:
+def test_a_frame_of_another_size_is_not_opened(queue: Queue, streams: tuple[FrameSealer, FrameOpener]) -> None:
     sealer, opener = streams
     frame = blank_frame(64)
     DeviceRegion([torch.randn(16)], queue).seal(0, 64, sealer, frame)
@@ -138,7 +142,7 @@ def test_a_frame_of_another_size_is_not_opened(queue: Queue, streams: tuple[Seal
 
 
 def test_a_script_may_be_in_inference_mode_or_on_another_default_device(
-    queue: Queue, streams: tuple[Sealer, Opener]
+    queue: Queue, streams: tuple[FrameSealer, FrameOpener]
 ) -> None:
     sealer, opener = streams
     with torch.inference_mode():

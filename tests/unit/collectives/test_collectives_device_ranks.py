@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -14,12 +14,13 @@ pytest.importorskip("triton")
 from benchmarks.collectives import ring
 from benchmarks.collectives.inspection import compile_bulk, compile_finish
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.kernels.cipher import Cipher, Message, Verdicts
 from glasshouse.collectives.kernels.launch_shape import Shape
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction
+from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.device_region import Queue
-from glasshouse.collectives.protocol.headers import Algorithm
+from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
 from simulators.emulated_gpu import emulated_gpu
 from simulators.engine_ranks import in_ranks, operate
 
@@ -58,34 +59,29 @@ class Device(Cipher):
             return super().open(messages)
 
 
-class Devices(Mapping[str, Any]):
-    """Gives each engine a queue of its own for its CPU tensors."""
+class OnDevices(Communicator):
+    """A rank whose CPU tensors are on a device."""
 
-    def __getitem__(self, device: str) -> Queue:
-        return Queue("cpu", cipher=Device())
+    __slots__ = ()
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(["cpu"])
-
-    def __len__(self) -> int:
-        return 1
-
-
-ON_DEVICES = EngineOptions(queues=Devices(), chunk_bytes=512)
+    def queue(self, tensors: Sequence[Any]) -> Queue:
+        if "cpu" not in self._queues:
+            self._queues["cpu"] = Queue("cpu", cipher=Device())
+        return self._queues["cpu"]
 
 
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [
-        (Algorithm.ONE_SHOT, ReductionKind.AVG),
-        (Algorithm.DIRECT, ReductionKind.SUM),
-        (Algorithm.RING, ReductionKind.SUM),
+        (Algorithm.ONE_SHOT, ReductionCode.AVG),
+        (Algorithm.DIRECT, ReductionCode.SUM),
+        (Algorithm.RING, ReductionCode.SUM),
     ],
     ids=["one-shot average", "direct sum", "ring sum"],
 )
-def test_two_ranks_reduce_on_their_devices(algorithm: Algorithm, kind: ReductionKind) -> None:
+def test_two_ranks_reduce_on_their_devices(algorithm: Algorithm, kind: ReductionCode) -> None:
     parts = [torch.randn(70).bfloat16(), torch.randn(70).bfloat16()]
-    wide = [part.float() / (2 if kind is ReductionKind.AVG else 1) for part in parts]
+    wide = [part.float() / (2 if kind is ReductionCode.AVG else 1) for part in parts]
 
     Device.sealed.clear()
 
@@ -94,7 +90,7 @@ def test_two_ranks_reduce_on_their_devices(algorithm: Algorithm, kind: Reduction
         operate(engine, ring.all_reduce([tensor[:30], tensor[30:]], Reduction(kind=kind), algorithm))
         return tensor
 
-    for found in in_ranks(2, story, options=ON_DEVICES):
+    for found in in_ranks(2, story, kind=OnDevices):
         torch.testing.assert_close(found.float(), wide[0] + wide[1], rtol=0.02, atol=0.02)
     assert len(Device.sealed) >= 2, "every frame was sealed on a device"
 
@@ -111,7 +107,7 @@ def test_tensors_move_between_devices() -> None:
             operate(engine, operations.receive([outputs[0]], 0, 7))
         return outputs
 
-    first, second = in_ranks(2, story, options=ON_DEVICES)
+    first, second = in_ranks(2, story, kind=OnDevices)
     assert all(torch.equal(found, given[rank]) for rank, found in enumerate(first))
     assert torch.equal(second[0], given[1])
     assert torch.equal(second[1], given[1])

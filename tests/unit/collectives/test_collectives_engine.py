@@ -15,15 +15,16 @@ import torch.distributed as dist
 
 from benchmarks.collectives import ring
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine.engine import Completion, Engine, EngineOptions
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, Algorithm
+from glasshouse.collectives.engine.completion import Completion
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations.arithmetic import Reduction
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Algorithm, ReductionCode
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, Middle, connect, ended, in_ranks, operate, world
 from tools.waiting import wait_for
 
-SUM = Reduction(kind=ReductionKind.SUM)
-SMALL = EngineOptions(chunk_bytes=64 << 10)
+SUM = Reduction(kind=ReductionCode.SUM)
+SMALL = 64 << 10
 ELEMENTS = 200_000
 
 
@@ -101,7 +102,7 @@ def test_ranks_that_are_at_different_operations_are_told_what_each_is_at() -> No
         operations.all_reduce([torch.ones(61)], SUM),
         operations.all_reduce([torch.ones(60, dtype=torch.int32)], SUM),
         operations.all_reduce([torch.ones(6, 10)], SUM),
-        operations.all_reduce([torch.ones(60)], Reduction(kind=ReductionKind.MAX)),
+        operations.all_reduce([torch.ones(60)], Reduction(kind=ReductionCode.MAX)),
         operations.all_reduce([torch.ones(60)], SUM, Algorithm.DIRECT),
         operations.barrier(),
     ],
@@ -149,7 +150,7 @@ def test_somebody_on_a_connection_ends_the_group_and_nobody_keeps_a_number(attac
         operate(engine, ring.all_reduce([tensors[engine.rank]], SUM, algorithm))
         summed(engine, algorithm)
 
-    ends = world(3, story, options=SMALL, middle=middle)
+    ends = world(3, story, chunk_bytes=SMALL, middle=middle)
     for end in ends:
         assert isinstance(end.error, CollectiveError)
         assert end.error.code is Code.COLLECTIVE_TAMPERED
@@ -323,7 +324,7 @@ def test_an_end_that_is_said_while_the_driving_thread_is_leaving_is_not_lost() -
             with pytest.raises(CollectiveError, match="rank 0 ended the group: enough"):
                 operate(engine, operations.receive([torch.ones(1)], 0))
             return None
-        turn = engine._turn
+        turn = engine._loop
 
         def leaving(completion: Completion | None) -> None:
             turn(completion)
@@ -331,7 +332,7 @@ def test_an_end_that_is_said_while_the_driving_thread_is_leaving_is_not_lost() -
             other.start()
             other.join()  # it found somebody who drives, and went
 
-        engine._turn = leaving  # type: ignore[method-assign]
+        engine._loop = leaving  # type: ignore[method-assign]
         summed(engine)
         return engine._failed.code if engine._failed else "nobody heard it"
 

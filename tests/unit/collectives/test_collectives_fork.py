@@ -12,12 +12,13 @@ import torch
 
 from glasshouse.collectives import operations
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction
+from glasshouse.collectives.protocol.headers import ReductionCode
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate
 from tools.forked import in_child
 
-SUM = Reduction(kind=ReductionKind.SUM)
+SUM = Reduction(kind=ReductionCode.SUM)
 
 
 def summed(engine: Engine) -> Any:

@@ -188,7 +188,7 @@ def test_a_stranger_in_a_ranks_place_is_told_from_a_rank() -> None:
 def test_a_store_that_lies_about_an_address_is_caught(said: str) -> None:
     store = dist.HashStore()
     store.set("glasshouse/0/0", said)
-    with pytest.raises(CollectiveError, match="no address of rank 0") as caught:
+    with pytest.raises(CollectiveError, match="no valid address of rank 0") as caught:
         met(store, 1, 2, timeout_s=20)
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.protocol.frame_memory import bytes_of
 from simulators.engine_ranks import in_ranks, operate
 
-SMALL = EngineOptions(chunk_bytes=64 << 10)
+SMALL = 64 << 10
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_broadcast_gives_everybody_the_roots_tensors(dtype: Any) -> None:
 
     unit = torch.ones(1).to(dtype)
     one = bytes_of(unit).tobytes()
-    for tensors in in_ranks(3, story, options=SMALL):
+    for tensors in in_ranks(3, story, chunk_bytes=SMALL):
         assert [tensor.numel() for tensor in tensors] == [1, 50_000, 0, 3]
         assert all(bytes_of(tensor) == one * tensor.numel() for tensor in tensors)
 
@@ -56,7 +56,7 @@ def test_all_gather_gives_everybody_everything_whatever_its_size() -> None:
         operate(engine, operations.all_gather(inputs, outputs))
         return outputs
 
-    for many, few in in_ranks(3, story, options=SMALL):
+    for many, few in in_ranks(3, story, chunk_bytes=SMALL):
         assert all((part == rank).all() for rank, part in enumerate(many))
         assert [part.item() for part in few] == [0, 1, 2]
 
@@ -81,7 +81,7 @@ def test_gather_and_scatter_meet_at_the_root() -> None:
         operate(engine, operations.scatter(received, places, root=1))
         return received
 
-    for rank, received in enumerate(in_ranks(3, story, options=SMALL)):
+    for rank, received in enumerate(in_ranks(3, story, chunk_bytes=SMALL)):
         assert (received == rank).all()
 
 
@@ -93,7 +93,7 @@ def test_all_to_all_exchanges_pieces_of_any_size() -> None:
         operate(engine, operations.all_to_all(inputs, outputs))
         return outputs
 
-    for rank, outputs in enumerate(in_ranks(3, story, options=SMALL)):
+    for rank, outputs in enumerate(in_ranks(3, story, chunk_bytes=SMALL)):
         assert all((part == 10 * source + rank).all() for source, part in enumerate(outputs))
 
 

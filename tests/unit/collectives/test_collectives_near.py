@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.operations import communicator
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.group_keys import Lane
-from glasshouse.collectives.protocol.headers import Algorithm
+from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
 from glasshouse.collectives.transport import endpoint, joining, local_link, local_peer, send_pool
 from glasshouse.collectives.transport.local_link import LocalLink
 from simulators.engine_ranks import connect, ended, in_ranks, operate
@@ -44,9 +44,8 @@ def test_every_algorithm_comes_to_its_sum_with_one_slot_to_send_from(
     for module in (send_pool, communicator):
         monkeypatch.setattr(module, "SHARED_FRAMES", 1)
     for chunk in (64 << 10, 2 << 20):  # the larger ones find no slot that is large enough
-        options = EngineOptions(chunk_bytes=chunk)
         expected = size * (size + 1) / 2
-        assert in_ranks(size, lambda engine: summed(engine, algorithm), options=options) == [expected] * size
+        assert in_ranks(size, lambda engine: summed(engine, algorithm), chunk_bytes=chunk) == [expected] * size
 
 
 def test_messages_longer_than_all_slots_arrive_in_order() -> None:
@@ -120,7 +119,7 @@ def test_the_memory_holds_no_plaintext() -> None:
 
     def story(engine: Engine) -> bytes:
         tensor = torch.frombuffer(bytearray(marked * 100_000), dtype=torch.uint8)
-        operate(engine, operations.all_reduce([tensor], Reduction(kind=ReductionKind.MAX)))
+        operate(engine, operations.all_reduce([tensor], Reduction(kind=ReductionCode.MAX)))
         send_pool = engine._mesh.send_pool
         assert send_pool is not None
         return bytes(send_pool._map)

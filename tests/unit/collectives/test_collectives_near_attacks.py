@@ -55,7 +55,7 @@ def test_memory_that_is_shared_can_be_neither_shrunk_nor_written_by_its_readers(
     ):
         with pytest.raises(PermissionError):
             attempt()
-    send_pool.slot()[:1] = b"y"
+    send_pool.slots(Lane.COLLECTIVE)[0][:1] = b"y"
     seen = memoryview(bytearray(1))
     there.copy_into(seen, 0)
     assert bytes(seen) == b"y"

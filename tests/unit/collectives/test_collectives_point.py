@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine.engine import Engine, EngineOptions
+from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.operations import point_to_point
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate, world
 
-SMALL = EngineOptions(chunk_bytes=64 << 10)
+SMALL = 64 << 10
 
 
 def test_messages_are_received_in_another_order_than_they_were_sent() -> None:
@@ -33,7 +33,7 @@ def test_messages_are_received_in_another_order_than_they_were_sent() -> None:
             got.append(tensor)
         return got
 
-    _, got = in_ranks(2, story, options=SMALL)
+    _, got = in_ranks(2, story, chunk_bytes=SMALL)
     assert [tensor[0].item() for tensor in got] == [3, 1, 0, 2]
     assert all((tensor == tensor[0]).all() for tensor in got)
 
@@ -79,7 +79,7 @@ def test_a_message_that_nobody_receives_yet_blocks_neither_collectives_nor_other
         operate(engine, operations.receive([big.zero_()], 0, 1))
         return small.sum().item(), big.sum().item()
 
-    assert in_ranks(2, story, options=SMALL)[1] == (3, 500_000)
+    assert in_ranks(2, story, chunk_bytes=SMALL)[1] == (3, 500_000)
 
 
 def test_both_send_before_either_receives() -> None:
@@ -90,7 +90,7 @@ def test_both_send_before_either_receives() -> None:
         sent.wait()
         return theirs[0].item()
 
-    assert in_ranks(2, story, options=SMALL) == [1.0, 0.0]
+    assert in_ranks(2, story, chunk_bytes=SMALL) == [1.0, 0.0]
 
 
 def test_an_empty_message_is_a_message_and_several_tensors_are_one() -> None:

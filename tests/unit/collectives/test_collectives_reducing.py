@@ -10,14 +10,14 @@ import torch
 
 from benchmarks.collectives import ring
 from glasshouse.collectives import operations
-from glasshouse.collectives.engine.engine import Engine, EngineOptions
-from glasshouse.collectives.operations.arithmetic import Reduction, ReductionKind
-from glasshouse.collectives.protocol.headers import Algorithm
+from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations.arithmetic import Reduction
+from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import in_ranks, operate
 
-SUM = Reduction(kind=ReductionKind.SUM)
-SMALL = EngineOptions(chunk_bytes=64 << 10)
+SUM = Reduction(kind=ReductionCode.SUM)
+SMALL = 64 << 10
 """Many chunks for few bytes."""
 DTYPES = [
     torch.float32,
@@ -55,7 +55,7 @@ def test_all_ranks_have_the_bits_of_the_sum_in_rank_order(size: int, algorithm: 
             operate(engine, ring.all_reduce([tensor], SUM, algorithm))
             return tensor
 
-        for result in in_ranks(size, story, options=SMALL):
+        for result in in_ranks(size, story, chunk_bytes=SMALL):
             assert torch.equal(result, expected)
 
 
@@ -70,7 +70,7 @@ def test_a_ring_has_the_same_bits_on_all_ranks(size: int, algorithm: Algorithm) 
         operate(engine, ring.all_reduce([tensor], SUM, algorithm), ring.all_reduce([tiny], SUM, algorithm))
         return tensor, tiny
 
-    results = in_ranks(size, story, options=SMALL)
+    results = in_ranks(size, story, chunk_bytes=SMALL)
     for tensor, tiny in results:
         assert torch.equal(tensor, results[0][0])
         torch.testing.assert_close(tensor, in_rank_order(parts))
@@ -94,16 +94,16 @@ def test_nan_and_infinity_reach_every_rank() -> None:
 
 
 KINDS = {
-    ReductionKind.MIN: lambda stack: stack.min(0).values,
-    ReductionKind.MAX: lambda stack: stack.max(0).values,
-    ReductionKind.PRODUCT: lambda stack: stack.prod(0, dtype=stack.dtype),
+    ReductionCode.MIN: lambda stack: stack.min(0).values,
+    ReductionCode.MAX: lambda stack: stack.max(0).values,
+    ReductionCode.PRODUCT: lambda stack: stack.prod(0, dtype=stack.dtype),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
 @pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING])
-def test_minimum_maximum_and_product(algorithm: Algorithm, dtype: Any, kind: ReductionKind) -> None:
+def test_minimum_maximum_and_product(algorithm: Algorithm, dtype: Any, kind: ReductionCode) -> None:
     parts = [torch.tensor([1, 2, -3, 4, 0] * 40, dtype=dtype) + rank for rank in range(3)]
 
     def story(engine: Engine) -> Any:
@@ -123,7 +123,7 @@ def test_an_average_divides_each_contribution_before_it_is_added(algorithm: Algo
 
     def story(engine: Engine) -> Any:
         tensors = [parts[engine.rank].clone(), integers[engine.rank].clone(), narrow[engine.rank].clone()]
-        average = Reduction(kind=ReductionKind.AVG)
+        average = Reduction(kind=ReductionCode.AVG)
         operate(engine, *(ring.all_reduce([tensor], average, algorithm) for tensor in tensors))
         return tensors
 
@@ -140,8 +140,8 @@ def test_an_average_divides_each_contribution_before_it_is_added(algorithm: Algo
 @pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING], ids=lambda one: one.name)
 def test_a_premultiplied_sum_multiplies_each_contribution_by_its_ranks_factor(algorithm: Algorithm) -> None:
     def story(engine: Engine) -> Any:
-        mine = Reduction(kind=ReductionKind.PREMUL_SUM, factor=10.0**engine.rank)
-        same = Reduction(kind=ReductionKind.PREMUL_SUM, factor=torch.tensor([0.25]))
+        mine = Reduction(kind=ReductionCode.PREMUL_SUM, factor=10.0**engine.rank)
+        same = Reduction(kind=ReductionCode.PREMUL_SUM, factor=torch.tensor([0.25]))
         tensor, kept, output = torch.ones(1000), torch.ones(9), torch.empty(5)
         inputs = [torch.full((5,), 4.0) for _ in range(3)]
         operate(engine, ring.all_reduce([tensor], mine, algorithm), operations.reduce(kept, mine, 1))
@@ -172,7 +172,7 @@ def test_several_tensors_are_one_exchange(dtype: Any, algorithm: Algorithm) -> N
         operate(engine, ring.all_reduce(tensors, SUM, algorithm))
         return tensors
 
-    for tensors in in_ranks(4, story, options=SMALL):
+    for tensors in in_ranks(4, story, chunk_bytes=SMALL):
         for at, tensor in enumerate(tensors):
             assert (tensor == 6 + 4 * at).all()
 
@@ -181,7 +181,7 @@ def test_truth_values_are_summed_as_or_and_multiplied_as_and() -> None:
     def story(engine: Engine) -> Any:
         either = torch.tensor([False, engine.rank == 1])
         both = torch.tensor([True, engine.rank == 1])
-        product = Reduction(kind=ReductionKind.PRODUCT)
+        product = Reduction(kind=ReductionCode.PRODUCT)
         operate(engine, operations.all_reduce([either], SUM), operations.all_reduce([both], product))
         return either.tolist(), both.tolist()
 
@@ -194,7 +194,7 @@ def test_reduce_gives_the_root_the_sum_and_the_others_their_own_back() -> None:
         operate(engine, operations.reduce(tensor, SUM, root=2))
         return tensor[0].item(), bool((tensor == tensor[0]).all())
 
-    assert in_ranks(4, story, options=SMALL) == [(1.0, True), (2.0, True), (10.0, True), (4.0, True)]
+    assert in_ranks(4, story, chunk_bytes=SMALL) == [(1.0, True), (2.0, True), (10.0, True), (4.0, True)]
 
 
 def test_reduce_scatter_leaves_the_inputs_alone_even_where_the_output_is_one_of_them() -> None:
@@ -206,7 +206,7 @@ def test_reduce_scatter_leaves_the_inputs_alone_even_where_the_output_is_one_of_
         operate(engine, operations.reduce_scatter(inputs, inputs[engine.rank], SUM))
         return kept, output, inputs[engine.rank]
 
-    for rank, (kept, output, in_place) in enumerate(in_ranks(3, story, options=SMALL)):
+    for rank, (kept, output, in_place) in enumerate(in_ranks(3, story, chunk_bytes=SMALL)):
         assert kept
         assert (output == 30 + 3 * rank).all()
         assert torch.equal(output, in_place)
@@ -217,7 +217,7 @@ def test_a_group_of_one_has_its_own_sum_at_once() -> None:
         tensor, part, output = torch.ones(5), torch.full((5,), 2.0), torch.empty(5)
         operate(engine, operations.all_reduce([tensor], SUM), operations.reduce(tensor, SUM, 0))
         operate(engine, operations.reduce_scatter([part], output, SUM), operations.barrier())
-        operate(engine, operations.all_reduce([part], Reduction(kind=ReductionKind.PREMUL_SUM, factor=3.0)))
+        operate(engine, operations.all_reduce([part], Reduction(kind=ReductionCode.PREMUL_SUM, factor=3.0)))
         return tensor.tolist(), output.tolist(), part.tolist()
 
     assert in_ranks(1, story) == [([1.0] * 5, [2.0] * 5, [6.0] * 5)]
@@ -237,8 +237,8 @@ def test_nothing_to_reduce_is_reduced_at_once() -> None:
     [
         (torch.complex64, SUM),
         (torch.float8_e5m2, SUM),
-        (torch.int32, Reduction(kind=ReductionKind.PREMUL_SUM, factor=2.0)),
-        (torch.bool, Reduction(kind=ReductionKind.AVG)),
+        (torch.int32, Reduction(kind=ReductionCode.PREMUL_SUM, factor=2.0)),
+        (torch.bool, Reduction(kind=ReductionCode.AVG)),
     ],
     ids=str,
 )
@@ -268,6 +268,6 @@ def test_tensors_that_do_not_belong_together_are_the_callers_mistake() -> None:
 
 
 def test_only_a_premultiplied_sum_has_a_factor() -> None:
-    for kind, factor in ((ReductionKind.SUM, 2.0), (ReductionKind.PREMUL_SUM, None)):
+    for kind, factor in ((ReductionCode.SUM, 2.0), (ReductionCode.PREMUL_SUM, None)):
         with pytest.raises(ValueError, match="factor"):
             Reduction(kind=kind, factor=factor)

@@ -12,8 +12,15 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from glasshouse.collectives.protocol import traffic
 from glasshouse.collectives.protocol.group_keys import Lane, next_key
-from glasshouse.collectives.protocol.headers import ALL, MAX_PAYLOAD_BYTES, TAG_BYTES, Collective, Header, Kind
-from glasshouse.collectives.protocol.traffic import REKEY_AFTER, Opener, Sealer, Traffic
+from glasshouse.collectives.protocol.headers import (
+    ALL,
+    MAX_PAYLOAD_BYTES,
+    TAG_BYTES,
+    Collective,
+    FrameHeader,
+    FrameKind,
+)
+from glasshouse.collectives.protocol.traffic import REKEY_AFTER, FrameOpener, FrameSealer, Traffic
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import Suite
 from simulators.sealed_group import group, header, meetings, open_frame, seal, shake_hands
@@ -23,12 +30,12 @@ PLAINTEXT = b"a gradient, thirty-two bytes long"
 SUITES = list(Suite)
 
 
-def pair(suite: Suite = Suite.AES_256_GCM, **options: int) -> tuple[Sealer, Opener]:
+def pair(suite: Suite = Suite.AES_256_GCM, **options: int) -> tuple[FrameSealer, FrameOpener]:
     here, there = group(2, **options)
     return here.sealer(Lane.COLLECTIVE, 1, suite), there.opener(Lane.COLLECTIVE, 0, suite)
 
 
-def refused(opener: Opener, frame: tuple[bytes, bytes], words: str, size: int | None = None) -> None:
+def refused(opener: FrameOpener, frame: tuple[bytes, bytes], words: str, size: int | None = None) -> None:
     with pytest.raises(CollectiveError, match=words) as caught:
         open_frame(opener, frame, size=size)
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
@@ -292,8 +299,10 @@ def test_a_closed_group_has_no_keys() -> None:
 
 
 def test_a_key_that_is_forgotten_while_it_is_replaced_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    sealer = Sealer(suite=Suite.CHACHA20_POLY1305, key=bytearray(range(32)), bound=bytes(32), rekey_after=1)
-    packed = Header(kind=Kind.DATA, source=0, destination=1, sequence=0, suite=Suite.CHACHA20_POLY1305).encode()
+    sealer = FrameSealer(suite=Suite.CHACHA20_POLY1305, key=bytearray(range(32)), bound=bytes(32), rekey_after=1)
+    packed = FrameHeader(
+        kind=FrameKind.DATA, source=0, destination=1, sequence=0, suite=Suite.CHACHA20_POLY1305
+    ).encode()
     sealer.reserve(packed, 0)
 
     def forgetful(key: bytes | bytearray, suite: Suite) -> bytes:

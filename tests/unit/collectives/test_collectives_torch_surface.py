@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from glasshouse.collectives.torch_backend import guard
+from glasshouse.collectives.torch_backend import guard, torch_hooks
 from glasshouse.collectives.torch_backend.dispatch import LOCAL, SEALED
+from glasshouse.collectives.torch_backend.group_base import GroupBase
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import NotingEngine
@@ -93,8 +95,14 @@ def test_every_member_of_torchs_process_group_is_judged() -> None:
     offered = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
     unjudged = offered - MOVES.keys() - REFUSED.keys() - KNOWS - INHERITED
     assert not unjudged, "torch has new members: seal or refuse them"
-    inherited = {name for name in offered - INHERITED if name not in vars(SealedGroup)}
+    inherited = {name for name in offered - INHERITED if name not in vars(SealedGroup) | vars(GroupBase)}
     assert not inherited, "these would be torch's own"
+
+
+def test_private_names_of_torch_stand_in_one_file() -> None:
+    private = re.compile(r"\b(torch|dist|distributed|c10d|distributed_c10d|_C)\._\w|(from|import) torch\S*\._")
+    room = Path(torch_hooks.__file__).parent.parent
+    assert {path.name for path in room.rglob("*.py") if private.search(path.read_text())} == {"torch_hooks.py"}
 
 
 @pytest.mark.parametrize("name", MOVES)

@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 
 from glasshouse.collectives import operations
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
-from glasshouse.collectives.torch_backend.sealed_work import Finished, Joined, SealedWork
+from glasshouse.collectives.torch_backend.sealed_work import Joined, SealedWork
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import Due, NotingEngine
 
@@ -142,10 +142,10 @@ def test_several_operations_are_done_when_the_last_is_and_fail_with_the_first_er
     nothing = Joined([])
     nothing.add_done_callback(told.append)
     assert told == [both, nothing]
-    assert SealedWork(Finished(), []).wait()
+    assert SealedWork(Joined([]), []).wait()
 
 
 def test_a_receive_from_anybody_says_who_it_was() -> None:
     group = SealedGroup(NotingEngine(size=2), name="")
     assert group.recv_anysource([torch.ones(1)], 3)._source_rank() == 0
-    assert SealedWork(Finished(), [])._source_rank() == -1
+    assert SealedWork(Joined([]), [])._source_rank() == -1

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from glasshouse.collectives.engine.progress import Submission
+from glasshouse.collectives.operations.exchange import Exchange
+from glasshouse.collectives.operations.point_to_point import P2PMessage
 from glasshouse.errors import CollectiveError
 
-__all__ = ["Completion"]
+__all__ = ["Completion", "Submission"]
+
+Submission: TypeAlias = Exchange | P2PMessage
 
 
-class Driver(Protocol):
-    """What a completion needs of an engine."""
-
+class _Driver(Protocol):
     condition: threading.Condition
 
     def drive(self, completion: Completion, timeout_s: float | None) -> None: ...
@@ -28,19 +29,10 @@ class Completion:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_engine",
-        "background",
-        "callbacks",
-        "deadline",
-        "error",
-        "over",
-        "source",
-        "timeout_s",
-        "work",
-    )
+        "__weakref__", "_engine", "background", "callbacks", "deadline", "error", "over", "source", "timeout_s", "work",
+    )  # fmt: skip
 
-    def __init__(self, engine: Driver, work: Submission, timeout_s: float, *, background: bool) -> None:
+    def __init__(self, engine: _Driver, work: Submission, timeout_s: float, *, background: bool) -> None:
         self._engine = engine
         self.work = work
         self.timeout_s = timeout_s
@@ -52,7 +44,7 @@ class Completion:
         self.callbacks: list[Callable[[Completion], None]] = []
 
     def done(self) -> bool:
-        """Return whether it is over, well or not."""
+        """Return whether it is over, successful or not."""
         return self.over
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -72,7 +64,7 @@ class Completion:
             raise self.error
 
     def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
-        """Have `callback` called when it is over, from the driving thread; at once if it is."""
+        """Call `callback` when it is over, from the driving thread; at once if it is."""
         with self._engine.condition:
             if not self.over:
                 self.callbacks.append(callback)

@@ -1,8 +1,8 @@
-"""Carries operations out: the thread that waits turns the wheel, and none ever waits for a thread that does not run.
+"""Carries operations out: the thread that waits for a result drives all of them.
 
-Laws: one thread at a time drives, the one that waits for a result if there is one, else a background thread for what
-was submitted to go on behind the caller's back; the first failure ends the group on every rank: outputs of what was
-unfinished are zeroed, the others are told, keys are dropped, and every operation raises.
+Laws: one thread at a time drives, the one that waits for a result if there is one, else a background thread for
+operations that were submitted to go on without one; the first failure ends the group on every rank: outputs of
+unfinished operations are zeroed, the others are alerted, keys are dropped, and every operation raises.
 """
 
 from __future__ import annotations
@@ -10,43 +10,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from glasshouse.collectives.engine import failure
-from glasshouse.collectives.engine.completion import Completion
-from glasshouse.collectives.engine.progress import Progress, Submission
-from glasshouse.collectives.operations.algorithms import CHUNK_BYTES
-from glasshouse.collectives.operations.communicator import Communicator, Streams
+from glasshouse.collectives.engine.completion import Completion, Submission
+from glasshouse.collectives.engine.progress import ProgressEngine
+from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.exchange import Operation
 from glasshouse.collectives.operations.point_to_point import P2PMessage
 from glasshouse.collectives.operations.regions import within
 from glasshouse.collectives.protocol.group_keys import forget_in_children
-from glasshouse.collectives.protocol.headers import Kind
+from glasshouse.collectives.protocol.headers import FrameKind
 from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Engine", "EngineOptions"]
+__all__ = ["Engine"]
 
 _HEARSAY_S = 1.0
 """How long a rank that waits only for ranks which have begun too leaves it to others to name who is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How an engine works.
-
-    Args:
-        chunk_bytes: the largest chunk of tensors in host memory; the same on all ranks.
-        queues: for tests: what works on tensors of a device type, instead of one made for the device.
-    """
-
-    chunk_bytes: int = CHUNK_BYTES
-    queues: Mapping[str, Any] | None = None
 
 
 class Engine:
@@ -55,28 +39,17 @@ class Engine:
     Args:
         mesh: the group's connections and keys; the engine owns it.
         timeout_s: how long an operation may take from its submission.
-        options: for measurements and tests.
-        streams: for measurements: what seals and opens instead of the mesh's keys.
+        communicator: plans the operations; by default one with the mesh's keys and memory.
     """
 
-    def __init__(
-        self, mesh: Mesh, *, timeout_s: float, options: EngineOptions | None = None, streams: Streams | None = None
-    ) -> None:
-        chosen = options or EngineOptions()
+    def __init__(self, mesh: Mesh, *, timeout_s: float, communicator: Communicator | None = None) -> None:
         self.rank = mesh.membership.rank
         self.size = mesh.membership.size
         self.timeout_s = timeout_s
         self.condition = threading.Condition(threading.RLock())
         self._mesh = mesh
-        self._communicator = Communicator(
-            rank=self.rank,
-            size=self.size,
-            streams=mesh.traffic if streams is None else streams,
-            chunk_bytes=chosen.chunk_bytes,
-            queues=chosen.queues,
-            send_pool=mesh.send_pool,
-        )
-        self._progress = Progress(mesh, self._communicator, self._done)
+        self._communicator = communicator or Communicator(mesh.membership, mesh.traffic, shared=mesh.shared)
+        self._progress = ProgressEngine(mesh, self._communicator, self._done)
         self._inbox: deque[Submission] = deque()
         self._unfinished: dict[Submission, Completion] = {}
         """In the order of submission."""
@@ -85,13 +58,13 @@ class Engine:
         self._failed: CollectiveError | None = None
         self._closed = False
         self._ending: CollectiveError | None = None
-        """Why the driving thread is to end the group, said by another thread or a signal handler."""
+        """Why the driving thread is to end the group; set by another thread or a signal handler."""
         self._closing = False
         """Whether it is to close it too."""
         self._driver: int | None = None
         """The thread that drives."""
         self._due: deque[tuple[Callable[[Completion], None], Completion]] = deque()
-        """Callbacks of what is over: called between two steps, because they may submit and wait."""
+        """Callbacks of finished operations: called between two steps, because they may submit and wait."""
         self._waiters = 0
         self._asleep = False
         self._thread: threading.Thread | None = None
@@ -103,9 +76,9 @@ class Engine:
         """Begin an operation.
 
         Args:
-            operation: what to do; every rank submits its operations in the same order.
+            operation: every rank submits its operations in the same order.
             timeout_s: how long it may take from now, instead of the engine's timeout.
-            background: whether it shall go on while nothing waits for it; False if the caller waits at once.
+            background: whether it goes on while nothing waits for it; False if the caller waits at once.
 
         Raises:
             CollectiveError: the group is over; `collective-unsealed`, an operation that is not possible.
@@ -125,27 +98,24 @@ class Engine:
         return completion
 
     def drive(self, completion: Completion, timeout_s: float | None) -> None:
-        """Submission until `completion` is over."""
+        """Drive the group until `completion` is over."""
         if timeout_s is not None and (until := time.monotonic() + timeout_s) < completion.deadline:
             completion.timeout_s, completion.deadline = timeout_s, until
         if self._driver == threading.get_ident():
-            self._turn(completion)  # a callback waits
-            return
-        if not self._take_over(completion):
-            return
-        try:
-            self._turn(completion)
-        finally:
-            self._let_go()
+            self._loop(completion)  # a callback waits
+        elif self._take_over(completion):
+            try:
+                self._loop(completion)
+            finally:
+                self._let_go()
 
     def close(self) -> None:
-        """Say goodbye and close the connections; unfinished operations fail for all that wait for them."""
+        """Send a goodbye and close the connections; unfinished operations fail for all that wait for them."""
         if not self._closed and self._unfinished:
             why = f"{self._called(self.rank)} closed the group before everything was done"
             self.abort(CollectiveError(Code.COLLECTIVE_ABORTED, why))
         if self._driver == threading.get_ident():
-            # A signal handler or a callback of the thread that drives: that one closes when it comes back.
-            self._closing = True
+            self._closing = True  # a signal handler or a callback of the driving thread, which closes afterwards
             return
         self._take_over(None)
         try:
@@ -172,7 +142,7 @@ class Engine:
         self._call_back()
 
     def forget(self) -> None:
-        """Become useless: this is a forked child's copy, and the connections are the parent's."""
+        """Disable a forked child's copy: the connections are the parent's."""
         self._failed = CollectiveError(
             Code.COLLECTIVE_ABORTED, "this process was forked from a rank of a sealed group and is not one of its ranks"
         )
@@ -191,17 +161,17 @@ class Engine:
             self._fail(self._ending)
         try:
             if self._failed is None:
-                self._progress.send_last(Kind.BYE)
+                self._progress.send_last(FrameKind.BYE)
         finally:
             self._closed = True
             self._mesh.traffic.forget()
-            with self.condition:  # no thread rings now
+            with self.condition:  # no thread wakes another now
                 self._progress.close()
             self._communicator.wipe()
             self._communicator.close()
 
     def _begin(self, operation: Operation | P2PMessage) -> Submission:
-        """Plan an operation, behind what the caller's thread has enqueued on the device that its tensors are on."""
+        """Plan an operation, behind the work that the caller's thread has enqueued on the device of its tensors."""
         queue = self._communicator.queue(operation.tensors)
         if queue is not None:
             queue.begin()
@@ -237,7 +207,7 @@ class Engine:
         return True
 
     def _let_go(self) -> None:
-        """Drive no longer; what was said to the thread that drives, while this thread was leaving, is done first."""
+        """Drive no longer; a close or abort that was asked of the driving thread meanwhile is done first."""
         driving = True
         while driving:
             try:
@@ -248,7 +218,7 @@ class Engine:
                     self._call_back()
             finally:
                 with self.condition:
-                    # Who says something from here on finds that no thread drives.
+                    # Any other thread that closes or aborts from here on finds that none drives.
                     driving = not self._over() and (self._closing or self._ending is not None)
                     if not driving:
                         self._driver = None
@@ -271,16 +241,16 @@ class Engine:
                     return
                 self._driver = threading.get_ident()
             try:
-                # What stops it has ended the group, and every completion says so.
+                # Whatever stops it has ended the group, and is the error of every completion.
                 with suppress(BaseException):
-                    self._turn(None)
+                    self._loop(None)
             finally:
                 self._let_go()
 
     def _over(self) -> bool:
         return self._closed or self._failed is not None
 
-    def _turn(self, completion: Completion | None) -> None:
+    def _loop(self, completion: Completion | None) -> None:
         """Drive until `completion` is over, or with None until nothing is left for the background."""
         while True:
             if self._due:
@@ -299,13 +269,13 @@ class Engine:
             except CollectiveError as error:
                 self._fail(error)
             except BaseException as error:
-                # An interrupt or a defect in the middle of a frame: where this rank stands is not known any more.
+                # An interrupt or a defect in the middle of a frame: the state of its stream is undefined.
                 what = f"{self._called(self.rank)} was stopped by {type(error).__name__}"
                 self._fail(CollectiveError(Code.COLLECTIVE_ABORTED, what))
                 raise
 
     def _advance(self, completion: Completion | None) -> None:
-        """Do what can be done until somebody else has to act: then wait for that once."""
+        """Make progress until another rank or thread has to act: then wait for that once."""
         progress = self._progress
         while True:
             while self._inbox:
@@ -318,7 +288,7 @@ class Engine:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Wait for a connection or the bell, no longer than to the next deadline.
+        """Wait for a connection or a wakeup, no longer than to the next deadline.
 
         Raises:
             CollectiveError: `collective-timeout`, an operation's time is up.
@@ -330,16 +300,12 @@ class Engine:
             missing = self._progress.missing(late.work)
             nearest += _HEARSAY_S
             if missing or nearest <= now:
-                raise failure.late(late, missing, self._progress.awaited(late.work), self._called)
+                raise failure.late(late.timeout_s, missing, self._progress.awaited(late.work), self._called)
         self._asleep = True
         try:
-            if (
-                self._inbox
-                or self._ending is not None
-                or (self._waiters and threading.current_thread() is self._thread)
-            ):
-                return
-            self._progress.wait(None if nearest is None else nearest - now)
+            yields = self._waiters and threading.current_thread() is self._thread
+            if not (self._inbox or self._ending is not None or yields):
+                self._progress.wait(None if nearest is None else nearest - now)
         finally:
             self._asleep = False
 
@@ -361,7 +327,7 @@ class Engine:
             callback(completion)
 
     def _fail(self, error: CollectiveError) -> None:
-        """End the group: zero what is unfinished, tell the others, drop the keys, and let every operation raise."""
+        """End the group: zero unfinished outputs, alert the others, drop the keys, and let every operation raise."""
         with self.condition:
             if self._failed is not None:
                 return
@@ -374,7 +340,7 @@ class Engine:
         try:
             for work, _ in unfinished:
                 failure.zero(work)
-            self._progress.send_last(Kind.ALERT, failure.alert_of(error, self.rank, first).encode())
+            self._progress.send_last(FrameKind.ALERT, failure.alert_of(error, self.rank, first).encode())
         finally:
             self._mesh.traffic.forget()
             self._progress.end()

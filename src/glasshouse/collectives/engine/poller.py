@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from glasshouse.collectives.transport.local_link import LocalLink
-from glasshouse.collectives.transport.local_peer import LocalPeer
 from glasshouse.collectives.transport.peer_link import PeerLink
 
 __all__ = ["Poller"]
@@ -28,20 +27,14 @@ class Poller:
         self._poll = select.epoll()
         self._links = {link.fileno: link for link in links}
         self._local_links = [link for link in links if isinstance(link, LocalLink)]
-        self._local_peers: dict[int, LocalPeer] = {
-            link.local_peer.fileno: link.local_peer for link in self._local_links
-        }
+        self._local_peers = {link.local_peer.fileno: link.local_peer for link in self._local_links}
         for fileno in self._links:
             self._poll.register(fileno, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wakeup, select.EPOLLIN)
 
     def wait_for_memory(self, timeout_s: float | None, short: bool) -> PeerLink | None:
-        """Wait as `wait` does, and for acknowledgements too where memory to seal in is short.
-
-        Args:
-            timeout_s: how long, None for ever.
-            short: whether a frame for every peer waits for memory.
+        """Wait as `wait` does, and for acknowledgements too where memory to seal in is `short`.
 
         Returns:
             A link to a peer that is gone and has not copied its frames, None if there is none.
@@ -87,7 +80,7 @@ class Poller:
             os.eventfd_write(self._wakeup, 1)
 
     def close(self) -> None:
-        """Close what this class opened, once: after that the numbers may belong to others."""
+        """Close the descriptors that this class opened, once: after that the numbers may belong to others."""
         self._poll.close()
         wakeup, self._wakeup = self._wakeup, -1
         if wakeup >= 0:

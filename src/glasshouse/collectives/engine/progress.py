@@ -1,9 +1,8 @@
-"""Moves the frames of one group: what can be sent and taken now, on every connection, without waiting.
+"""Moves the frames of one group: whatever can be sent and taken now, on every connection, without waiting.
 
 Laws: all frames of an operation leave and arrive before those of the next one on each connection, so no two operations
-block each other; a frame that is not exactly the expected one ends the group, after its sender has been heard out. Used
-by one thread at a time.
-Source: spec/sealed-collectives.md, sections 7 and 8.
+block each other; a frame that is not exactly the expected one ends the group, after its sender's reason was looked for.
+Used by one thread at a time. Source: spec/sealed-collectives.md, sections 7 and 8.
 """
 
 from __future__ import annotations
@@ -12,31 +11,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeVar
 
+from glasshouse.collectives.engine.completion import Submission
+from glasshouse.collectives.engine.failure import explain, opened
 from glasshouse.collectives.engine.poller import Poller
-from glasshouse.collectives.engine.unexpected import explain
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.exchange import Exchange
 from glasshouse.collectives.operations.flows import ChunkRun, Inflow, Outflow
 from glasshouse.collectives.operations.point_to_point import Mailbox, P2PMessage
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, Header, Kind, frame_bytes
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, FrameHeader, FrameKind, frame_bytes
 from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.collectives.transport.peer_link import Closed, PeerLink
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Progress", "Submission"]
+__all__ = ["ProgressEngine"]
 
 _LAST_FRAME_S = 1.0
-"""How long a failing rank tries to tell the others why."""
+"""How long a failing rank tries to send the others the reason."""
 _REASON_S = 0.5
 """How long a rank whose peer is gone looks for the reason that the peer or another rank may have sent."""
+_LAST_FRAMES = (FrameKind.ALERT, FrameKind.BYE)
 
-Submission: TypeAlias = Exchange | P2PMessage
+_Flow = TypeVar("_Flow", Outflow, Inflow)
 
 
 class _Course:
-    """The way of one collective connection: the operations to come, and the place in the first in each direction."""
+    """One collective connection: the operations to come, and the place in the first in each direction."""
 
     __slots__ = ("incoming", "link", "outgoing", "took", "went")
 
@@ -47,27 +48,30 @@ class _Course:
         self.went = 0
         """How many chunks of the first run have gone out."""
         self.took = 0
+        """How many have been taken."""
 
     def untouched(self, work: Exchange) -> bool:
-        """Return whether nothing came of what the peer sends as soon as it begins an operation."""
+        """Return whether no frame has come of those that the peer sends as soon as it begins an operation."""
         for due, runs in self.incoming:
             if due is work:
                 # A frame may lie here until those of lower ranks have been added.
                 if due is self.incoming[0][0] and (self.took or self.link.have):
                     return False
                 flow, low, _ = runs[0]
-                # What the peer sends in a later phase waits for other ranks.
-                return len(runs) == len(work.incoming[self.link.peer]) and Header.parse(flow.expected(low)).phase == 0
+                # Frames of a later phase wait for other ranks.
+                return (
+                    len(runs) == len(work.incoming[self.link.peer]) and FrameHeader.parse(flow.expected(low)).phase == 0
+                )
         return False
 
 
-class Progress:
-    """The connections of one rank in one group, and what is under way on them.
+class ProgressEngine:
+    """The connections of one rank in one group, and the operations under way on them.
 
     Args:
         mesh: the connections and keys.
-        communicator: what the operations were planned for.
-        done: told of each operation that is complete, and for a message of the rank at its other end.
+        communicator: for which the operations were planned.
+        done: called with each operation that is complete, and for a message with the rank at its other end.
     """
 
     def __init__(self, mesh: Mesh, communicator: Communicator, done: Callable[[Submission, int | None], None]) -> None:
@@ -81,7 +85,7 @@ class Progress:
         self._poller = Poller(self._links)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait for something to happen on a connection, or for `wake`, so many seconds or, with None, for ever.
+        """Wait for a connection or for `wake`, so many seconds or, with None, for ever.
 
         Raises:
             CollectiveError: `rank-lost`, a rank of this machine is gone that has not copied its frames.
@@ -141,22 +145,21 @@ class Progress:
         return sorted(takes or (course.link.peer for course in self._courses if course.outgoing))
 
     def missing(self, work: Submission) -> list[int]:
-        """Return those that have not begun it, of the ranks that an operation waits for: no frame of it has come."""
+        """Return the ranks that an operation waits for and that have not begun it: no frame of it has come."""
         if isinstance(work, P2PMessage):
             return self.awaited(work)
-        courses = [course for course in self._courses if course.incoming]
-        return sorted(course.link.peer for course in courses if course.untouched(work)) if courses else []
+        return sorted(course.link.peer for course in self._courses if course.incoming and course.untouched(work))
 
-    def send_last(self, kind: Kind, payload: bytes = b"") -> None:
-        """Send a last frame, as far as the connections take it: an alert for messages' way, a goodbye everywhere."""
-        links = self._p2p if kind is Kind.ALERT else self._links
+    def send_last(self, kind: FrameKind, payload: bytes = b"") -> None:
+        """Send a last frame, as far as the connections take it: an alert on those for messages, a goodbye on all."""
+        links = self._p2p if kind is FrameKind.ALERT else self._links
         until = time.monotonic() + _LAST_FRAME_S
         for link in links:
             with suppress(Closed, CollectiveError):
                 link.flush(until)
                 if link.sending:
                     continue
-                header = Header(kind=kind, source=self._mesh.membership.rank, destination=link.peer).encode()
+                header = FrameHeader(kind=kind, source=self._mesh.membership.rank, destination=link.peer).encode()
                 frame = memoryview(bytearray(frame_bytes(len(payload))))
                 self._mesh.traffic.sealer(link.lane, link.peer).seal_into(header, payload, frame[HEADER_BYTES:])
                 frame[:HEADER_BYTES] = header
@@ -164,7 +167,7 @@ class Progress:
                 link.flush(until)
 
     def end(self) -> None:
-        """Let go of what is under way, and send nothing more; what was sent still arrives."""
+        """Drop the operations under way, and send nothing more; what was sent still arrives."""
         for course in self._courses:
             course.outgoing.clear()
             course.incoming.clear()
@@ -178,7 +181,7 @@ class Progress:
         self._poller.close()
 
     def abandon(self) -> None:
-        """Let go of everything in a forked child: the connections are the parent's."""
+        """Release everything in a forked child: the connections are the parent's."""
         self._mesh.abandon()
         self._poller.close()
 
@@ -190,11 +193,10 @@ class Progress:
         flow, low, high = runs[0]
         chunk = low + course.went
         if not link.sending:
-            queue = work.queue
-            if queue is None:
+            if work.queue is None:
                 frame = flow.frame(chunk, link.out_buffer)
             else:
-                with queue.within():
+                with work.queue.within():
                     frame = flow.frame(chunk, link.out_buffer)
             if frame is None:
                 return False
@@ -202,7 +204,7 @@ class Progress:
         try:
             whole = link.push()
         except Closed:
-            # What the peer sent before it went may say why.
+            # The peer may have sent the reason before it went.
             link.readable = True
             while course.incoming and self._receive(course):
                 pass
@@ -212,10 +214,7 @@ class Progress:
         course.went += 1
         if chunk + 1 == high:
             course.went = 0
-            runs.popleft()
-            if not runs:
-                course.outgoing.popleft()
-                self._part_done(work)
+            self._run_done(course.outgoing)
         return True
 
     def _receive(self, course: _Course) -> bool:
@@ -236,22 +235,28 @@ class Progress:
         frame = link.frame
         expected = flow.expected(chunk)
         if frame[:HEADER_BYTES] != expected:
-            explain(self._mesh, link, frame, work, expected)
-        queue = work.queue
-        if queue is None:
+            explain(self._mesh.traffic, link, work, expected)
+        if work.queue is None:
             flow.take(chunk, frame)
         else:
-            with queue.within():
+            with work.queue.within():
                 flow.take(chunk, frame)
         link.taken()
         course.took += 1
         if chunk + 1 == high:
             course.took = 0
-            runs.popleft()
-            if not runs:
-                course.incoming.popleft()
-                self._part_done(work)
+            self._run_done(course.incoming)
         return True
+
+    def _run_done(self, queue: deque[tuple[Exchange, deque[ChunkRun[_Flow]]]]) -> None:
+        """Go on to the next run of a connection's first operation, or to the next operation."""
+        work, runs = queue[0]
+        runs.popleft()
+        if not runs:
+            queue.popleft()
+            work.left -= 1
+            if not work.left:
+                self._done(work, None)
 
     def _send_message(self, link: PeerLink) -> bool:
         if not link.writable:
@@ -262,11 +267,10 @@ class Progress:
                 return False
             link.begin(frame)
         try:
-            whole = link.push()
+            if link.push():
+                self._mailbox.sent(link.peer)
         except Closed:
             self._lost(link)
-        if whole:
-            self._mailbox.sent(link.peer)
         return link.writable
 
     def _receive_message(self, link: PeerLink) -> bool:
@@ -275,58 +279,44 @@ class Progress:
                 return link.readable
         except Closed:
             link.ended, link.readable = True, False
-            # After a goodbye, what the peer sent on the other connection may still be there: that one says whether
-            # the peer is missed. Without one, somebody has cut the way that alerts come.
+            # After a goodbye, frames that the peer sent on the other connection may still be there: that one decides
+            # whether the peer is missed. Without one, the way that alerts come was cut.
             if not link.bye_received or self._mailbox.waits_for(link.peer):
                 self._lost(link)
             return False
-        frame = link.frame
-        if frame[1] in (Kind.ALERT, Kind.BYE):
-            explain(self._mesh, link, frame)
+        if link.frame[1] in _LAST_FRAMES:
+            explain(self._mesh.traffic, link)
         else:
-            self._mailbox.take(link.peer, frame)
+            self._mailbox.take(link.peer, link.frame)
         link.taken()
         return True
 
-    def _part_done(self, work: Exchange) -> None:
-        work.left -= 1
-        if not work.left:
-            self._done(work, None)
-
-    def _called(self, rank: int) -> str:
-        return self._mesh.membership.called(rank)
-
     def _lost(self, link: PeerLink) -> NoReturn:
-        """Raise for a connection that ended: what another rank says was the reason, if one does soon."""
+        """Raise for a connection that ended: the reason that another rank sends, if one does soon."""
         until = time.monotonic() + _REASON_S
         while True:
-            for post in self._p2p:
-                self._drain(post)
+            for each in self._p2p:
+                self._drain(each)
             left = until - time.monotonic()
-            # A rank that was told by another one passes the reason on before it goes.
-            if left <= 0 or all(post.ended for post in self._p2p):
+            # A rank that received an alert from another one passes it on before it goes.
+            if left <= 0 or all(each.ended for each in self._p2p):
                 break
             self._poller.wait(min(left, _REASON_S / 10))
-        if any(each.bye_received for each in self._links if each.peer == link.peer):
-            raise CollectiveError(Code.RANK_LOST, f"{self._called(link.peer)} left the group", rank=link.peer)
-        gone = f"{self._called(link.peer)} is gone: its connection ended"
-        raise CollectiveError(Code.RANK_LOST, gone, rank=link.peer)
+        left_well = any(each.bye_received for each in self._links if each.peer == link.peer)
+        how = "left the group" if left_well else "is gone: its connection ended"
+        raise CollectiveError(Code.RANK_LOST, f"{self._mesh.membership.called(link.peer)} {how}", rank=link.peer)
 
-    def _drain(self, post: PeerLink) -> None:
-        """Read what has come on a connection for messages; of that only an alert still counts."""
+    def _drain(self, link: PeerLink) -> None:
+        """Read the frames that have come on a connection for messages; only an alert still counts."""
         try:
-            while post.readable and not post.ended:
-                if post.have and post.have >= post.wanted:
-                    post.taken()
-                if post.pull(frame_bytes(0)):
-                    frame = post.frame
-                    if frame[1] in (Kind.ALERT, Kind.BYE):
-                        explain(self._mesh, post, frame)
+            while link.readable and not link.ended:
+                if link.have and link.have >= link.wanted:
+                    link.taken()
+                if link.pull(frame_bytes(0)):
+                    if link.frame[1] in _LAST_FRAMES:
+                        explain(self._mesh.traffic, link)
                     else:
-                        # Opened all the same: the next frame's counter follows this one's.
-                        payload = bytearray(post.wanted - frame_bytes(0))
-                        opener = self._mesh.traffic.route(post.lane, post.peer, frame[:HEADER_BYTES])
-                        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES : post.wanted], payload)
-                    post.taken()
+                        opened(self._mesh.traffic, link)  # the next frame's counter follows this one's
+                    link.taken()
         except Closed:
-            post.ended = True
+            link.ended = True

@@ -1,8 +1,8 @@
-"""What ranks do together: every collective and the point-to-point messages, as values that an engine carries out.
+"""Every collective and the point-to-point messages, as values that an engine carries out.
 
-Laws: an operation says in advance, for each peer, which frames it sends and which it takes, in one fixed order, so
-that both ends agree without a word; it takes nothing that its opener has not verified; every rank that takes part
-names the same operation, or it fails with what each of them does.
+Laws: an operation names in advance, for each peer, the frames that it sends and those that it takes, in one fixed
+order, so that both ends agree without negotiation; it takes nothing that its opener has not verified; every rank that
+takes part names the same operation, or it fails with what each of them does.
 """
 
 from __future__ import annotations

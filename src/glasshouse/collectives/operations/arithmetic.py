@@ -1,4 +1,4 @@
-"""The arithmetic of reductions: what two chunks become.
+"""The arithmetic of reductions on two chunks.
 
 Laws: contributions are combined one after the other in the order given; float16 and bfloat16 are added up in float32
 and rounded once; `avg` divides each contribution before it is added, as torch defines it (integers: the sum is
@@ -8,7 +8,6 @@ divided, towards zero).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from glasshouse.collectives.protocol.headers import Element, ReductionCode
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["ELEMENTS", "Arithmetic", "Reduction", "ReductionKind"]
+__all__ = ["ELEMENTS", "Arithmetic", "Reduction"]
 
 ELEMENTS: dict[Any, Element] = {
     getattr(torch, name): element
@@ -32,17 +31,11 @@ _SUMMED = frozenset(
         torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
     }
 )  # fmt: skip
-
-
-class ReductionKind(StrEnum):
-    """How elements are combined."""
-
-    SUM = "sum"
-    AVG = "avg"
-    PREMUL_SUM = "premul_sum"
-    MIN = "min"
-    MAX = "max"
-    PRODUCT = "product"
+_COMBINE = {
+    ReductionCode.MIN: torch.minimum,
+    ReductionCode.MAX: torch.maximum,
+    ReductionCode.PRODUCT: torch.mul,
+}  # torch.add for every other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +43,23 @@ class Reduction:
     """How elements are combined.
 
     Args:
-        kind: the operation.
-        factor: what `premul_sum` multiplies each contribution by: a number, or a tensor of one element.
+        kind: the operation, not `NONE`.
+        factor: multiplies each contribution of a `premul_sum`: a number, or a tensor of one element.
     """
 
-    kind: ReductionKind
+    kind: ReductionCode
     factor: Any = None
 
     def __post_init__(self) -> None:
-        if (self.kind is ReductionKind.PREMUL_SUM) != (self.factor is not None):
+        if (self.kind is ReductionCode.PREMUL_SUM) != (self.factor is not None):
             raise ValueError("premul_sum, and nothing else, takes a factor")
 
     def premultiplied(self, tensor: Any) -> Any:
-        """Return what a rank's contribution counts as before it leaves the rank: a copy, where there is a factor.
+        """Return a rank's contribution as it leaves the rank: a copy, where there is a factor.
 
         Each rank multiplies its own by its own factor, as NCCL does; the factors may differ.
         """
         return tensor if self.factor is None else tensor.detach() * torch.as_tensor(self.factor).to(tensor)
-
-    @property
-    def code(self) -> ReductionCode:
-        return ReductionCode[self.kind.name]
 
 
 class Arithmetic:
@@ -85,28 +74,23 @@ class Arithmetic:
         CollectiveError: `collective-unsealed`, elements that the reduction is not defined for.
     """
 
-    __slots__ = ("_combine", "_divisor", "_quotient", "accumulator", "dtype", "scaled", "wide")
+    __slots__ = ("_combine", "_divisor", "_quotient", "accumulator", "scaled", "wide")
 
     def __init__(self, reduction: Reduction, dtype: Any, ranks: int) -> None:
         kind = reduction.kind
-        if dtype not in _SUMMED or (kind is ReductionKind.PREMUL_SUM and not dtype.is_floating_point):
+        if dtype not in _SUMMED or (kind is ReductionCode.PREMUL_SUM and not dtype.is_floating_point):
             raise CollectiveError(
                 Code.COLLECTIVE_UNSEALED,
-                f"the sealed backend does not reduce {str(dtype).removeprefix('torch.')} by {kind}",
+                f"the sealed backend does not reduce {str(dtype).removeprefix('torch.')} by {kind.name.lower()}",
                 hint="convert the tensor to a type that it reduces, such as float32",
             )
-        if dtype is torch.bool and kind is ReductionKind.AVG:
+        averaged = kind is ReductionCode.AVG
+        if dtype is torch.bool and averaged:
             raise CollectiveError(Code.COLLECTIVE_UNSEALED, "the average of truth values is not defined")
-        self.dtype = dtype
-        self._combine = {
-            ReductionKind.MIN: torch.minimum,
-            ReductionKind.MAX: torch.maximum,
-            ReductionKind.PRODUCT: torch.mul,
-        }.get(kind, torch.add)
-        averaged = kind is ReductionKind.AVG
-        self._divisor = ranks if averaged and dtype.is_floating_point else None
-        self._quotient = ranks if averaged and not dtype.is_floating_point else None
-        self.scaled = self._divisor is not None
+        self._combine = _COMBINE.get(kind, torch.add)
+        self.scaled = averaged and dtype.is_floating_point
+        self._divisor = ranks
+        self._quotient = ranks if averaged and not self.scaled else None
         # Two narrow numbers are added in float32 and rounded once by torch itself; more need the wide sum kept.
         self.wide = dtype in _NARROW and (ranks > 2 or self.scaled)
         """Whether partial results are kept in float32 though the elements are not."""
@@ -114,7 +98,7 @@ class Arithmetic:
         """The type in which partial results are kept."""
 
     def scale(self, contribution: Any, out: Any) -> Any:
-        """Write what a contribution counts as before it is combined into `out` (of the accumulator's type)."""
+        """Write a contribution as it is to be combined into `out`, of the accumulator's type; only where `scaled`."""
         # Converted first: torch would divide narrow numbers, and round, before it widens them.
         out.copy_(contribution)
         return out.div_(self._divisor)

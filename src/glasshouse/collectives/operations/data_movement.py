@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from glasshouse.collectives.operations.arithmetic import ELEMENTS
-from glasshouse.collectives.operations.communicator import Communicator
-from glasshouse.collectives.operations.exchange import Agreed, Exchange, Operation
+from glasshouse.collectives.operations.communicator import Communicator, one_each
+from glasshouse.collectives.operations.exchange import Exchange, Operation, agreed
 from glasshouse.collectives.operations.flows import CopySink
-from glasshouse.collectives.operations.regions import HostRegion, Region, Span
-from glasshouse.collectives.protocol.headers import Algorithm, Collective, Element
+from glasshouse.collectives.operations.regions import HostRegion, Region, Span, copy
+from glasshouse.collectives.protocol.headers import Algorithm, Collective, FrameHeader
 
 __all__ = ["all_gather", "all_to_all", "barrier", "broadcast", "gather", "scatter"]
 
@@ -25,13 +24,12 @@ def broadcast(tensors: Sequence[Any], root: int) -> Operation:
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         region = communicator.as_bytes(tensors)
-        agreed = _agreed(Collective.BROADCAST, tensors, root, *(tensor.numel() for tensor in tensors))
-        exchange = Exchange(communicator, sequence, agreed, [region], [] if communicator.rank == root else [region])
-        span = communicator.whole(region)
+        header = _agreed(Collective.BROADCAST, tensors, root, *(tensor.numel() for tensor in tensors))
+        exchange = Exchange(communicator, sequence, header, [region], [] if communicator.rank == root else [region])
         if communicator.rank == root:
-            exchange.send_all(span)
+            exchange.send_all(communicator.whole(region))
         else:
-            exchange.receive(root, span, CopySink(span), shared=True)
+            _receive(exchange, communicator, root, region, shared=True)
         return exchange
 
     return Operation(tensors, plan)
@@ -47,17 +45,16 @@ def all_gather(inputs: Sequence[Any], outputs: Sequence[Sequence[Any]]) -> Opera
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         for each in outputs:
-            _one_each(each, communicator.size)
+            one_each(each, communicator.size)
         own = communicator.as_bytes(inputs)
         parts = [communicator.as_bytes([each[rank] for each in outputs]) for rank in range(communicator.size)]
         sizes = [each[rank].numel() for each in outputs for rank in range(communicator.size)]
-        agreed = _agreed(Collective.ALL_GATHER, [each[0] for each in outputs], *sizes, elements=sum(sizes))
-        exchange = Exchange(communicator, sequence, agreed, parts, parts)
-        _copy(own, parts[communicator.rank])
+        header = _agreed(Collective.ALL_GATHER, [each[0] for each in outputs], *sizes, elements=sum(sizes))
+        exchange = Exchange(communicator, sequence, header, parts, parts)
+        copy(own, parts[communicator.rank])
         exchange.send_all(communicator.whole(own))
         for peer in communicator.peers:
-            span = communicator.whole(parts[peer])
-            exchange.receive(peer, span, CopySink(span), shared=True)
+            _receive(exchange, communicator, peer, parts[peer], shared=True)
         return exchange
 
     return Operation(inputs, plan)
@@ -73,22 +70,17 @@ def gather(tensor: Any, outputs: Sequence[Any] | None, root: int) -> Operation:
     """
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
-        agreed = _agreed(Collective.GATHER, [tensor], root)
+        header = _agreed(Collective.GATHER, [tensor], root)
         own = communicator.as_bytes([tensor])
         if communicator.rank != root:
-            exchange = Exchange(communicator, sequence, agreed, [own], [])
+            exchange = Exchange(communicator, sequence, header, [own], [])
             exchange.send(root, communicator.whole(own))
             return exchange
-        places = outputs or ()
-        _one_each(places, communicator.size)
-        parts = [communicator.as_bytes([place]) for place in places]
-        exchange = Exchange(communicator, sequence, agreed, parts, parts)
-        for part in parts:
-            _same_size(own, part)
-        _copy(own, parts[root])
+        parts = _as_parts(communicator, outputs or (), own)
+        exchange = Exchange(communicator, sequence, header, parts, parts)
+        copy(own, parts[root])
         for peer in communicator.peers:
-            span = communicator.whole(parts[peer])
-            exchange.receive(peer, span, CopySink(span))
+            _receive(exchange, communicator, peer, parts[peer])
         return exchange
 
     return Operation([tensor], plan)
@@ -104,19 +96,14 @@ def scatter(output: Any, inputs: Sequence[Any] | None, root: int) -> Operation:
     """
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
-        agreed = _agreed(Collective.SCATTER, [output], root)
+        header = _agreed(Collective.SCATTER, [output], root)
         own = communicator.as_bytes([output])
-        exchange = Exchange(communicator, sequence, agreed, [own], [own])
+        exchange = Exchange(communicator, sequence, header, [own], [own])
         if communicator.rank != root:
-            span = communicator.whole(own)
-            exchange.receive(root, span, CopySink(span))
+            _receive(exchange, communicator, root, own)
             return exchange
-        sources = inputs or ()
-        _one_each(sources, communicator.size)
-        parts = [communicator.as_bytes([source]) for source in sources]
-        for part in parts:
-            _same_size(own, part)
-        _copy(parts[root], own)
+        parts = _as_parts(communicator, inputs or (), own)
+        copy(parts[root], own)
         for peer in communicator.peers:
             exchange.send(peer, communicator.whole(parts[peer]))
         return exchange
@@ -133,21 +120,14 @@ def all_to_all(inputs: Sequence[Any], outputs: Sequence[Any]) -> Operation:
     """
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
-        _one_each(inputs, communicator.size)
-        _one_each(outputs, communicator.size)
-        sources, parts = (
-            [communicator.as_bytes([each]) for each in inputs],
-            [communicator.as_bytes([each]) for each in outputs],
-        )
-        # What a pair of ranks exchanges is theirs to agree on; no other rank knows it.
-        agreed = _agreed(Collective.ALL_TO_ALL, [*inputs, *outputs], elements=0)
-        exchange = Exchange(communicator, sequence, agreed, parts, parts)
-        _same_size(sources[communicator.rank], parts[communicator.rank])
-        _copy(sources[communicator.rank], parts[communicator.rank])
+        sources, parts = _as_parts(communicator, inputs), _as_parts(communicator, outputs)
+        # The sizes are agreed on by each pair of ranks: no other rank has them.
+        header = _agreed(Collective.ALL_TO_ALL, [*inputs, *outputs], elements=0)
+        exchange = Exchange(communicator, sequence, header, parts, parts)
+        copy(sources[communicator.rank], parts[communicator.rank])
         for peer in communicator.peers:
-            span = communicator.whole(parts[peer])
             exchange.send(peer, communicator.whole(sources[peer]), elements=inputs[peer].numel())
-            exchange.receive(peer, span, CopySink(span), elements=outputs[peer].numel())
+            _receive(exchange, communicator, peer, parts[peer], elements=outputs[peer].numel())
         return exchange
 
     return Operation(inputs, plan)
@@ -167,7 +147,7 @@ def barrier() -> Operation:
     """Return on no rank before every rank has come."""
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
-        exchange = Exchange(communicator, sequence, Agreed(collective=Collective.BARRIER), [], [])
+        exchange = Exchange(communicator, sequence, agreed(Collective.BARRIER, [], algorithm=Algorithm.NONE), [], [])
         exchange.send_all(_Token())
         for peer in communicator.peers:
             exchange.receive(peer, _Token(), CopySink(_Token()), shared=True)
@@ -176,31 +156,21 @@ def barrier() -> Operation:
     return Operation((), plan)
 
 
-def _agreed(collective: Collective, tensors: Sequence[Any], *details: int, elements: int | None = None) -> Agreed:
-    types = {tensor.dtype for tensor in tensors}
-    only = types.pop() if len(types) == 1 else None
-    return Agreed(
-        collective=collective,
-        algorithm=Algorithm.DIRECT,
-        element=ELEMENTS.get(only, Element.NONE),
-        elements=sum(tensor.numel() for tensor in tensors) if elements is None else elements,
-        details=(*details, *sorted({str(tensor.dtype) for tensor in tensors})),
-    )
+def _agreed(collective: Collective, tensors: Sequence[Any], *details: int, elements: int | None = None) -> FrameHeader:
+    types = sorted({str(tensor.dtype) for tensor in tensors})
+    return agreed(collective, tensors, *details, *types, elements=elements)
 
 
-def _copy(source: Region, out: Region) -> None:
-    _same_size(source, out)
-    step = 1 << 20
-    for low in range(0, out.nbytes, step):
-        high = min(low + step, out.nbytes)
-        out.write(low, high, source.read(low, high))
+def _receive(exchange: Exchange, communicator: Communicator, source: int, region: Region, **how: Any) -> None:
+    span = communicator.whole(region)
+    exchange.receive(source, span, CopySink(span), **how)
 
 
-def _one_each(tensors: Sequence[Any], size: int) -> None:
-    if len(tensors) != size:
-        raise ValueError(f"{len(tensors)} tensors in a group of {size} ranks: one each is needed")
-
-
-def _same_size(one: Region, other: Region) -> None:
-    if one.nbytes != other.nbytes:
-        raise ValueError(f"a tensor of {other.nbytes} bytes where one of {one.nbytes} is needed")
+def _as_parts(communicator: Communicator, tensors: Sequence[Any], own: Region | None = None) -> list[Region]:
+    """Return one region a rank, each of the size of `own` where that is given."""
+    one_each(tensors, communicator.size)
+    parts = [communicator.as_bytes([tensor]) for tensor in tensors]
+    for part in parts:
+        if own is not None and part.nbytes != own.nbytes:
+            raise ValueError(f"a tensor of {part.nbytes} bytes where one of {own.nbytes} is needed")
+    return parts

@@ -1,75 +1,59 @@
-"""One collective as one rank carries it out: what it says of it, and its flows to and from each peer."""
+"""One collective as one rank carries it out: its header, and its flows to and from each peer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from glasshouse.collectives.operations.arithmetic import ELEMENTS
 from glasshouse.collectives.operations.communicator import Communicator
-from glasshouse.collectives.operations.flows import ChunkRun, Inflow, Outflow, SharedOutflow, Sink
+from glasshouse.collectives.operations.flows import ChunkRun, Gate, Inflow, Outflow, SharedOutflow, Sink
 from glasshouse.collectives.operations.regions import Region, Span
-from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.group_keys import ALL, Lane
 from glasshouse.collectives.protocol.headers import (
-    ALL,
     Algorithm,
     Collective,
     Element,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     ReductionCode,
     digest,
     set_route,
 )
 from glasshouse.wire.aead import Suite
 
-__all__ = ["Agreed", "Exchange", "Operation"]
+__all__ = ["Exchange", "Operation", "agreed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """What every rank must say of an operation in the same words.
+def agreed(
+    collective: Collective,
+    tensors: Sequence[Any],
+    *details: int | str,
+    elements: int | None = None,
+    algorithm: Algorithm = Algorithm.DIRECT,
+    reduction: ReductionCode = ReductionCode.NONE,
+) -> FrameHeader:
+    """Return the header on which all ranks of an operation must agree, but for route, chunk, length and counter.
 
     Args:
-        collective, algorithm, element, reduction: the codes on the wire.
-        elements: of the whole operation, for people.
+        collective, algorithm, reduction: the codes on the wire.
+        tensors: of which type and number of elements are taken.
         details: whatever else must be equal: shapes, root.
+        elements: of the whole operation, where that is not those of the tensors.
     """
-
-    collective: Collective
-    element: Element = Element.NONE
-    elements: int = 0
-    algorithm: Algorithm = Algorithm.NONE
-    reduction: ReductionCode = ReductionCode.NONE
-    details: tuple[int | str, ...] = ()
-
-    def header(self, sequence: int, suite: Suite) -> bytearray:
-        """Return the packed header of this operation's frames, but for route, chunk, length and counter."""
-        return Header(
-            kind=Kind.DATA,
-            source=0,
-            destination=0,
-            sequence=sequence,
-            suite=suite,
-            collective=self.collective,
-            algorithm=self.algorithm,
-            element=self.element,
-            reduction=self.reduction,
-            elements=self.elements,
-            digest=digest(*self.details),
-        ).encode()
-
-    def described(self) -> str:
-        """Return what an error calls the operation."""
-        return Header(
-            kind=Kind.DATA,
-            source=0,
-            destination=0,
-            collective=self.collective,
-            element=self.element,
-            reduction=self.reduction,
-            elements=self.elements,
-        ).described()
+    types = {tensor.dtype for tensor in tensors}
+    return FrameHeader(
+        kind=FrameKind.DATA,
+        source=0,
+        destination=0,
+        collective=collective,
+        algorithm=algorithm,
+        element=ELEMENTS.get(types.pop(), Element.NONE) if len(types) == 1 else Element.NONE,
+        reduction=reduction,
+        elements=sum(tensor.numel() for tensor in tensors) if elements is None else elements,
+        digest=digest(*details),
+    )
 
 
 class Exchange:
@@ -78,132 +62,96 @@ class Exchange:
     Args:
         communicator: the group.
         sequence: the operation's number.
-        agreed: what all ranks say of it.
-        regions: what takes part in it, all in the same place.
-        outputs: those of them that are zeroed if it fails.
+        header: on which all ranks agree.
+        regions: the memory that takes part in it, all in the same place.
+        outputs: the regions that are zeroed if it fails.
     """
 
     def __init__(
         self,
         communicator: Communicator,
         sequence: int,
-        agreed: Agreed,
+        header: FrameHeader,
         regions: Sequence[Region],
         outputs: Sequence[Region],
     ) -> None:
-        self.agreed = agreed
         self.sequence = sequence
         self.outgoing: dict[int, list[ChunkRun[Outflow]]] = {}
         self.incoming: dict[int, list[ChunkRun[Inflow]]] = {}
         self.queue = regions[0].queue if regions else None
-        self._suite = regions[0].suite if regions else Suite.AES_256_GCM
         self.left = 0
         """How many connections' parts are unfinished."""
         self._communicator = communicator
         self._outputs = outputs
-        self._template = agreed.header(sequence, self._suite)
+        self._suite = regions[0].suite if regions else Suite.AES_256_GCM
+        self._agreed = header
+        self._template = replace(header, sequence=sequence, suite=self._suite).encode()
 
-    def send(
-        self,
-        peer: int,
-        span: Span,
-        *,
-        phase: int = 0,
-        gate: Callable[[int], bool] | None = None,
-        elements: int | None = None,
-    ) -> Outflow:
-        """Send a span to one peer; `elements` says how many where that is not the whole operation's number."""
+    def send(self, peer: int, span: Span, *, phase: int = 0, gate: Gate = None, elements: int | None = None) -> Outflow:
+        """Send a span to one peer; `elements` is given where that is not the whole operation's number."""
         flow = self.to_one(peer, span, phase=phase, gate=gate, elements=elements)
-        if span.count:
-            self.outgoing.setdefault(peer, []).append((flow, 0, span.count))
+        self.place(peer, outgoing=[(flow, 0, span.count)] if span.count else [])
         return flow
 
-    def send_all(self, span: Span, *, phase: int = 0, gate: Callable[[int], bool] | None = None) -> Outflow:
-        """Send a span to every peer, sealed once; return the flow, for those who wait until a chunk is sealed."""
-        flow = self.to_all(span, phase=phase, gate=gate)
-        if span.count:
-            for peer in self._communicator.peers:
-                self.outgoing.setdefault(peer, []).append((flow, 0, span.count))
+    def send_all(self, span: Span) -> Outflow:
+        """Send a span to every peer, sealed once; return the flow, which counts the chunks that are sealed."""
+        flow = self.to_all(span)
+        for peer in self._communicator.peers if span.count else ():
+            self.place(peer, outgoing=[(flow, 0, span.count)])
         return flow
 
     def receive(
-        self,
-        source: int,
-        span: Span,
-        sink: Sink,
-        *,
-        phase: int = 0,
-        shared: bool = False,
-        elements: int | None = None,
+        self, source: int, span: Span, sink: Sink, *, phase: int = 0, shared: bool = False, elements: int | None = None
     ) -> None:
         """Take a span from one peer into `sink`; `shared` if the peer sends it to all."""
         if span.count:
             flow = self.from_one(source, span, sink, phase=phase, shared=shared, elements=elements)
-            self.incoming.setdefault(source, []).append((flow, 0, span.count))
+            self.place(source, incoming=[(flow, 0, span.count)])
 
     def to_one(
-        self,
-        peer: int,
-        span: Span,
-        *,
-        phase: int = 0,
-        gate: Callable[[int], bool] | None = None,
-        elements: int | None = None,
+        self, peer: int, span: Span, *, phase: int = 0, gate: Gate = None, elements: int | None = None
     ) -> Outflow:
-        """Return a flow to one peer that is yet to be put in its place."""
-        communicator = self._communicator
-        sealer = communicator.streams.sealer(Lane.COLLECTIVE, peer, self._suite)
-        header = self._header(communicator.rank, peer, phase)
-        return Outflow(span, header, self.agreed.elements if elements is None else elements, sealer, gate)
+        """Return a flow to one peer that is yet to be placed."""
+        sealer = self._communicator.streams.sealer(Lane.COLLECTIVE, peer, self._suite)
+        return Outflow(span, self._header(self._communicator.rank, peer, phase, elements), sealer, gate)
 
-    def to_all(self, span: Span, *, phase: int = 0, gate: Callable[[int], bool] | None = None) -> Outflow:
-        """Return a flow to every peer that is yet to be put in its place for each."""
+    def to_all(self, span: Span, *, phase: int = 0, gate: Gate = None) -> Outflow:
+        """Return a flow to every peer that is yet to be placed for each."""
         communicator = self._communicator
-        return SharedOutflow(
-            span,
-            self._header(communicator.rank, ALL, phase),
-            self.agreed.elements,
-            communicator.streams.sealer(Lane.COLLECTIVE, ALL, self._suite),
-            gate,
-            buffers=communicator.pools(span.region).shared,
-            peers=len(communicator.peers),
-        )
+        sealer = communicator.streams.sealer(Lane.COLLECTIVE, ALL, self._suite)
+        header, buffers = self._header(communicator.rank, ALL, phase, None), communicator.pools(span.region).shared
+        return SharedOutflow(span, header, sealer, gate, buffers=buffers, peers=len(communicator.peers))
 
     def from_one(
-        self,
-        source: int,
-        span: Span,
-        sink: Sink,
-        *,
-        phase: int = 0,
-        shared: bool = False,
-        elements: int | None = None,
+        self, source: int, span: Span, sink: Sink, *, phase: int = 0, shared: bool = False, elements: int | None = None
     ) -> Inflow:
-        """Return a flow from one peer that is yet to be put in its place."""
-        communicator = self._communicator
-        header = self._header(source, ALL if shared else communicator.rank, phase)
-        opener = communicator.streams.opener(Lane.COLLECTIVE, source, self._suite, broadcast=shared)
-        return Inflow(source, span, header, self.agreed.elements if elements is None else elements, opener, sink)
+        """Return a flow from one peer that is yet to be placed."""
+        header = self._header(source, ALL if shared else self._communicator.rank, phase, elements)
+        opener = self._communicator.streams.opener(Lane.COLLECTIVE, source, self._suite, broadcast=shared)
+        return Inflow(source, span, header, opener, sink)
 
-    def go(self, peer: int, outgoing: list[ChunkRun[Outflow]], incoming: list[ChunkRun[Inflow]]) -> None:
-        """Put flows with a peer in their place; there may be none."""
+    def place(
+        self, peer: int, *, outgoing: Sequence[ChunkRun[Outflow]] = (), incoming: Sequence[ChunkRun[Inflow]] = ()
+    ) -> None:
+        """Add flows with a peer behind those that are there; there may be none."""
         if outgoing:
-            self.outgoing[peer] = outgoing
+            self.outgoing.setdefault(peer, []).extend(outgoing)
         if incoming:
-            self.incoming[peer] = incoming
+            self.incoming.setdefault(peer, []).extend(incoming)
 
     def described(self) -> str:
-        """Return what an error calls it."""
-        return f"{self.agreed.described()} (operation {self.sequence})"
+        """Return its name in an error."""
+        return f"{self._agreed.described()} (operation {self.sequence})"
 
     def zero(self) -> None:
         """Overwrite the outputs, complete or not."""
         for region in self._outputs:
             region.zero()
 
-    def _header(self, source: int, destination: int, phase: int) -> bytearray:
+    def _header(self, source: int, destination: int, phase: int, elements: int | None) -> bytearray:
         header = self._template.copy()
-        set_route(header, phase=phase, source=source, destination=destination)
+        number = self._agreed.elements if elements is None else elements
+        set_route(header, phase=phase, source=source, destination=destination, elements=number)
         return header
 
 
@@ -213,7 +161,7 @@ class Operation:
 
     Args:
         tensors: what it works on, or some of that.
-        plan: how it is carried out by a communicator under a sequence number.
+        plan: makes the exchange for a communicator under a sequence number.
     """
 
     tensors: Sequence[Any]

@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
-from glasshouse.collectives.operations.communicator import OrderedOpener
 from glasshouse.collectives.operations.regions import Span
-from glasshouse.collectives.protocol.frame_memory import Buffers, FrameOpener, FrameSealer
+from glasshouse.collectives.protocol.frame_memory import Buffers
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, frame_bytes, set_chunk
+from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
 
-__all__ = ["ChunkRun", "CopySink", "Inflow", "Outflow", "SharedOutflow", "Sink", "interleaved"]
+__all__ = ["ChunkRun", "CopySink", "Gate", "Inflow", "Outflow", "SharedOutflow", "Sink", "interleaved"]
 
 _Flow = TypeVar("_Flow", "Outflow", "Inflow")
 
+Gate: TypeAlias = Callable[[int], bool] | None
+"""Whether a chunk may be sealed or overwritten yet; None if any may."""
+
 
 class Sink(Protocol):
-    """What becomes of a peer's frames."""
+    """Where the frames of a peer go."""
+
+    __slots__ = ()
 
     def ready(self, source: int, chunk: int) -> bool:
         """Return whether that chunk can be taken now."""
@@ -34,19 +39,15 @@ class Outflow:
     Args:
         span: what to send.
         header: packed for this peer and phase.
-        elements: of the whole operation.
         sealer: of the stream.
-        gate: tells whether a chunk may be sealed yet, None if any may.
+        gate: for sealing.
     """
 
-    __slots__ = ("_elements", "_gate", "_header", "_sealer", "_span", "count", "gone", "sealed")
+    __slots__ = ("_gate", "_header", "_sealer", "_span", "count", "gone", "sealed")
 
-    def __init__(
-        self, span: Span, header: bytearray, elements: int, sealer: FrameSealer, gate: Callable[[int], bool] | None
-    ) -> None:
+    def __init__(self, span: Span, header: bytearray, sealer: FrameSealer, gate: Gate = None) -> None:
         self._span = span
         self._header = header
-        self._elements = elements
         self._sealer = sealer
         self._gate = gate
         self.count = span.count
@@ -63,7 +64,7 @@ class Outflow:
         return None if own is None else self._seal(chunk, own)
 
     def release(self, chunk: int) -> Callable[[], None]:
-        """Return what to call when a frame has gone out whole, and its memory is free."""
+        """Return the callback for a frame that has gone out whole, and whose memory is free."""
 
         def gone() -> None:
             self.gone = chunk + 1
@@ -74,14 +75,14 @@ class Outflow:
         low, high = self._span.bounds(chunk)
         frame = buffer[: frame_bytes(high - low)]
         frame[:HEADER_BYTES] = self._header
-        set_chunk(frame, elements=self._elements, chunk=chunk)
+        set_chunk(frame, chunk)
         self._span.region.seal(low, high, self._sealer, frame)
         self.sealed = chunk + 1
         return frame
 
 
 class _Shared:
-    """A frame on its way to every peer. Knows nothing of what it was sealed from, which it may outlive."""
+    """A frame on its way to every peer. Holds no reference to what it was sealed from, which it may outlive."""
 
     __slots__ = ("_buffer", "_buffers", "_left", "begun", "frame")
 
@@ -94,7 +95,7 @@ class _Shared:
         """How many peers' connections have begun with it."""
 
     def gone(self) -> None:
-        """Be told that one more connection is done with it."""
+        """Count one more connection that is done with it."""
         self._left -= 1
         if not self._left:
             self._buffers.give_back(self._buffer)
@@ -111,17 +112,9 @@ class SharedOutflow(Outflow):
     __slots__ = ("_buffers", "_frames", "_peers")
 
     def __init__(
-        self,
-        span: Span,
-        header: bytearray,
-        elements: int,
-        sealer: FrameSealer,
-        gate: Callable[[int], bool] | None,
-        *,
-        buffers: Buffers,
-        peers: int,
+        self, span: Span, header: bytearray, sealer: FrameSealer, gate: Gate, *, buffers: Buffers, peers: int
     ) -> None:
-        super().__init__(span, header, elements, sealer, gate)
+        super().__init__(span, header, sealer, gate)
         self._buffers = buffers
         self._peers = peers
         self._frames: dict[int, _Shared] = {}
@@ -150,20 +143,16 @@ class Inflow:
         source: the peer.
         span: what they fill, or another of the same sizes.
         header: packed as they must be.
-        elements: of the whole operation.
         opener: of the stream.
-        sink: what becomes of them.
+        sink: where they go.
     """
 
-    __slots__ = ("_elements", "_header", "_opener", "_sink", "_span", "count", "source")
+    __slots__ = ("_header", "_opener", "_sink", "_span", "count", "source")
 
-    def __init__(
-        self, source: int, span: Span, header: bytearray, elements: int, opener: OrderedOpener, sink: Sink
-    ) -> None:
+    def __init__(self, source: int, span: Span, header: bytearray, opener: FrameOpener, sink: Sink) -> None:
         self.source = source
         self._span = span
         self._header = header
-        self._elements = elements
         self._opener = opener
         self._sink = sink
         self.count = span.count
@@ -174,11 +163,12 @@ class Inflow:
 
     def expected(self, chunk: int) -> bytearray:
         """Return the 64 bytes that the next frame, of this chunk, must begin with."""
-        set_chunk(self._header, elements=self._elements, chunk=chunk)
+        set_chunk(self._header, chunk)
         self._opener.complete(self._header, self._span.size(chunk))
         return self._header
 
     def ready(self, chunk: int) -> bool:
+        """Return whether that chunk can be taken now."""
         return self._sink.ready(self.source, chunk)
 
     def take(self, chunk: int, frame: memoryview) -> None:
@@ -190,17 +180,12 @@ class Inflow:
         self._sink.take(self.source, chunk, self._opener, frame)
 
 
-class CopySink:
-    """Frames opened straight to where they belong.
-
-    Args:
-        span: where that is.
-        may: tells whether a chunk of it may be overwritten yet, None if any may.
-    """
+class CopySink(Sink):
+    """Opens frames straight to where they belong: `span`, once the chunk of it may be overwritten."""
 
     __slots__ = ("_may", "_span", "taken")
 
-    def __init__(self, span: Span, may: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, span: Span, may: Gate = None) -> None:
         self._span = span
         self._may = may
         self.taken = 0

@@ -1,7 +1,7 @@
 """Messages between two ranks: matched by tag in any order, from a named rank or from the rank that comes first.
 
-A message is offered, accepted when the other end has room for it, and only then sent: what is not received never
-stands in the way of what somebody does. Every pair of ranks has a connection for this.
+A message is offered, accepted when the other end has room for it, and only then sent: a message that is not received
+never blocks others. Every pair of ranks has a connection for this.
 Laws: messages between two ranks under one tag arrive in the order in which they were sent; an offer of another size or
 type than the receiver has room for ends the group.
 """
@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from glasshouse.collectives.operations.arithmetic import ELEMENTS
 from glasshouse.collectives.operations.communicator import Communicator
-from glasshouse.collectives.operations.regions import Region, Span, within
+from glasshouse.collectives.operations.flows import CopySink, Inflow, Outflow
+from glasshouse.collectives.operations.regions import Region, within
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import (
     HEADER_BYTES,
     Collective,
     Element,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     digest,
     frame_bytes,
-    set_chunk,
 )
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import Suite
 
-__all__ = ["MAX_OFFERS", "MAX_TAG", "Mailbox", "P2PMessage", "receive", "send"]
+__all__ = ["MAX_OFFERS", "Mailbox", "P2PMessage", "receive", "send"]
 
 MAX_TAG = 2**32 - 1
 MAX_OFFERS = 1 << 16
@@ -43,7 +43,7 @@ class P2PMessage:
     Args:
         tensors: contiguous; sent from or received into, several as one message.
         peer: the rank at the other end, None for a receiver that takes from any.
-        tag: what the other end must say too.
+        tag: the same at both ends.
         sending: which end this is.
     """
 
@@ -72,10 +72,11 @@ class P2PMessage:
 
     @property
     def queue(self) -> Any:
+        """The queue of the device that the tensors are on, None for host memory."""
         return self.region.queue
 
     def begin(self, communicator: Communicator) -> None:
-        """Become one of a communicator's messages.
+        """Bind the message to a communicator.
 
         Raises:
             ValueError: there is no such rank to exchange messages with.
@@ -86,29 +87,29 @@ class P2PMessage:
             )
         self._region = communicator.as_bytes(self.tensors)
 
-    def header(self, kind: Kind, *, source: int, destination: int) -> Header:
-        """Return the header of this message's frames of one kind."""
-        return Header(
+    def header(self, kind: FrameKind, *, source: int, destination: int) -> bytearray:
+        """Return the packed header of this message's frames of one kind."""
+        return FrameHeader(
             kind=kind,
             source=source,
             destination=destination,
             sequence=self.sequence,
-            suite=self.region.suite if kind is Kind.DATA else Suite.AES_256_GCM,
+            suite=self.region.suite if kind is FrameKind.DATA else Suite.AES_256_GCM,
             collective=Collective.SEND,
             element=self.element,
             elements=self.elements,
             tag=self.tag,
             digest=self.types,
-        )
+        ).encode()
 
     def described(self) -> str:
-        """Return what an error calls it."""
-        what = f"{self.elements} {self.element.name.lower()}"
-        way = "send" if self.sending else "receive"
+        """Return its name in an error."""
+        way = "send of {} to {}" if self.sending else "receive of {} from {}"
         end = "any rank" if self.peer is None else f"rank {self.peer}"
-        return f"{way} of {what} {'to' if self.sending else 'from'} {end} with tag {self.tag}"
+        return f"{way.format(f'{self.elements} {self.element.name.lower()}', end)} with tag {self.tag}"
 
     def zero(self) -> None:
+        """Overwrite what is received, complete or not."""
         if not self.sending and self._region is not None:
             self._region.zero()
 
@@ -124,39 +125,37 @@ def receive(tensors: Sequence[Any], peer: int | None, tag: int = 0) -> P2PMessag
 
 
 @dataclass(slots=True)
-class _Transfer:
-    """A message on its way."""
+class _Peer:
+    """The messages with one peer."""
 
-    message: P2PMessage
-    span: Span
-    header: bytearray
-    chunk: int = 0
+    sent: int = 0
+    """How many were offered to it: the number of the next."""
+    offered: dict[int, P2PMessage] = field(default_factory=dict)
+    """By number, those that it has not accepted."""
+    offers: list[tuple[int, FrameHeader]] = field(default_factory=list)
+    """Those of the peer that wait for a receiver, with the place of each among the offers of all."""
+    control: deque[tuple[bytearray, P2PMessage | None]] = field(default_factory=deque)
+    """Headers of offers and acceptances to send, with the message that is complete then."""
+    outgoing: deque[tuple[P2PMessage, Outflow]] = field(default_factory=deque)
+    incoming: deque[tuple[P2PMessage, Inflow, CopySink]] = field(default_factory=deque)
+    ending: P2PMessage | None = None
+    """The message that is complete when the frame on its way has gone out."""
 
 
 class Mailbox:
-    """The messages of one rank: what is offered, wanted and on its way. Touches no connection.
+    """The messages of one rank: offered, wanted and on their way. Touches no connection.
 
     Args:
         communicator: the group.
-        done: told of each message that is complete, with the rank at the other end.
+        done: called with each message that is complete, and the rank at the other end.
     """
 
     def __init__(self, communicator: Communicator, done: Callable[[P2PMessage, int], None]) -> None:
         self._communicator = communicator
         self._done = done
-        self._numbers = dict.fromkeys(communicator.peers, 0)
-        self._offered: dict[int, dict[int, P2PMessage]] = {peer: {} for peer in communicator.peers}
-        self._offers: dict[int, list[Header]] = {peer: [] for peer in communicator.peers}
+        self._peers = {peer: _Peer() for peer in communicator.peers}
         self._arrivals = 0
-        self._order: dict[tuple[int, int], int] = {}
         self._wanted: list[P2PMessage] = []
-        self._control: dict[int, deque[tuple[Header, P2PMessage | None]]] = {
-            peer: deque() for peer in communicator.peers
-        }
-        self._outgoing: dict[int, deque[_Transfer]] = {peer: deque() for peer in communicator.peers}
-        self._incoming: dict[int, deque[_Transfer]] = {peer: deque() for peer in communicator.peers}
-        self._ending: dict[int, P2PMessage | None] = dict.fromkeys(communicator.peers)
-        """The message that is complete when the frame on its way to a peer has gone out."""
 
     def post(self, message: P2PMessage) -> None:
         """Begin with a message of this rank."""
@@ -164,151 +163,125 @@ class Mailbox:
             self._wanted.append(message)
             self._match(message)
             return
-        peer = message.peer
-        if peer is None:
+        if message.peer is None:
             raise ValueError("a message is sent to one rank")
-        message.sequence = self._numbers[peer]
-        self._numbers[peer] += 1
-        self._offered[peer][message.sequence] = message
-        self._control[peer].append((message.header(Kind.OFFER, source=self._communicator.rank, destination=peer), None))
+        peer = self._peers[message.peer]
+        message.sequence, peer.sent = peer.sent, peer.sent + 1
+        peer.offered[message.sequence] = message
+        offer = message.header(FrameKind.OFFER, source=self._communicator.rank, destination=message.peer)
+        peer.control.append((offer, None))
 
-    def waits_for(self, peer: int) -> bool:
+    def waits_for(self, rank: int) -> bool:
         """Return whether a message of this rank is unfinished that a peer is needed for."""
-        return bool(
-            self._offered[peer]
-            or self._outgoing[peer]
-            or self._incoming[peer]
-            or self._ending[peer]
-            or any(message.peer in (None, peer) for message in self._wanted)
+        peer = self._peers[rank]
+        return bool(peer.offered or peer.outgoing or peer.incoming or peer.ending) or any(
+            message.peer in (None, rank) for message in self._wanted
         )
 
-    def busy(self, peer: int) -> bool:
+    def busy(self, rank: int) -> bool:
         """Return whether there is a frame for a peer."""
-        return bool(self._control[peer] or self._outgoing[peer])
+        return bool(self._peers[rank].control or self._peers[rank].outgoing)
 
-    def frame(self, peer: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
+    def frame(self, rank: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         """Return the next sealed frame for a peer, made in what `buffer` gives for its size, or None."""
-        sealer = self._communicator.streams.sealer(Lane.P2P, peer)
-        if self._control[peer]:
+        peer = self._peers[rank]
+        if peer.control:
             if (own := buffer(frame_bytes(0))) is None:
                 return None
-            frame = own[: frame_bytes(0)]
-            header, self._ending[peer] = self._control[peer].popleft()
-            header.pack_into(frame)
-            sealer.seal_into(frame[:HEADER_BYTES], b"", frame[HEADER_BYTES:])
-            return frame
-        if not self._outgoing[peer]:
+            header, peer.ending = peer.control.popleft()
+            control = own[: frame_bytes(0)]
+            self._communicator.streams.sealer(Lane.P2P, rank).seal_into(header, b"", control[HEADER_BYTES:])
+            control[:HEADER_BYTES] = header
+            return control
+        if not peer.outgoing:
             return None
-        transfer = self._outgoing[peer][0]
-        region = transfer.span.region
-        sealer = self._communicator.streams.sealer(Lane.P2P, peer, region.suite)
-        low, high = transfer.span.bounds(transfer.chunk)
-        if (own := buffer(frame_bytes(high - low))) is None:
-            return None
-        frame = own[: frame_bytes(high - low)]
-        frame[:HEADER_BYTES] = transfer.header
-        set_chunk(frame, elements=transfer.message.elements, chunk=transfer.chunk)
-        with within(region.queue):
-            region.seal(low, high, sealer, frame)
-        transfer.chunk += 1
-        if transfer.chunk == transfer.span.count:
-            self._outgoing[peer].popleft()
-            self._ending[peer] = transfer.message
+        message, flow = peer.outgoing[0]
+        with within(message.queue):
+            frame = flow.frame(flow.sealed, buffer)
+        if frame is not None and flow.sealed == flow.count:
+            peer.outgoing.popleft()
+            peer.ending = message
         return frame
 
-    def sent(self, peer: int) -> None:
-        """Be told that the last frame for a peer has gone out whole."""
-        if (message := self._ending[peer]) is not None:
-            self._ending[peer] = None
-            self._done(message, peer)
+    def sent(self, rank: int) -> None:
+        """Note that the last frame for a peer has gone out whole."""
+        peer = self._peers[rank]
+        if peer.ending is not None:
+            message, peer.ending = peer.ending, None
+            self._done(message, rank)
 
-    def take(self, peer: int, frame: memoryview) -> None:
+    def take(self, rank: int, frame: memoryview) -> None:
         """Open and use a frame from a peer that is an offer, an acceptance, or data.
 
         Raises:
             CollectiveError: `collective-tampered`; `collective-mismatch` for a message of another size or type.
         """
-        incoming = self._incoming[peer]
-        if incoming and frame[1] == Kind.DATA:
-            transfer = incoming[0]
-            region = transfer.span.region
-            opener = self._communicator.streams.opener(Lane.P2P, peer, region.suite)
-            low, high = transfer.span.bounds(transfer.chunk)
-            set_chunk(transfer.header, elements=transfer.message.elements, chunk=transfer.chunk)
-            opener.complete(transfer.header, high - low)
-            if frame[:HEADER_BYTES] == transfer.header:
-                with within(region.queue):
-                    region.open(low, high, opener, frame)
-                transfer.chunk += 1
-                if transfer.chunk == transfer.span.count:
-                    incoming.popleft()
-                    self._done(transfer.message, peer)
+        peer = self._peers[rank]
+        if peer.incoming and frame[1] == FrameKind.DATA:
+            message, flow, sink = peer.incoming[0]
+            if frame[:HEADER_BYTES] == flow.expected(sink.taken):
+                with within(message.queue):
+                    flow.take(sink.taken, frame)
+                if sink.taken == flow.count:
+                    peer.incoming.popleft()
+                    self._done(message, rank)
                 return
         payload = bytearray(len(frame) - frame_bytes(0))
-        opener = self._communicator.streams.opener(Lane.P2P, peer)
+        opener = self._communicator.streams.opener(Lane.P2P, rank)
         opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], payload)
-        header = Header.parse(frame)
-        if header.kind is Kind.OFFER and not payload:
-            self._hear(peer, header)
-        elif header.kind is Kind.ACCEPT and not payload and header.sequence in self._offered[peer]:
-            self._go(peer, self._offered[peer].pop(header.sequence))
+        header = FrameHeader.parse(frame)
+        if header.kind is FrameKind.OFFER and not payload:
+            self._take_offer(rank, header)
+        elif header.kind is FrameKind.ACCEPT and not payload and header.sequence in peer.offered:
+            message = peer.offered.pop(header.sequence)
+            span = self._communicator.whole(message.region)
+            if span.count:
+                packed = message.header(FrameKind.DATA, source=self._communicator.rank, destination=rank)
+                sealer = self._communicator.streams.sealer(Lane.P2P, rank, message.region.suite)
+                peer.outgoing.append((message, Outflow(span, packed, sealer)))
+            else:
+                self._done(message, rank)
         else:
-            raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH,
-                f"rank {peer} sends a {header.kind.name.lower()} that nothing led to",
-                rank=peer,
-            )
+            raise _mismatch(rank, f"sends a {header.kind.name.lower()} that nothing led to")
 
-    def _hear(self, peer: int, offer: Header) -> None:
-        if len(self._offers[peer]) >= MAX_OFFERS:
-            raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH,
-                f"rank {peer} has offered {MAX_OFFERS} messages that are not received",
-                rank=peer,
-            )
+    def _take_offer(self, rank: int, offer: FrameHeader) -> None:
+        offers = self._peers[rank].offers
+        if len(offers) >= MAX_OFFERS:
+            raise _mismatch(rank, f"has offered {MAX_OFFERS} messages that are not received")
         self._arrivals += 1
-        self._offers[peer].append(offer)
-        self._order[peer, offer.sequence] = self._arrivals
+        offers.append((self._arrivals, offer))
         for message in self._wanted:
-            if message.peer in (None, peer) and message.tag == offer.tag:
+            if message.peer in (None, rank) and message.tag == offer.tag:
                 self._match(message)
                 return
 
     def _match(self, message: P2PMessage) -> None:
         """Accept the offer that came first of those that a receiver waits for, if there is one."""
-        peers = self._communicator.peers if message.peer is None else (message.peer,)
-        fitting = [(peer, offer) for peer in peers for offer in self._offers[peer] if offer.tag == message.tag]
+        ranks = self._communicator.peers if message.peer is None else (message.peer,)
+        fitting = [(each, rank) for rank in ranks for each in self._peers[rank].offers if each[1].tag == message.tag]
         if not fitting:
             return
-        peer, offer = min(fitting, key=lambda each: self._order[each[0], each[1].sequence])
-        self._offers[peer].remove(offer)
-        del self._order[peer, offer.sequence]
+        first, rank = min(fitting, key=lambda found: found[0][0])
+        offer, peer, own = first[1], self._peers[rank], self._communicator.rank
+        peer.offers.remove(first)
         self._wanted.remove(message)
         if (offer.digest, offer.elements) != (message.types, message.elements):
-            raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH,
-                f"rank {peer} sends {offer.elements} {offer.element.name.lower()} with tag {offer.tag} where"
-                f" rank {self._communicator.rank} has room for {message.elements} {message.element.name.lower()}",
-                rank=peer,
+            raise _mismatch(
+                rank,
+                f"sends {offer.elements} {offer.element.name.lower()} with tag {offer.tag} where"
+                f" rank {own} has room for {message.elements} {message.element.name.lower()}",
             )
         message.sequence = offer.sequence
-        accept = message.header(Kind.ACCEPT, source=self._communicator.rank, destination=peer)
-        transfer = self._transfer(message, source=peer, destination=self._communicator.rank)
-        if transfer.span.count:
-            self._incoming[peer].append(transfer)
-        # An empty message is complete when the other end has been told so.
-        self._control[peer].append((accept, None if transfer.span.count else message))
+        span = self._communicator.whole(message.region)
+        if span.count:
+            sink = CopySink(span)
+            header = message.header(FrameKind.DATA, source=rank, destination=own)
+            opener = self._communicator.streams.opener(Lane.P2P, rank, message.region.suite)
+            peer.incoming.append((message, Inflow(rank, span, header, opener, sink), sink))
+        # An empty message is complete when its acceptance has gone out.
+        accept = message.header(FrameKind.ACCEPT, source=own, destination=rank)
+        peer.control.append((accept, None if span.count else message))
 
-    def _go(self, peer: int, message: P2PMessage) -> None:
-        transfer = self._transfer(message, source=self._communicator.rank, destination=peer)
-        if transfer.span.count:
-            self._outgoing[peer].append(transfer)
-        else:
-            self._done(message, peer)
 
-    def _transfer(self, message: P2PMessage, *, source: int, destination: int) -> _Transfer:
-        return _Transfer(
-            message,
-            self._communicator.whole(message.region),
-            message.header(Kind.DATA, source=source, destination=destination).encode(),
-        )
+def _mismatch(rank: int, what: str) -> CollectiveError:
+    return CollectiveError(Code.COLLECTIVE_MISMATCH, f"rank {rank} {what}", rank=rank)

@@ -1,20 +1,24 @@
-"""Where frames are sealed from and opened to: tensors of one type seen as one run of bytes, cut into chunks."""
+"""Tensors of one type seen as one run of bytes, cut into chunks: the source and the destination of frames."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from glasshouse.collectives.protocol.frame_memory import FrameOpener, FrameSealer, bytes_of
+from glasshouse.collectives.protocol.frame_memory import bytes_of
 from glasshouse.collectives.protocol.headers import HEADER_BYTES
-from glasshouse.wire.aead import Suite, zero
+from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
+from glasshouse.wire.aead import Suite
 
-__all__ = ["HostRegion", "Region", "Span", "flat", "within"]
+__all__ = ["HostRegion", "Region", "Span", "copy", "flat", "within"]
+
+_COPIED_BYTES = 1 << 20
 
 
 def flat(tensor: Any) -> Any:
@@ -29,45 +33,48 @@ def flat(tensor: Any) -> Any:
 
 
 def within(queue: Any) -> AbstractContextManager[None]:
-    """Return what enqueues on a device's queue whatever is done inside; nothing for None, which is host memory."""
+    """Return a context whose work is enqueued on a device's queue; one without effect for None, host memory."""
     return nullcontext() if queue is None else queue.within()
 
 
-class Region(Protocol):
-    """Tensors of one type seen as one run of bytes, wherever they are. All offsets are in bytes.
+class Region(ABC):
+    """Contiguous tensors of one type on one device, one behind the other. All offsets are in bytes.
 
-    `suite` is the cipher that reaches them; `queue` is where work on them is done in order (`device.Queue`), None for
-    tensors in host memory. Sealers and openers are those of `sealing`.
+    Args:
+        tensors: where the bytes are; they are kept alive.
     """
 
-    nbytes: int
+    __slots__ = ("_flat", "_item", "_staging", "_starts", "nbytes", "queue")
 
-    @property
-    def suite(self) -> Suite: ...
+    suite: Suite
+    """The cipher that reaches the tensors."""
+    queue: Any
+    """The `device_region.Queue` that orders work on them; None for tensors in host memory."""
 
-    @property
-    def queue(self) -> Any: ...
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._flat = [flat(tensor) for tensor in tensors]
+        self._item = self._flat[0].element_size() if self._flat else 1
+        self._starts = [0, *accumulate(tensor.numel() * self._item for tensor in self._flat)]
+        self._staging: Any = None
+        self.nbytes = self._starts[-1]
 
-    def seal(self, low: int, high: int, sealer: Any, frame: memoryview) -> None:
+    @abstractmethod
+    def seal(self, low: int, high: int, sealer: FrameSealer, frame: memoryview) -> None:
         """Seal bytes [low, high) into `frame`, whose header is packed but for length and counter."""
 
-    def open(self, low: int, high: int, opener: Any, frame: memoryview) -> None:
+    def open(self, low: int, high: int, opener: FrameOpener, frame: memoryview) -> None:
         """Verify a received frame and open it into bytes [low, high).
 
         Raises:
             CollectiveError: `collective-tampered`; the bytes are zero then.
         """
+        own = self.direct(low, high)
+        target = self._stage(high - low) if own is None else own
+        self._open_into(target, opener, frame)
+        if own is None:
+            self._spread(low, high, target)
 
-    def direct(self, low: int, high: int) -> Any:
-        """Return elements [low, high) as a flat tensor of the region's own memory, or None where tensors meet."""
-
-    def read(self, low: int, high: int) -> Any:
-        """Return elements [low, high) as a flat tensor: a copy, good until the next call, where tensors meet."""
-
-    def write(self, low: int, high: int, values: Any) -> None:
-        """Store what was computed for [low, high); nothing is copied where `values` is that memory already."""
-
-    def opened(self, size: int, opener: Any, frame: memoryview, buffer: memoryview) -> Any:
+    def opened(self, size: int, opener: FrameOpener, frame: memoryview, buffer: memoryview) -> Any:
         """Verify a received frame and return its `size` bytes as a tensor where this region's tensors are.
 
         Args:
@@ -76,51 +83,17 @@ class Region(Protocol):
             frame: as received.
             buffer: host memory that may be used for it.
         """
+        target = self.blank(size, self._flat[0].dtype, buffer)
+        self._open_into(target, opener, frame)
+        return target
 
+    @abstractmethod
     def blank(self, size: int, dtype: Any, buffer: memoryview) -> Any:
         """Return a tensor to compute in: as many elements as `size` bytes of this region hold, of type `dtype`."""
 
-    def zero(self) -> None:
-        """Overwrite everything with zero bytes."""
-
-
-class HostRegion:
-    """Contiguous CPU tensors of one type, one behind the other.
-
-    Args:
-        tensors: where the bytes are; they are kept alive.
-    """
-
-    __slots__ = ("_flat", "_item", "_only", "_staging", "_starts", "_views", "nbytes")
-
-    suite = Suite.AES_256_GCM
-    queue = None
-
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self._flat = [flat(tensor) for tensor in tensors]
-        self._views = [bytes_of(tensor) for tensor in self._flat]
-        self._starts = [0, *accumulate(len(view) for view in self._views)]
-        self._item = self._flat[0].element_size() if self._flat else 1
-        self._only = self._views[0] if len(self._views) == 1 else None
-        self._staging: Any = None
-        self.nbytes = self._starts[-1]
-
-    def seal(self, low: int, high: int, sealer: FrameSealer, frame: memoryview) -> None:
-        view = self._within(low, high)
-        plaintext = bytes_of(self._collect(low, high)) if view is None else view
-        sealer.seal_into(frame[:HEADER_BYTES], plaintext, frame[HEADER_BYTES:])
-
-    def open(self, low: int, high: int, opener: FrameOpener, frame: memoryview) -> None:
-        view = self._within(low, high)
-        if view is not None:
-            opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], view)
-            return
-        staged = self._stage(high - low)
-        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], bytes_of(staged))
-        self._spread(low, high, staged)
-
     def direct(self, low: int, high: int) -> Any:
-        if self._only is not None:
+        """Return elements [low, high) as a flat tensor of the region's own memory, or None where tensors meet."""
+        if len(self._flat) == 1:
             return self._flat[0][low // self._item : high // self._item]
         index = self._index(low)
         first = self._starts[index]
@@ -129,46 +102,41 @@ class HostRegion:
         return self._flat[index][(low - first) // self._item : (high - first) // self._item]
 
     def read(self, low: int, high: int) -> Any:
-        own = self.direct(low, high)
-        return self._collect(low, high) if own is None else own
+        """Return elements [low, high) as a flat tensor: a copy, good until the next call, where tensors meet."""
+        if (own := self.direct(low, high)) is not None:
+            return own
+        staged = self._stage(high - low)
+        for part, at in self._pieces(low, high):
+            staged[at : at + part.numel()].copy_(part)
+        return staged
 
     def write(self, low: int, high: int, values: Any) -> None:
+        """Store the result for [low, high); nothing is copied where `values` is that memory already."""
         own = self.direct(low, high)
         if own is None:
             self._spread(low, high, values)
         elif own.data_ptr() != values.data_ptr():
             own.copy_(values)
 
-    def opened(self, size: int, opener: FrameOpener, frame: memoryview, buffer: memoryview) -> Any:
-        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], buffer[:size])
-        return torch.frombuffer(buffer, dtype=self._flat[0].dtype, count=size // self._item)
-
-    def blank(self, size: int, dtype: Any, buffer: memoryview) -> Any:
-        return torch.frombuffer(buffer, dtype=dtype, count=size // self._item)
-
     def zero(self) -> None:
-        for view in self._views:
-            zero(view)
+        """Overwrite everything with zero bytes."""
+        for tensor in self._flat:
+            tensor.zero_()
+
+    @abstractmethod
+    def _open_into(self, target: Any, opener: FrameOpener, frame: memoryview) -> None:
+        """Verify a received frame and open it into a flat tensor, which is zero where that fails."""
 
     def _index(self, low: int) -> int:
         """Return the tensor that byte `low` lies in; empty tensors hold no byte."""
         return min(bisect_right(self._starts, low), len(self._flat)) - 1
 
-    def _within(self, low: int, high: int) -> memoryview | None:
-        """Return bytes [low, high), or None where several tensors meet in them."""
-        if self._only is not None:
-            return self._only[low:high]
-        if low == high:
-            return memoryview(bytearray())
-        index = self._index(low)
-        first = self._starts[index]
-        return self._views[index][low - first : high - first] if high <= self._starts[index + 1] else None
-
     def _stage(self, size: int) -> Any:
         """Return a flat tensor of `size` bytes, the same memory at every call."""
-        if self._staging is None or self._staging.numel() * self._item < size:
-            self._staging = torch.empty(size // self._item, dtype=self._flat[0].dtype, device="cpu")
-        return self._staging[: size // self._item]
+        count, first = size // self._item, self._flat[0]
+        if self._staging is None or self._staging.numel() < count:
+            self._staging = torch.empty(count, dtype=first.dtype, device=first.device)
+        return self._staging[:count]
 
     def _pieces(self, low: int, high: int) -> Iterator[tuple[Any, int]]:
         """Yield the parts of the tensors that [low, high) consists of, each with its first element's place in it."""
@@ -180,19 +148,47 @@ class HostRegion:
                 yield part, (at - low) // self._item
             at, index = max(at, end), index + 1
 
-    def _collect(self, low: int, high: int) -> Any:
-        staged = self._stage(high - low)
-        for part, at in self._pieces(low, high):
-            staged[at : at + part.numel()].copy_(part)
-        return staged
-
     def _spread(self, low: int, high: int, values: Any) -> None:
         for part, at in self._pieces(low, high):
             part.copy_(values[at : at + part.numel()])
 
 
+class HostRegion(Region):
+    """Tensors in host memory, for AES-256-GCM."""
+
+    __slots__ = ("_view",)
+
+    suite = Suite.AES_256_GCM
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        super().__init__(tensors)
+        self.queue = None
+        # Most regions are one tensor, or none: their chunks are slices of one view.
+        self._view = bytes_of(self._flat[0]) if len(tensors) == 1 else None if tensors else memoryview(bytearray())
+
+    def seal(self, low: int, high: int, sealer: FrameSealer, frame: memoryview) -> None:
+        plaintext = bytes_of(self.read(low, high)) if self._view is None else self._view[low:high]
+        sealer.seal_into(frame[:HEADER_BYTES], plaintext, frame[HEADER_BYTES:])
+
+    def open(self, low: int, high: int, opener: FrameOpener, frame: memoryview) -> None:
+        if self._view is None:
+            super().open(low, high, opener, frame)
+        else:
+            opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], self._view[low:high])
+
+    def opened(self, size: int, opener: FrameOpener, frame: memoryview, buffer: memoryview) -> Any:
+        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], buffer[:size])
+        return self.blank(size, self._flat[0].dtype, buffer)
+
+    def blank(self, size: int, dtype: Any, buffer: memoryview) -> Any:
+        return torch.frombuffer(buffer, dtype=dtype, count=size // self._item)
+
+    def _open_into(self, target: Any, opener: FrameOpener, frame: memoryview) -> None:
+        opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], bytes_of(target))
+
+
 class Span:
-    """Bytes [low, high) of a region, cut into chunks: what one flow of frames carries.
+    """Bytes [low, high) of a region, cut into chunks: the content of one flow of frames.
 
     An empty span has no chunk, and so no frame.
     """
@@ -215,3 +211,16 @@ class Span:
         """Return the bytes of chunk `chunk`."""
         low, high = self.bounds(chunk)
         return high - low
+
+
+def copy(source: Region, out: Region, change: Callable[[Any], Any] = lambda values: values) -> None:
+    """Copy a region of this rank to another of the same size, a chunk at a time, through `change`.
+
+    Raises:
+        ValueError: their sizes differ.
+    """
+    if source.nbytes != out.nbytes:
+        raise ValueError(f"a tensor of {out.nbytes} bytes where one of {source.nbytes} is needed")
+    for low in range(0, out.nbytes, _COPIED_BYTES):
+        high = min(low + _COPIED_BYTES, out.nbytes)
+        out.write(low, high, change(source.read(low, high)))

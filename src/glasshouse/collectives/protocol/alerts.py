@@ -1,8 +1,4 @@
-"""What a rank tells the others when the group cannot go on.
-
-Law: ``Alert.parse(alert.encode()) == alert``, for texts without characters that a terminal obeys.
-Source: spec/sealed-collectives.md, section 8.
-"""
+"""The frame that ends a group on every rank (spec/sealed-collectives.md, section 8)."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from glasshouse.errors import Code, CollectiveError
 __all__ = ["ALERT_BYTES", "REASONS", "Alert"]
 
 ALERT_BYTES = 512
-"""Always as many, so that the length tells nothing of the reason."""
+"""Fixed, so that the length does not give the reason away."""
 
 REASONS = {
     Code.COLLECTIVE_TAMPERED: 1,
@@ -29,33 +25,32 @@ REASONS = {
 }
 _CODES = {number: code for code, number in REASONS.items()}
 _FIXED = struct.Struct(">BxHHHQ")  # reason, detected by, culprit, bytes of text, operation
-_NOBODY = 0xFFFF
+_NO_RANK = 0xFFFF
 _NO_OPERATION = 2**64 - 1
 _MAX_TEXT_BYTES = ALERT_BYTES - _FIXED.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Why the group is over.
+    """The reason for a group's end.
 
-    Args:
-        reason: one of `REASONS`.
-        detected_by: the rank that found it.
-        culprit: the rank whose frames or silence it is about, if one is.
-        operation: the sequence number of the operation that failed, if one was under way.
-        text: a sentence for people; never data.
+    Law: ``Alert.parse(alert.encode()) == alert``, for texts without characters that a terminal obeys.
     """
 
     reason: Code
+    """One of `REASONS`."""
     detected_by: int
     culprit: int | None
+    """The rank whose frames or silence it is about, if one is."""
     operation: int | None
+    """The sequence number of the operation that failed, if one was under way."""
     text: str
+    """A sentence for people; never data."""
 
     def encode(self) -> bytes:
         """Return the `ALERT_BYTES` of an alert frame's payload; a text that is too long is cut."""
         text = _printable(self.text).encode()[:_MAX_TEXT_BYTES].decode(errors="ignore").encode()
-        culprit = _NOBODY if self.culprit is None else self.culprit
+        culprit = _NO_RANK if self.culprit is None else self.culprit
         operation = _NO_OPERATION if self.operation is None else self.operation
         fixed = _FIXED.pack(REASONS[self.reason], self.detected_by, culprit, len(text), operation)
         return (fixed + text).ljust(ALERT_BYTES, b"\0")
@@ -65,7 +60,7 @@ class Alert:
         """Read the payload of an alert frame that has been opened.
 
         Raises:
-            CollectiveError: `collective-mismatch`, a rank that speaks otherwise.
+            CollectiveError: `collective-mismatch`, any other form.
         """
         try:
             if len(data) != ALERT_BYTES:
@@ -75,7 +70,7 @@ class Alert:
             alert = cls(
                 reason=_CODES[number],
                 detected_by=detected_by,
-                culprit=None if culprit == _NOBODY else culprit,
+                culprit=None if culprit == _NO_RANK else culprit,
                 operation=None if operation == _NO_OPERATION else operation,
                 text=_printable(bytes(data[_FIXED.size : end]).decode()),
             )
@@ -86,9 +81,8 @@ class Alert:
         return alert
 
     def error(self) -> CollectiveError:
-        """Return what this rank raises when it is told."""
-        message = f"rank {self.detected_by} ended the group: {self.text}"
-        return CollectiveError(self.reason, message, rank=self.culprit)
+        """Return the error that a rank raises when it receives the alert."""
+        return CollectiveError(self.reason, f"rank {self.detected_by} ended the group: {self.text}", rank=self.culprit)
 
 
 def _printable(text: str) -> str:

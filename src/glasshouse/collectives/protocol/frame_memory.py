@@ -9,12 +9,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from glasshouse.collectives.protocol.headers import Bytes
 from glasshouse.wire.aead import zero
 
-__all__ = ["Buffers", "FrameOpener", "FrameSealer", "allocate", "bytes_of"]
+__all__ = ["CHUNK_BYTES", "SHARED_FRAMES", "Buffers", "allocate", "bytes_of"]
+
+CHUNK_BYTES = 1 << 20
+"""The largest chunk of tensors in host memory: ciphertext and plaintext of one lie in a core's cache together."""
+SHARED_FRAMES = 4
+"""Frames for every peer that are sealed and not yet sent to the last."""
 
 _HUGE_PAGE = 2 << 20
 _READ_WRITE = 0x200
@@ -22,18 +26,6 @@ _READ_WRITE = 0x200
 _view_of: Callable[[int, int, int], memoryview] = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_of.restype = ctypes.py_object  # type: ignore[attr-defined]
 _view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)  # type: ignore[attr-defined]
-
-
-class FrameSealer(Protocol):
-    """What a region in host memory needs of `sealing.Sealer`."""
-
-    def seal_into(self, header: bytearray | memoryview, plaintext: Bytes, out: bytearray | memoryview) -> None: ...
-
-
-class FrameOpener(Protocol):
-    """What a region in host memory needs of `sealing.Opener`."""
-
-    def open_into(self, header: Bytes, sealed: Bytes, out: bytearray | memoryview) -> None: ...
 
 
 def bytes_of(tensor: Any) -> memoryview:
@@ -49,12 +41,12 @@ def bytes_of(tensor: Any) -> memoryview:
 
 
 class Buffers:
-    """Memory of one size that is used again and again.
+    """A pool of equal buffers.
 
     Args:
         size: bytes of each.
         limit: how many there are at most; `take` returns None when all are out.
-        make: where each comes from.
+        make: allocates one of `size` bytes.
     """
 
     __slots__ = ("_free", "_limit", "_made", "_make", "short", "size")
@@ -64,7 +56,7 @@ class Buffers:
         self._limit = limit
         self._make = make or allocate
         self.short = False
-        """Whether there was none when one was wanted last."""
+        """Whether the last `take` found none."""
         self._free: list[memoryview] = []
         self._made: list[memoryview] = []
 
@@ -74,19 +66,17 @@ class Buffers:
         return bool(self._free or len(self._made) < self._limit)
 
     def take(self) -> memoryview | None:
-        """Return a buffer that is not held, or None."""
-        if self._free:
-            self.short = False
-            return self._free.pop()
-        self.short = len(self._made) >= self._limit
+        """Return a free buffer, or None."""
+        self.short = not self.available
         if self.short:
             return None
-        made = self._make(self.size)
-        self._made.append(made)
-        return made
+        if self._free:
+            return self._free.pop()
+        self._made.append(self._make(self.size))
+        return self._made[-1]
 
     def give_back(self, buffer: memoryview) -> None:
-        """Take a buffer back; the one used last is the next one out, while it is in the caches."""
+        """Return a buffer to the pool; the one used last is the next one out, while it is in the caches."""
         self._free.append(buffer)
 
     def wipe(self) -> None:

@@ -1,9 +1,8 @@
-"""Who is in a group, and every key that follows from its secret.
+"""Membership of a group, and every key derived from its secret (spec/sealed-collectives.md, sections 2 and 4).
 
 Laws: each key is bound to group name, ordered ranks, world size, incarnation and the fresh contribution of every rank,
-so no two initialisations of any group share one; a key to seal with is given out once, and no second user can count its
-nonces from zero again; keys are forgotten in forked children.
-Source: spec/sealed-collectives.md, sections 2 and 4.
+so no two initialisations share one; a sealing key is given out once, so its nonces are never counted from zero again;
+keys are forgotten in forked children.
 """
 
 from __future__ import annotations
@@ -20,32 +19,13 @@ from typing import Protocol
 from glasshouse.wire.aead import Suite, zero
 from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
 
-__all__ = [
-    "ALL",
-    "CONFIRM_BYTES",
-    "CONTRIBUTION_BYTES",
-    "MAX_NAME_BYTES",
-    "MAX_RANKS",
-    "SECRET_BYTES",
-    "SUITE_CODES",
-    "KeyHolder",
-    "Lane",
-    "Membership",
-    "Schedule",
-    "forget_in_children",
-    "hello_key",
-    "next_key",
-]
+__all__ = ["ALL", "SECRET_BYTES", "Lane", "Membership", "Schedule", "forget_in_children", "hello_key", "next_key"]
 
-SECRET_BYTES = 32
-CONTRIBUTION_BYTES = 32
-CONFIRM_BYTES = 32
+SECRET_BYTES = CONTRIBUTION_BYTES = 32
 MAX_RANKS = 4096
 MAX_NAME_BYTES = 1024
 ALL = 0xFFFF
-"""The destination of what is sealed once for every other rank."""
-
-SUITE_CODES = {Suite.AES_256_GCM: 1, Suite.CHACHA20_POLY1305: 2}
+"""The destination of frames that are sealed once for every other rank."""
 
 _LABEL = b"glasshouse collectives v1 "
 
@@ -57,17 +37,15 @@ class Lane(IntEnum):
     P2P = 2
 
 
-class KeyHolder(Protocol):
-    """Holds keys that must not outlive a fork."""
-
+class _KeyHolder(Protocol):
     def forget(self) -> None: ...
 
 
-_holders: weakref.WeakSet[KeyHolder] = weakref.WeakSet()
+_holders: weakref.WeakSet[_KeyHolder] = weakref.WeakSet()
 
 
-def forget_in_children(holder: KeyHolder) -> None:
-    """Have `holder.forget()` called in every process forked from this one, before anything else runs there.
+def forget_in_children(holder: _KeyHolder) -> None:
+    """Call `holder.forget()` in every process forked from this one, before anything else runs there.
 
     A child with the parent's keys and counters would seal different data under the same nonces.
     """
@@ -75,7 +53,7 @@ def forget_in_children(holder: KeyHolder) -> None:
 
 
 def _forget() -> None:
-    with contextlib.ExitStack() as every:  # what goes wrong with one keeps no other from forgetting
+    with contextlib.ExitStack() as every:  # a failure of one keeps no other from forgetting
         for holder in list(_holders):
             every.callback(holder.forget)
 
@@ -86,13 +64,13 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - every system with for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What the ranks of one initialisation of one group must agree on, and which of them this is.
+    """One rank's place in one initialisation of a group.
 
     Args:
         group: the group's name, as torch gives it.
         ranks: global ranks in the group's order; their number is the world size.
         rank: this process's index into `ranks`.
-        incarnation: tells this initialisation of the group from earlier ones; below 2^64.
+        incarnation: distinguishes this initialisation of the group from earlier ones; below 2^64.
 
     Raises:
         ValueError: outside these limits.
@@ -117,6 +95,7 @@ class Membership:
 
     @property
     def size(self) -> int:
+        """The world size."""
         return len(self.ranks)
 
     @property
@@ -125,11 +104,9 @@ class Membership:
         return tuple(index for index in range(self.size) if index != self.rank)
 
     def called(self, index: int) -> str:
-        """Return what an error calls a rank: its index here, and its global rank where that differs."""
-        if not 0 <= index < self.size:
-            return f"rank {index}"
-        glob = self.ranks[index]
-        return f"rank {index}" if glob == index else f"rank {index} (global rank {glob})"
+        """Return a rank's name in an error: its index, and its global rank where that differs."""
+        same = not 0 <= index < self.size or self.ranks[index] == index
+        return f"rank {index}" if same else f"rank {index} (global rank {self.ranks[index]})"
 
     def digest(self) -> bytes:
         """Return the 32 bytes that name group and ordered ranks, but neither incarnation nor the own rank."""
@@ -138,20 +115,20 @@ class Membership:
 
 
 def hello_key(secret: bytes | bytearray | memoryview) -> bytes:
-    """Return the key that authenticates hellos: all that two ranks have in common before they have said anything."""
+    """Return the key that authenticates hellos."""
     return derive(secret, _LABEL + b"hello")
 
 
 def next_key(key: bytes | bytearray, suite: Suite) -> bytes:
-    """Return the traffic key after `key`; there is no way back."""
+    """Return the traffic key after `key`, from which `key` cannot be derived."""
     return derive(key, _LABEL + b"rekey", suite.value.encode())
 
 
 class Schedule:
-    """The keys of one initialisation of one group, as one of its ranks knows them.
+    """The keys of one rank in one initialisation of one group.
 
     Args:
-        membership: what this rank believes; the others' must have been seen to agree.
+        membership: this rank's; the others' must have been compared with it.
         secret: the group secret, 32 bytes.
         contributions: the fresh 32 bytes of every rank, in rank order.
 
@@ -184,13 +161,13 @@ class Schedule:
         forget_in_children(self)
 
     def confirmation(self, lane: Lane, source: int, destination: int) -> bytes:
-        """Return the 32 bytes by which `source` shows `destination` that it derived the same keys."""
+        """Return the 32 bytes that prove to `destination` that `source` derived the same keys."""
         self._check()
-        place = bytes([lane]) + source.to_bytes(2, "big") + destination.to_bytes(2, "big")
-        return hmac.digest(self._confirmation, lengths_prefixed(_LABEL + b"confirm", self.transcript, place), "sha256")
+        parts = lengths_prefixed(_LABEL + b"confirm", self.transcript, _place(lane, source, destination))
+        return hmac.digest(self._confirmation, parts, "sha256")
 
     def confirms(self, lane: Lane, source: int, data: bytes | bytearray | memoryview) -> bool:
-        """Return whether `data` is what `source` must show this rank, in constant time."""
+        """Return whether `data` is the confirmation that `source` owes this rank, in constant time."""
         return hmac.compare_digest(self.confirmation(lane, source, self.membership.rank), bytes(data))
 
     def traffic_key(self, suite: Suite, lane: Lane, source: int, destination: int) -> bytearray:
@@ -216,11 +193,11 @@ class Schedule:
             if (stream := (suite, lane, destination)) in self._given:
                 raise ValueError("a sealing key is given out once")
             self._given.add(stream)
-        place = bytes([lane]) + source.to_bytes(2, "big") + destination.to_bytes(2, "big")
+        place = _place(lane, source, destination)
         return bytearray(derive(self._root, _LABEL + b"traffic", suite.value.encode(), place))
 
     def forget(self) -> None:
-        """Zero what keys are derived from; keys that were given out are their holders' to forget."""
+        """Zero the keys that others are derived from; derived keys are their holders' to forget."""
         zero(self._root)
         zero(self._confirmation)
         self._root = bytearray()
@@ -231,3 +208,7 @@ class Schedule:
     def _check(self) -> None:
         if not self._root:
             raise ValueError("these keys were forgotten: the group was closed, or the process forked")
+
+
+def _place(lane: Lane, source: int, destination: int) -> bytes:
+    return bytes([lane]) + source.to_bytes(2, "big") + destination.to_bytes(2, "big")

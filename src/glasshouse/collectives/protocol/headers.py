@@ -1,36 +1,32 @@
-"""The header of a frame: 64 bytes in clear before every ciphertext, and what their codes mean.
+"""The header of a frame: 64 bytes in clear before every ciphertext (spec/sealed-collectives.md, section 5).
 
-Law: nothing in a header is believed before its frame has been opened.
-Source: spec/sealed-collectives.md, section 5.
+Law: nothing in a header is acted upon before its frame has been opened, except its length.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from glasshouse.collectives.protocol.group_keys import ALL, SUITE_CODES, Lane, Membership
+from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import TAG_BYTES, Suite
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
 __all__ = [
-    "ALL",
-    "DIGEST_BYTES",
     "HEADER_BYTES",
     "MAX_PAYLOAD_BYTES",
-    "TAG_BYTES",
-    "VERSION",
+    "SUITE_CODES",
     "Algorithm",
     "Bytes",
     "Collective",
     "Element",
-    "Header",
-    "Kind",
+    "FrameHeader",
+    "FrameKind",
     "ReductionCode",
-    "Suite",
     "counted",
     "digest",
     "frame_bytes",
@@ -45,11 +41,12 @@ VERSION = 1
 HEADER_BYTES = 64
 DIGEST_BYTES = 16
 MAX_PAYLOAD_BYTES = 1 << 24
+SUITE_CODES = {Suite.AES_256_GCM: 1, Suite.CHACHA20_POLY1305: 2}
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is for."""
 
     DATA = 1
@@ -124,122 +121,87 @@ class ReductionCode(IntEnum):
 
 
 _LAYOUT = struct.Struct(">8BHHIQQQII16s")
-_COUNTED = struct.Struct(">IQ")  # payload bytes, counter
-_COUNTED_AT = 12
-_ROUTE = struct.Struct(">BHH")  # phase, source, destination
-_ROUTE_AT = 7
-_CHUNK = struct.Struct(">QI")  # elements, chunk
-_CHUNK_AT = 32
-_KINDS = frozenset(Kind)
+_COUNTED, _COUNTED_AT = struct.Struct(">IQ"), 12  # payload bytes, counter
+_ROUTE, _ROUTE_AT = struct.Struct(">BHH"), 7  # phase, source, destination
+_ELEMENTS, _ELEMENTS_AT = struct.Struct(">Q"), 32
+_CHUNK, _CHUNK_AT = struct.Struct(">I"), 40
+_KINDS = frozenset(FrameKind)
 _SUITES = {code: suite for suite, code in SUITE_CODES.items()}
+_READ: Mapping[str, Callable[[int], Any]] = {
+    "kind": FrameKind,
+    "suite": _SUITES.__getitem__,
+    "collective": Collective,
+    "algorithm": Algorithm,
+    "element": Element,
+    "reduction": ReductionCode,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """The 64 bytes before a frame's ciphertext.
+class FrameHeader:
+    """The 64 bytes before a frame's ciphertext, with the fields in their order on the wire behind the version.
 
-    `payload_bytes` and `counter` are the sealer's to fill in. `sequence` numbers the operations of the lane,
-    `elements` is the size of the whole operation, `digest` says what else both ends must agree on.
-    Law: ``Header.parse(h.encode()) == h``.
+    `payload_bytes` and `counter` are the sealer's to fill in. Law: ``FrameHeader.parse(h.encode()) == h``.
     """
 
-    kind: Kind
-    source: int
-    destination: int
-    sequence: int = 0
+    kind: FrameKind
     suite: Suite = Suite.AES_256_GCM
     collective: Collective = Collective.NONE
     algorithm: Algorithm = Algorithm.NONE
     element: Element = Element.NONE
     reduction: ReductionCode = ReductionCode.NONE
     phase: int = 0
+    source: int
+    destination: int
     payload_bytes: int = 0
     counter: int = 0
+    sequence: int = 0
+    """Numbers the operations of the lane."""
     elements: int = 0
+    """Of the whole operation."""
     chunk: int = 0
     tag: int = 0
     digest: bytes = bytes(DIGEST_BYTES)
+    """Commits to everything else that both ends must agree on."""
 
-    def pack_into(self, buffer: bytearray | memoryview) -> None:
-        """Write the 64 bytes at the beginning of `buffer`.
+    def encode(self) -> bytearray:
+        """Return the 64 bytes, to be sent or to be varied by `set_chunk`.
 
         Raises:
             ValueError: a digest of another length; `struct.error`, a number that does not fit its field.
         """
         if len(self.digest) != DIGEST_BYTES:
             raise ValueError(f"a digest has {DIGEST_BYTES} bytes")
-        _LAYOUT.pack_into(
-            buffer,
-            0,
-            VERSION,
-            self.kind,
-            SUITE_CODES[self.suite],
-            self.collective,
-            self.algorithm,
-            self.element,
-            self.reduction,
-            self.phase,
-            self.source,
-            self.destination,
-            self.payload_bytes,
-            self.counter,
-            self.sequence,
-            self.elements,
-            self.chunk,
-            self.tag,
-            self.digest,
-        )
-
-    def encode(self) -> bytearray:
-        """Return the 64 bytes, to be sent or to be varied by `set_chunk`."""
-        buffer = bytearray(HEADER_BYTES)
-        self.pack_into(buffer)
-        return buffer
+        kind, suite, *others = (getattr(self, field.name) for field in fields(self))
+        return bytearray(_LAYOUT.pack(VERSION, kind, SUITE_CODES[suite], *others))
 
     @classmethod
-    def parse(cls, data: Bytes) -> Header:
-        """Read a header; nothing in it is believed before its frame has been opened.
+    def parse(cls, data: Bytes) -> FrameHeader:
+        """Read a header.
 
         Raises:
-            CollectiveError: `collective-mismatch` for another version and for codes that are not known.
+            CollectiveError: `collective-mismatch` for another version and for unknown codes.
         """
-        version, kind, suite, collective, algorithm, element, reduction, phase, *rest = _LAYOUT.unpack_from(data)
-        source, destination, payload, counter, sequence, elements, chunk, tag, described = rest
+        version, *values = _LAYOUT.unpack_from(data)
+        named = dict(zip((field.name for field in fields(cls)), values, strict=True))
         try:
             if version != VERSION:
                 raise ValueError
-            return cls(
-                kind=Kind(kind),
-                suite=_SUITES[suite],
-                collective=Collective(collective),
-                algorithm=Algorithm(algorithm),
-                element=Element(element),
-                reduction=ReductionCode(reduction),
-                phase=phase,
-                source=source,
-                destination=destination,
-                payload_bytes=payload,
-                counter=counter,
-                sequence=sequence,
-                elements=elements,
-                chunk=chunk,
-                tag=tag,
-                digest=described,
-            )
+            return cls(**named | {name: read(named[name]) for name, read in _READ.items()})
         except (ValueError, KeyError):
             raise CollectiveError(
                 Code.COLLECTIVE_MISMATCH,
-                f"rank {source} speaks of something that this version does not know",
-                rank=source,
+                f"rank {named['source']} sent a code that this version does not have",
+                rank=named["source"],
             ) from None
 
     def described(self) -> str:
-        """Return what an error calls the operation, such as ``all_reduce(sum) of 50 float32``."""
-        if self.kind in (Kind.ALERT, Kind.BYE):
-            return "its leave" if self.kind is Kind.BYE else "an alert"
-        how = "" if self.reduction is ReductionCode.NONE else f"({self.reduction.name.lower()})"
+        """Return the operation's name in an error, such as ``all_reduce(sum) of 50 float32``."""
+        if self.kind in (FrameKind.ALERT, FrameKind.BYE):
+            return "its leave" if self.kind is FrameKind.BYE else "an alert"
         if self.collective is Collective.BARRIER:
             return "barrier"
+        how = "" if self.reduction is ReductionCode.NONE else f"({self.reduction.name.lower()})"
         return f"{self.collective.name.lower()}{how} of {self.elements} {self.element.name.lower()}"
 
 
@@ -249,21 +211,19 @@ def frame_bytes(payload_bytes: int) -> int:
 
 
 def digest(*parts: int | str) -> bytes:
-    """Return 16 bytes that differ when any part does: shapes, splits, roots, whatever both ends must agree on.
-
-    They travel in clear and are the same for equal parts: nothing that is secret goes in.
-    """
+    """Return 16 bytes that commit to shapes, splits or roots; they travel in clear, so nothing secret goes in."""
     return sha256(lengths_prefixed(*(str(part).encode() for part in parts)))[:DIGEST_BYTES]
 
 
-def set_chunk(header: bytearray | memoryview, *, elements: int, chunk: int) -> None:
-    """Make a packed header that of another chunk."""
-    _CHUNK.pack_into(header, _CHUNK_AT, elements, chunk)
+def set_chunk(header: bytearray | memoryview, chunk: int) -> None:
+    """Write the number of a chunk into a packed header."""
+    _CHUNK.pack_into(header, _CHUNK_AT, chunk)
 
 
-def set_route(header: bytearray | memoryview, *, phase: int, source: int, destination: int) -> None:
-    """Make a packed header that of another phase and other ranks."""
+def set_route(header: bytearray | memoryview, *, phase: int, source: int, destination: int, elements: int) -> None:
+    """Write another phase, other ranks and another number of elements into a packed header."""
     _ROUTE.pack_into(header, _ROUTE_AT, phase, source, destination)
+    _ELEMENTS.pack_into(header, _ELEMENTS_AT, elements)
 
 
 def set_counter(header: bytearray | memoryview, size: int, counter: int) -> None:
@@ -273,8 +233,8 @@ def set_counter(header: bytearray | memoryview, size: int, counter: int) -> None
 
 def counted(header: Bytes) -> tuple[int, int]:
     """Return the length and the counter that a packed header announces."""
-    size, counter = _COUNTED.unpack_from(header, _COUNTED_AT)
-    return size, counter
+    counted: tuple[int, int] = _COUNTED.unpack_from(header, _COUNTED_AT)
+    return counted
 
 
 def payload_bytes(header: Bytes) -> int:

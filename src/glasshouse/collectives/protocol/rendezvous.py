@@ -1,10 +1,9 @@
-"""How the ranks of a group meet: a hello and a confirmation both ways on every connection, as bytes in and bytes out.
+"""The handshake of a group's ranks: a hello and a confirmation both ways on every connection, bytes in and bytes out.
 
 Laws: nothing of an unauthenticated hello is kept; a message has a fixed length and is read once; a group is complete
-when every peer has said hello on both lanes, and confirmed when every peer has shown that it derived the same keys.
-A stranger's bytes are a `FormatError`: drop the connection. A rank that does not fit is a `CollectiveError`: end the
-group, the message says how it differs.
-Source: spec/sealed-collectives.md, section 3.
+when every peer has sent a hello on both lanes, and confirmed when every peer has proved that it derived the same keys.
+Bytes of a stranger are a `FormatError`: drop the connection. A rank that does not fit is a `CollectiveError`: end the
+group. Source: spec/sealed-collectives.md, section 3.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from __future__ import annotations
 import hmac
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from glasshouse.collectives.protocol.group_keys import (
-    CONFIRM_BYTES,
     CONTRIBUTION_BYTES,
     SECRET_BYTES,
     Lane,
@@ -32,16 +30,14 @@ __all__ = ["CONFIRM_BYTES", "HELLO_BYTES", "ConnectionHandshake", "Hello", "Rend
 MAGIC = b"\x89GHC\r\n\x1a\n"
 VERSION = 1
 HELLO_BYTES = 128
+CONFIRM_BYTES = 32
 _FIELDS = struct.Struct(">8sHBxHHIxxxxQ32s32s")
 _MAC_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What one rank says of itself to another at the beginning of a connection.
-
-    Law: ``Hello.parse(h.encode(key)) == h``.
-    """
+    """The first message of a rank on a connection. Law: ``Hello.parse(h.encode(key)) == h``."""
 
     lane: Lane
     source: int
@@ -53,18 +49,8 @@ class Hello:
 
     def encode(self, key: bytes | bytearray) -> bytes:
         """Return the `HELLO_BYTES`, authenticated under the hello key."""
-        fields = _FIELDS.pack(
-            MAGIC,
-            VERSION,
-            self.lane,
-            self.source,
-            self.destination,
-            self.size,
-            self.incarnation,
-            self.group,
-            self.contribution,
-        )
-        return fields + hmac.digest(key, fields, "sha256")
+        packed = _FIELDS.pack(MAGIC, VERSION, *(getattr(self, field.name) for field in fields(self)))
+        return packed + hmac.digest(key, packed, "sha256")
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> Hello:
@@ -75,31 +61,23 @@ class Hello:
         """
         if len(data) != HELLO_BYTES:
             raise FormatError(Code.SCHEMA, f"a hello has {HELLO_BYTES} bytes")
-        magic, version, lane, source, destination, size, incarnation, group, contribution = _FIELDS.unpack_from(data)
+        magic, version, lane, *values = _FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise FormatError(Code.WRONG_TYPE, "not a rank of a sealed group")
         if version != VERSION:
-            raise FormatError(Code.UNSUPPORTED, f"a rank that speaks version {version}, this one speaks {VERSION}")
-        if lane not in (Lane.COLLECTIVE, Lane.P2P) or any(data[11:12]) or any(data[20:24]):
+            raise FormatError(Code.UNSUPPORTED, f"a rank of protocol version {version}, this one has {VERSION}")
+        if lane not in set(Lane) or any(data[11:12]) or any(data[20:24]):
             raise FormatError(Code.SCHEMA, "a hello that is not in its one form")
-        return cls(
-            lane=Lane(lane),
-            source=source,
-            destination=destination,
-            size=size,
-            incarnation=incarnation,
-            group=group,
-            contribution=contribution,
-        )
+        return cls(lane=Lane(lane), **dict(zip([field.name for field in fields(cls)][1:], values, strict=True)))
 
 
 class Rendezvous:
-    """One rank's part in the meeting of all: its contribution, what the peers have said, and at last the keys.
+    """One rank's part in the handshake: its contribution, the peers' hellos, and at last the keys.
 
     Args:
-        membership: what this rank believes.
+        membership: this rank's.
         secret: the group secret, 32 bytes; not kept beyond `schedule`.
-        contribution: for vectors only; every meeting draws its own.
+        contribution: for vectors only; drawn at random otherwise.
     """
 
     def __init__(
@@ -107,20 +85,19 @@ class Rendezvous:
     ) -> None:
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a group secret has {SECRET_BYTES} bytes")
-        own = os.urandom(CONTRIBUTION_BYTES) if contribution is None else contribution
         self.membership = membership
         self._secret = bytearray(secret)
         self._key = bytearray(hello_key(secret))
         self._digest = membership.digest()
-        self._contributions = {membership.rank: own}
+        self._contributions = {membership.rank: contribution or os.urandom(CONTRIBUTION_BYTES)}
         self._greeted: set[tuple[Lane, int]] = set()
         self._schedule: Schedule | None = None
         forget_in_children(self)
 
     def hello(self, lane: Lane, destination: int) -> bytes:
-        """Return what to say first on a connection to `destination`."""
+        """Return the first message of a connection with `destination`."""
         if not self._secret:
-            raise ValueError("the meeting is over, or the process was forked")
+            raise ValueError("the rendezvous is over, or the process was forked")
         return Hello(
             lane=lane,
             source=self.membership.rank,
@@ -136,12 +113,12 @@ class Rendezvous:
 
         Args:
             data: `HELLO_BYTES` as received.
-            lane: what this rank connected for, or None when it was connected to.
-            peer: whom it connected to, or None.
+            lane: the lane that this rank connected for, or None when it accepted the connection.
+            peer: the rank that it connected to, or None.
 
         Raises:
-            FormatError: not a hello: a stranger, or another version.
-            CollectiveError: `group-mismatch`, an honest rank that does not fit, as far as can be told;
+            FormatError: not a hello, or one of another version.
+            CollectiveError: `group-mismatch`, an honest rank that does not fit, as far as that can be told apart;
                 `collective-tampered`, a hello that was repeated, reflected, or brought to another rank.
         """
         hello = Hello.parse(data)
@@ -152,7 +129,7 @@ class Rendezvous:
         if known != hello.contribution or (hello.lane, hello.source) in self._greeted:
             raise CollectiveError(
                 Code.COLLECTIVE_TAMPERED,
-                f"{self.membership.called(hello.source)} said hello twice, and not the same: an old hello was repeated",
+                f"{self.membership.called(hello.source)} sent two different hellos: an old one was repeated",
                 rank=hello.source,
             )
         self._greeted.add((hello.lane, hello.source))
@@ -160,18 +137,18 @@ class Rendezvous:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The peers that have not said hello on both lanes yet."""
+        """The peers whose hello has not come on both lanes yet."""
         return tuple(peer for peer in self.membership.peers if not all((lane, peer) in self._greeted for lane in Lane))
 
     def schedule(self) -> Schedule:
         """Return the keys, once no rank is missing; the secret is dropped then.
 
         Raises:
-            ValueError: somebody is missing, or the process was forked.
+            ValueError: a rank is missing, or the process was forked.
         """
         if self._schedule is None:
             if self.missing or not self._secret:
-                raise ValueError("there are no keys before every rank has said hello")
+                raise ValueError("there are no keys before the hello of every rank")
             parts = [self._contributions[index] for index in range(self.membership.size)]
             if len(set(parts)) != len(parts):
                 raise CollectiveError(Code.COLLECTIVE_TAMPERED, "two ranks made the same contribution")
@@ -180,7 +157,7 @@ class Rendezvous:
         return self._schedule
 
     def forget(self) -> None:
-        """Drop the secret and what was derived from it; a schedule that was made keeps its keys."""
+        """Drop the secret and the hello key; a schedule that was made keeps its keys."""
         zero(self._secret)
         zero(self._key)
         self._secret = bytearray()
@@ -198,48 +175,53 @@ class Rendezvous:
 
     def _check_group(self, hello: Hello) -> None:
         own = self.membership
-        who = own.called(hello.source)
         if hello.size != own.size:
             differs = f"counts {hello.size} ranks where {own.called(own.rank)} counts {own.size}"
         elif hello.group != self._digest:
             differs = f"is in another group than {own.group!r} of {own.size}, or has its ranks in another order"
         elif hello.incarnation != own.incarnation:
-            theirs, ours = _incarnation(hello.incarnation), _incarnation(own.incarnation)
+            theirs, ours = (
+                f"initialisation {each & 0xFFFFFFFF} after restart {each >> 32}"
+                for each in (hello.incarnation, own.incarnation)
+            )
             differs = f"is at {theirs} of group {own.group!r}, and {own.called(own.rank)} at {ours}"
         else:
             return
         raise CollectiveError(
             Code.GROUP_MISMATCH,
-            f"{who} {differs}",
+            f"{own.called(hello.source)} {differs}",
             hint="every rank must call the same initialisations in the same order",
             rank=hello.source,
         )
 
     def _check_place(self, hello: Hello, lane: Lane | None, peer: int | None) -> None:
         own = self.membership
-        # Who was connected to knows nothing but this: the higher rank connects.
+        # The higher rank connects: all that a rank which accepts can check.
         source_fits = own.rank < hello.source < own.size if peer is None else hello.source == peer
         if not source_fits or hello.destination != own.rank or lane not in (None, hello.lane):
             raise CollectiveError(
                 Code.COLLECTIVE_TAMPERED,
                 f"a hello from {own.called(hello.source)} to {own.called(hello.destination)} came to"
-                f" {own.called(own.rank)}: somebody between the ranks reroutes or reflects",
+                f" {own.called(own.rank)}: it was rerouted or reflected between the ranks",
                 rank=hello.source,
             )
 
 
 class ConnectionHandshake:
-    """One connection's way through the handshake: what to read next, and what to write.
+    """The handshake on one connection: what to read next, and what to write.
 
-    The rank that connected gives `lane` and `peer`; the one that was connected to learns them from the hello. Feed
-    `receive` with exactly `wants` bytes until `met`; when the meeting is complete, send `confirm()`, and feed
+    Feed `receive` with exactly `wants` bytes until `met`; when the rendezvous is complete, send `confirm()`, and feed
     `receive` again until `done`.
+
+    Args:
+        rendezvous: this rank's.
+        lane, peer: known to the rank that connected; the other takes them from the hello.
     """
 
-    def __init__(self, meeting: Rendezvous, *, lane: Lane | None = None, peer: int | None = None) -> None:
+    def __init__(self, rendezvous: Rendezvous, *, lane: Lane | None = None, peer: int | None = None) -> None:
         if (lane is None) != (peer is None):
             raise ValueError("lane and peer are both known or both not")
-        self._rendezvous = meeting
+        self._rendezvous = rendezvous
         self._schedule: Schedule | None = None
         self.lane = lane
         self.peer = peer
@@ -249,16 +231,14 @@ class ConnectionHandshake:
     @property
     def wants(self) -> int:
         """How many bytes `receive` takes next; 0 when there is nothing more to read."""
-        if self.done:
-            return 0
-        return CONFIRM_BYTES if self.met else HELLO_BYTES
+        return 0 if self.done else CONFIRM_BYTES if self.met else HELLO_BYTES
 
     def begin(self) -> bytes:
-        """Return what to write when the connection stands: the hello of who connected, else nothing."""
+        """Return the first bytes to write: the hello of the rank that connected, else nothing."""
         return b"" if self.lane is None or self.peer is None else self._rendezvous.hello(self.lane, self.peer)
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take the next message; return what to write in answer, which may be nothing.
+        """Take the next message; return the answer to write, which may be empty.
 
         Raises:
             FormatError: a stranger.
@@ -268,33 +248,10 @@ class ConnectionHandshake:
         if len(data) != self.wants:
             raise ValueError(f"{len(data)} bytes where {self.wants} are due")
         if not self.met:
-            connected = self.peer is None
+            accepted = self.peer is None
             hello = self._rendezvous.meet(data, lane=self.lane, peer=self.peer)
             self.lane, self.peer, self.met = hello.lane, hello.source, True
-            return self._rendezvous.hello(hello.lane, hello.source) if connected else b""
-        self._check_confirmation(data)
-        self.done = True
-        return b""
-
-    def answer(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Return the hello to send to a rank whose own was refused by `receive`, so that it learns of the difference.
-
-        It says nothing that is not said to everybody who connects.
-
-        Raises:
-            FormatError: a stranger, who gets no answer.
-        """
-        hello = Hello.parse(data)
-        return self._rendezvous.hello(hello.lane, hello.source)
-
-    def confirm(self) -> bytes:
-        """Return the confirmation to write, once the meeting is complete."""
-        if self.lane is None or self.peer is None or not self.met:
-            raise ValueError("no rank has been met here yet")
-        self._schedule = self._rendezvous.schedule()
-        return self._schedule.confirmation(self.lane, self._rendezvous.membership.rank, self.peer)
-
-    def _check_confirmation(self, data: bytes | bytearray | memoryview) -> None:
+            return self._rendezvous.hello(hello.lane, hello.source) if accepted else b""
         if self._schedule is None or self.lane is None or self.peer is None:
             raise ValueError("a confirmation is judged after the own one has been made")
         if not self._schedule.confirms(self.lane, self.peer, data):
@@ -304,7 +261,21 @@ class ConnectionHandshake:
                 " a hello was changed or repeated between the ranks",
                 rank=self.peer,
             )
+        self.done = True
+        return b""
 
+    def answer(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Return the hello for a rank whose own was refused, so that it can name the difference; any peer gets it.
 
-def _incarnation(incarnation: int) -> str:
-    return f"initialisation {incarnation & 0xFFFFFFFF} after restart {incarnation >> 32}"
+        Raises:
+            FormatError: a stranger, who gets no answer.
+        """
+        hello = Hello.parse(data)
+        return self._rendezvous.hello(hello.lane, hello.source)
+
+    def confirm(self) -> bytes:
+        """Return the confirmation to write, once the rendezvous is complete."""
+        if self.lane is None or self.peer is None or not self.met:
+            raise ValueError("no rank has been met here yet")
+        self._schedule = self._rendezvous.schedule()
+        return self._schedule.confirmation(self.lane, self._rendezvous.membership.rank, self.peer)

@@ -1,9 +1,8 @@
-"""Seals and opens frames, one at a time, by the keys of a group.
+"""Seals and opens frames, one at a time, by the keys of a group (spec/sealed-collectives.md, section 6).
 
 Laws: the n-th frame of a stream has counter n, and a receiver takes no other: what was dropped, repeated, moved or put
 in fails at once. The counter is the nonce, lives in the one sealer of its key, and never goes back. What fails to open
 is zeroed, and its stream opens nothing more.
-Source: spec/sealed-collectives.md, section 6.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from glasshouse.collectives.protocol.headers import HEADER_BYTES, MAX_PAYLOAD_BY
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
 
-__all__ = ["REKEY_AFTER", "Opener", "Reserved", "Sealer", "Traffic"]
+__all__ = ["REKEY_AFTER", "FrameOpener", "FrameSealer", "Reserved", "Traffic"]
 
 REKEY_AFTER = 1 << 24
 """Frames under one key: far below the 2^32 that AES-GCM bears."""
 
 
 class Reserved(NamedTuple):
-    """What one frame is sealed or opened with, for a cipher of the caller's own. Never used for a second frame."""
+    """The parameters of one frame for a cipher of the caller's own; never used for a second frame."""
 
     key: bytes
     nonce: bytes
@@ -54,8 +53,8 @@ class _Stream:
     def forget(self) -> None:
         """Drop the key; nothing is sealed or opened any more.
 
-        Takes no lock: in a forked child it may be held by a thread that is not there. What uses the key looks at
-        the flag afterwards, which is set before the key is zeroed.
+        Takes no lock: in a forked child it may be held by a thread that is not there. Users of the key check the flag
+        afterwards, which is set before the key is zeroed.
         """
         self._forgotten = True
         self._cipher = None
@@ -76,25 +75,23 @@ class _Stream:
                 if self._forgotten:
                     self.forget()  # what was derived from a key that was being zeroed
         cipher = self._cipher
-        self._check()
-        if cipher is None:
-            raise _gone()
+        if self._forgotten or cipher is None:
+            raise CollectiveError(
+                Code.COLLECTIVE_ABORTED,
+                "this group's keys are gone: it was closed, it failed, or this process was forked from a rank",
+            )
         return cipher
-
-    def _check(self) -> None:
-        if self._forgotten:
-            raise _gone()
 
     def _reserved(self, counter: int, header: Bytes) -> Reserved:
         if self.suite is not Suite.CHACHA20_POLY1305:
             raise ValueError("only keys of ChaCha20-Poly1305 are given to another cipher")
         self._at(counter)
         reserved = Reserved(bytes(self._key), counter.to_bytes(12, "big"), self._bound + header)
-        self._check()
+        self._at(counter)  # the key may have been zeroed while it was copied
         return reserved
 
 
-class Sealer(_Stream):
+class FrameSealer(_Stream):
     """Seals the frames of one stream, each under the next counter. Made once for its key, by `Traffic`."""
 
     __slots__ = ("_counter",)
@@ -134,7 +131,7 @@ class Sealer(_Stream):
         return self._reserved(counter, header)
 
 
-class Opener(_Stream):
+class FrameOpener(_Stream):
     """Opens the frames of one stream, in order and each once. Made once for its key, by `Traffic`.
 
     `source` is the rank that sealed them.
@@ -170,17 +167,18 @@ class Opener(_Stream):
         """
         size, counter = counted(header)
         if counter != self._next or size != len(out) or len(sealed) != size + TAG_BYTES:
-            self._fail(out, counter)
+            zero(out)
+            raise self._refused(counter == self._next)
         cipher = self._at(counter)
         try:
             cipher.decrypt_into(counter.to_bytes(12, "big"), sealed, self._bound + header, out)
         except InvalidTag:
-            # The library leaves unverified plaintext behind.
-            self._fail(out, counter)
+            zero(out)  # the library leaves unverified plaintext behind
+            raise self._refused(True) from None
         self._next = counter + 1
 
     def admit(self, header: Bytes) -> Reserved:
-        """Return what the next frame opens with, for a cipher of the caller's own, and go on to the one after.
+        """Return the parameters to open the next frame with, and go on to the one after.
 
         The caller compares the tag, and calls `refuse` with its (zeroed) output when it is another.
 
@@ -190,24 +188,18 @@ class Opener(_Stream):
         """
         size, counter = counted(header)
         if counter != self._next or size > MAX_PAYLOAD_BYTES:
-            self._fail(None, counter)
+            raise self._refused(counter == self._next)
         reserved = self._reserved(counter, header)
         self._next = counter + 1
         return reserved
 
     def refuse(self, header: Bytes) -> CollectiveError:
         """End the stream because an admitted frame did not open; return the error to raise."""
-        self.forget()
-        return self._error(counted(header)[1] == self._next - 1)
+        return self._refused(counted(header)[1] == self._next - 1)
 
-    def _fail(self, out: bytearray | memoryview | None, counter: int) -> None:
-        if out is not None:
-            zero(out)
-        due = counter == self._next
+    def _refused(self, due: bool) -> CollectiveError:
+        """End the stream; return the error for a frame that was the next one, or was not."""
         self.forget()
-        raise self._error(due)
-
-    def _error(self, due: bool) -> CollectiveError:
         what = "a frame was changed on the way" if due else "frames were dropped, repeated, reordered or put in"
         message = f"what came from {self._called} is not what it sealed: {what}"
         return CollectiveError(Code.COLLECTIVE_TAMPERED, message, rank=self.source)
@@ -225,24 +217,25 @@ class Traffic:
         self.membership = schedule.membership
         self._schedule = schedule
         self._rekey_after = rekey_after
-        self._sealers: dict[tuple[Lane, int, Suite], Sealer] = {}
-        self._openers: dict[tuple[Lane, int, bool, Suite], Opener] = {}
+        self._sealers: dict[tuple[Lane, int, Suite], FrameSealer] = {}
+        self._openers: dict[tuple[Lane, int, bool, Suite], FrameOpener] = {}
 
-    def sealer(self, lane: Lane, destination: int, suite: Suite = Suite.AES_256_GCM) -> Sealer:
+    def sealer(self, lane: Lane, destination: int, suite: Suite = Suite.AES_256_GCM) -> FrameSealer:
         """Return the sealer for frames to one rank, or on the collective lane to `ALL` the others."""
         if (sealer := self._sealers.get((lane, destination, suite))) is None:
             key = self._schedule.traffic_key(suite, lane, self.membership.rank, destination)
-            sealer = Sealer(suite=suite, key=key, bound=self._schedule.transcript, rekey_after=self._rekey_after)
+            sealer = FrameSealer(suite=suite, key=key, bound=self._schedule.transcript, rekey_after=self._rekey_after)
             self._sealers[lane, destination, suite] = sealer
         return sealer
 
-    def opener(self, lane: Lane, source: int, suite: Suite = Suite.AES_256_GCM, *, broadcast: bool = False) -> Opener:
+    def opener(
+        self, lane: Lane, source: int, suite: Suite = Suite.AES_256_GCM, *, broadcast: bool = False
+    ) -> FrameOpener:
         """Return the opener for frames from one rank: those for this rank alone, or those for all."""
         if (opener := self._openers.get((lane, source, broadcast, suite))) is None:
-            destination = ALL if broadcast else self.membership.rank
-            opener = Opener(
+            opener = FrameOpener(
                 suite=suite,
-                key=self._schedule.traffic_key(suite, lane, source, destination),
+                key=self._schedule.traffic_key(suite, lane, source, ALL if broadcast else self.membership.rank),
                 bound=self._schedule.transcript,
                 source=source,
                 called=self.membership.called(source),
@@ -251,8 +244,8 @@ class Traffic:
             self._openers[lane, source, broadcast, suite] = opener
         return opener
 
-    def route(self, lane: Lane, source: int, header: Bytes) -> Opener:
-        """Return the opener for a received header, whatever it is the header of.
+    def route(self, lane: Lane, source: int, header: Bytes) -> FrameOpener:
+        """Return the opener for a received header.
 
         Raises:
             CollectiveError: `collective-tampered`, no frame of this connection has such a header.
@@ -265,13 +258,6 @@ class Traffic:
         for stream in (*self._sealers.values(), *self._openers.values()):
             stream.forget()
         self._schedule.forget()
-
-
-def _gone() -> CollectiveError:
-    return CollectiveError(
-        Code.COLLECTIVE_ABORTED,
-        "this group's keys are gone: it was closed, it failed, or this process was forked from a rank",
-    )
 
 
 def _cipher(suite: Suite, key: bytearray) -> AESGCM | ChaCha20Poly1305:

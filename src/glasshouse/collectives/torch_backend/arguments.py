@@ -1,49 +1,32 @@
-"""What torch's calls mean: its options as values, its tensors as contiguous memory that the engine may use.
+"""The arguments of torch's calls: options as values, tensors as contiguous memory that the engine may use.
 
-Laws: a tensor that cannot be sealed is refused, never copied elsewhere in the clear; what is made beside a caller's
+Laws: a tensor that cannot be sealed is refused, never copied elsewhere in the clear; a copy made beside a caller's
 tensor lies on the same device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as c10d
 
-from glasshouse.collectives.operations.arithmetic import ELEMENTS, Reduction, ReductionKind
+from glasshouse.collectives.operations.arithmetic import ELEMENTS, Reduction
+from glasshouse.collectives.protocol.headers import ReductionCode
+from glasshouse.collectives.torch_backend.torch_hooks import premultiplier
 from glasshouse.errors import Code, CollectiveError
 
 __all__ = [
-    "StagedTensors",
-    "chunks",
-    "lists",
-    "options",
-    "portions",
-    "reducing",
-    "reduction",
-    "refusal",
-    "rooted",
-    "tensors_of",
+    "StagedTensors", "lists", "options", "portions", "reducing", "reduction", "refusal", "rooted", "tensors_of",
     "timeout_s",
-]
+]  # fmt: skip
 
-DEVICES = frozenset({"cpu", "cuda"})
-
-_KINDS = {
-    dist.ReduceOp.SUM: ReductionKind.SUM,
-    dist.ReduceOp.AVG: ReductionKind.AVG,
-    dist.ReduceOp.MIN: ReductionKind.MIN,
-    dist.ReduceOp.MAX: ReductionKind.MAX,
-    dist.ReduceOp.PRODUCT: ReductionKind.PRODUCT,
-    dist.ReduceOp.PREMUL_SUM: ReductionKind.PREMUL_SUM,
-}
-
-
-_LINEAR = frozenset({ReductionKind.SUM, ReductionKind.AVG, ReductionKind.PREMUL_SUM})
+_DEVICES = frozenset({"cpu", "cuda"})
+_KINDS = {getattr(dist.ReduceOp, kind.name): kind for kind in ReductionCode if kind is not ReductionCode.NONE}
+_LINEAR = frozenset({ReductionCode.SUM, ReductionCode.AVG, ReductionCode.PREMUL_SUM})
 
 
 def refusal(what: str, *, hint: str = "") -> CollectiveError:
@@ -52,7 +35,7 @@ def refusal(what: str, *, hint: str = "") -> CollectiveError:
 
 
 def reduction(op: Any) -> Reduction:
-    """Return what torch's reduce operation asks for.
+    """Return torch's reduce operation as a `Reduction`.
 
     Raises:
         CollectiveError: `collective-unsealed`, one that is not offered.
@@ -60,11 +43,11 @@ def reduction(op: Any) -> Reduction:
     kind = _KINDS.get(getattr(op, "op", op))
     if kind is None:
         name = str(getattr(op, "op", op)).rsplit(".", 1)[-1]
-        raise refusal(f"the sealed backend does not reduce by {name}; it offers {', '.join(ReductionKind)}")
-    if kind is not ReductionKind.PREMUL_SUM:
+        offered = ", ".join(each.name.lower() for each in _KINDS.values())
+        raise refusal(f"the sealed backend does not reduce by {name}; it offers {offered}")
+    if kind is not ReductionCode.PREMUL_SUM:
         return Reduction(kind=kind)
-    # Pickling is the one way by which every torch shows the factor; it is None where none was given.
-    factor = op.__getstate__()[1] if hasattr(op, "op") else None
+    factor = premultiplier(op)
     if factor is None or isinstance(factor, complex) or (isinstance(factor, torch.Tensor) and factor.is_complex()):
         raise refusal("premul_sum needs a factor, a real one")
     return Reduction(kind=kind, factor=factor)
@@ -127,21 +110,8 @@ def lists(given: Any) -> list[list[Any]]:
 
 
 def tensors_of(given: Any) -> list[Any]:
-    """Return the list that one tensor or several were meant as."""
+    """Return one tensor or several as a list."""
     return [given] if isinstance(given, torch.Tensor) else list(given)
-
-
-def chunks(tensor: Any, count: int) -> list[Any]:
-    """Return the `count` equal parts of a contiguous tensor, flat.
-
-    Raises:
-        ValueError: it has no such parts.
-    """
-    if tensor.numel() % count:
-        raise ValueError(f"{tensor.numel()} elements cannot be cut into {count} equal parts")
-    size = tensor.numel() // count
-    flat = tensor.view(-1)
-    return [flat[index * size : (index + 1) * size] for index in range(count)]
 
 
 def portions(tensor: Any, sizes: Sequence[int], count: int) -> list[Any]:
@@ -158,21 +128,15 @@ def portions(tensor: Any, sizes: Sequence[int], count: int) -> list[Any]:
     if len(sizes) != count or min(sizes) < 0 or sum(sizes) != rows:
         raise ValueError(f"split sizes {list(sizes)} do not cut {rows} rows into {count} parts")
     row = tensor.numel() // rows if rows else 0
-    flat = tensor.view(-1)
-    parts = []
-    at = 0
-    for size in sizes:
-        parts.append(flat[at * row : (at + size) * row])
-        at += size
-    return parts
+    return list(tensor.view(-1).split([size * row for size in sizes]))
 
 
 class StagedTensors:
-    """The memory of one call: contiguous tensors, and where those made aside belong.
+    """The memory of one call: contiguous tensors, and the copies that were made of others.
 
     Args:
         of: the reduction that it is for, if one. Complex numbers that are summed are pairs of real ones; those that
-            would be multiplied or compared stay what they are, and are refused by the reduction.
+            would be multiplied or compared stay as they are, and are refused by the reduction.
     """
 
     def __init__(self, *, of: Reduction | None = None) -> None:
@@ -182,11 +146,16 @@ class StagedTensors:
 
     def source(self, tensor: Any) -> Any:
         """Return the memory of a tensor that is read only."""
-        return self._as_real(self._plain(self._checked(tensor)))
+        self._check(tensor)
+        return self._as_real(tensor.detach() if _plain(tensor) else _plainly(tensor))
+
+    def sources(self, tensors: Iterable[Any]) -> list[Any]:
+        """Return the memory of several tensors that are read only."""
+        return [self.source(tensor) for tensor in tensors]
 
     def target(self, tensor: Any, *, read: bool = False) -> Any:
         """Return the memory for a tensor that is to be filled, and that is read before if `read`."""
-        self._checked(tensor)
+        self._check(tensor)
         if not _plain(tensor):
             if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
                 raise ValueError("a tensor whose elements share memory cannot be filled")
@@ -195,9 +164,13 @@ class StagedTensors:
             tensor = made
         return self._as_real(tensor.detach())
 
+    def targets(self, tensors: Iterable[Any]) -> list[Any]:
+        """Return the memory for several tensors that are to be filled."""
+        return [self.target(tensor) for tensor in tensors]
+
     def settle(self, succeeded: bool) -> None:
-        """Bring what was filled aside to where it belongs, or zeros where the call failed."""
-        # The thread that comes by here has its own mode: tensors made in inference mode may be filled only in it.
+        """Copy results from copies to the caller's tensors, or zero those where the call failed."""
+        # The calling thread has its own mode: tensors made in inference mode may be filled only in it.
         with torch.inference_mode():
             for given, made in self._made:
                 if succeeded:
@@ -211,20 +184,16 @@ class StagedTensors:
         """Whether there is anything to settle."""
         return bool(self._made)
 
-    def _checked(self, tensor: Any) -> Any:
+    def _check(self, tensor: Any) -> None:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise refusal("the sealed backend moves dense tensors only", hint="make it dense: tensor.to_dense()")
-        if tensor.device.type not in DEVICES:
+        if tensor.device.type not in _DEVICES:
             raise refusal(f"the sealed backend does not move tensors on {tensor.device.type}")
         if tensor.dtype not in ELEMENTS:
             raise refusal(f"the sealed backend does not move {str(tensor.dtype).removeprefix('torch.')}")
         if self._device is not None and tensor.device != self._device:
             raise ValueError(f"the tensors of one call lie on {self._device} and {tensor.device}")
         self._device = tensor.device
-        return tensor
-
-    def _plain(self, tensor: Any) -> Any:
-        return tensor.detach() if _plain(tensor) else _plainly(tensor)
 
     def _as_real(self, tensor: Any) -> Any:
         return torch.view_as_real(tensor) if self._pairs and tensor.is_complex() else tensor

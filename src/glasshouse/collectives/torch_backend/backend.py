@@ -1,7 +1,7 @@
-"""Makes sealed groups for torch: finds the secret, meets the other ranks, starts the engine.
+"""Makes sealed groups for torch: gets the secret, connects to the other ranks, starts the engine.
 
-Law: every initialisation of a group, also one with the name of an earlier one, is told apart by its incarnation, and
-takes contributions of its own.
+Law: every initialisation of a group, also one with the name of an earlier one, has an incarnation and contributions of
+its own.
 """
 
 from __future__ import annotations
@@ -75,10 +75,7 @@ def _join(store: Any, name: str, ranks: tuple[int, ...], rank: int, timeout_s: f
 def _incarnation(name: str, ranks: tuple[int, ...]) -> int:
     """Return a number that this group of these ranks never had before, in this process or in those before it.
 
-    Its members have made it equally often; a group of the same name but other ranks they may not.
-
-    Raises:
-        CollectiveError: `group-mismatch`, torchelastic's count is no number.
+    Counted by name and ranks: its members have made it equally often, which need not be so for other ranks.
     """
     restarts = os.environ.get(_RESTARTS, "0")
     if not restarts.isascii() or not restarts.isdigit() or int(restarts) >= 2**32:
@@ -91,7 +88,7 @@ def _incarnation(name: str, ranks: tuple[int, ...]) -> int:
 
 @atexit.register
 def _leave() -> None:
-    """Say goodbye for a script that ends without destroy_process_group, also by an exception: nothing is waited for."""
+    """Leave the groups of a script that ends without destroy_process_group; nothing is waited for."""
     for group in guard.groups():
         with suppress(CollectiveError, OSError):
             group.leave()

@@ -1,4 +1,4 @@
-"""What may not be beside a sealed group: groups of another backend, RPC, and memory that GPUs share.
+"""Keeps groups of another backend, RPC, and memory that GPUs share away from sealed groups.
 
 Laws: as long as a process has a sealed group, torch makes no other way for tensors to leave it, in whichever order
 they are asked for; init_process_group and new_group make no other group in a process that inherits its environment
@@ -9,28 +9,18 @@ sandbox.
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
-from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
-from torch.distributed import distributed_c10d
-
-from glasshouse.collectives.torch_backend import reach
-from glasshouse.collectives.torch_backend.dispatch import OperatorOverrides
-from glasshouse.collectives.torch_backend.reach import NAME, PARENT_VARIABLE
+from glasshouse.collectives.torch_backend import torch_hooks
+from glasshouse.collectives.torch_backend.dispatch import override_operators
+from glasshouse.collectives.torch_backend.reach import NAME, PARENT_VARIABLE, store
 from glasshouse.errors import Code, CollectiveError
 
 __all__ = ["add_group", "check_backend", "check_unsealed", "groups", "remove_group"]
 
-_HINT = "destroy the sealed group first, or use the backend `sealed` for all of them"
-
 _groups: set[Any] = set()
-_overrides: OperatorOverrides | None = None
-_guarded = False
+_overrides: torch_hooks.Kernels | None = None
 
 
 def check_backend(backend: str) -> None:
@@ -44,23 +34,20 @@ def check_backend(backend: str) -> None:
         others = sorted(names - {NAME})
         if others:
             raise _refusal(f"a group is sealed for all of its devices or for none, not {NAME} and {', '.join(others)}")
-        replaced = getattr(distributed_c10d, "_use_torchcomms_enabled", None)
-        if replaced is not None and replaced():
+        if torch_hooks.torchcomms_runs():
             raise _refusal("torchcomms replaces every backend of torch.distributed; a sealed group cannot use it")
-    elif reach.store() is not None:
-        raise CollectiveError(
-            Code.COLLECTIVE_UNSEALED,
+    elif store() is not None:
+        raise _refusal(
             f"a group of the backend {backend} needs a network, and ranks have none here: the backend is `{NAME}`",
             hint='torch.distributed.init_process_group("sealed")',
         )
     elif _groups:
         raise _refusal(f"a group of the backend {backend} would not be sealed, and this process's groups are")
     elif PARENT_VARIABLE in os.environ:
-        raise CollectiveError(
-            Code.COLLECTIVE_UNSEALED,
+        raise _refusal(
             f"a group of the backend {backend} would not be sealed, and those of the process that started this one are",
             hint="asynchronous checkpoints can be written by a thread instead (AsyncCheckpointerType.THREAD); if"
-            f" everybody may see what this process sends, start it without {PARENT_VARIABLE} in its environment",
+            f" this process may send in plaintext, start it without {PARENT_VARIABLE} in its environment",
         )
 
 
@@ -70,26 +57,25 @@ def check_unsealed() -> None:
     Raises:
         CollectiveError: `collective-unsealed`, there is a group of another backend, or RPC.
     """
-    for group, (backend, _) in distributed_c10d._world.pg_map.items():
+    for group, backend in torch_hooks.groups():
         if group not in _groups:
             raise _refusal(f"there is a group of the backend {backend} already, which is not sealed")
-    api = sys.modules.get("torch.distributed.rpc.api")
-    if api is not None and getattr(api, "_is_current_rpc_agent_set", bool)():
+    if torch_hooks.rpc_runs():
         raise _refusal("torch.distributed.rpc runs in this process, and is not sealed")
 
 
 def add_group(group: Any) -> None:
     """Keep everything else out until `remove_group(group)`."""
     global _overrides
-    _guard_torch()
+    torch_hooks.before_exits(_check_exit)
     _groups.add(group)
     os.environ.setdefault(PARENT_VARIABLE, str(os.getpid()))
     if _overrides is None:
-        _overrides = OperatorOverrides(lambda found: found in _groups)
+        _overrides = override_operators(lambda found: found in _groups)
 
 
 def remove_group(group: Any) -> None:
-    """Undo `add_group`; nothing, for a group that is not groups."""
+    """Undo `add_group`; without effect for a group that was not added."""
     global _overrides
     _groups.discard(group)
     if not _groups and _overrides is not None:
@@ -104,34 +90,12 @@ def groups() -> tuple[Any, ...]:
     return tuple(_groups)
 
 
-def _refusal(what: str) -> CollectiveError:
-    return CollectiveError(Code.COLLECTIVE_UNSEALED, what, hint=_HINT)
+def _check_exit(what: str) -> None:
+    if _groups:
+        raise _refusal(f"{what} cannot be used beside a sealed group")
 
 
-def _guard_torch() -> None:
-    """Stand before what else would make a way out, once for the process."""
-    global _guarded
-    if _guarded:
-        return
-    _guarded = True
-    _stand_before(dist.ProcessGroup, "_register_backend", "a backend that is not sealed")
-    _stand_before(c10d._SymmetricMemory, "rendezvous", "symmetric memory", static=True)
-    _stand_before(c10d._SymmetricMemory, "set_group_info", "symmetric memory", static=True)
-    # Not every torch has these; and what is not imported now goes through a guarded name later: groups that
-    # torch.distributed._dist2 makes take their backends by _register_backend.
-    rpc = sys.modules.get("torch.distributed.rpc")
-    if rpc is not None and hasattr(rpc, "init_rpc"):
-        _stand_before(rpc, "init_rpc", "torch.distributed.rpc")
-        _stand_before(sys.modules["torch.distributed.rpc.backend_registry"], "init_backend", "torch.distributed.rpc")
-
-
-def _stand_before(owner: Any, name: str, what: str, *, static: bool = False) -> None:
-    original: Callable[..., Any] = getattr(owner, name)
-
-    @functools.wraps(original)
-    def guarded(*args: Any, **named: Any) -> Any:
-        if _groups:
-            raise _refusal(f"{what} cannot be used beside a sealed group")
-        return original(*args, **named)
-
-    setattr(owner, name, staticmethod(guarded) if static else guarded)
+def _refusal(
+    what: str, *, hint: str = "destroy the sealed group first, or use the backend `sealed` for all of them"
+) -> CollectiveError:
+    return CollectiveError(Code.COLLECTIVE_UNSEALED, what, hint=hint)

@@ -1,4 +1,4 @@
-"""How ranks are reached that the network does not lead to: said by what starts a rank, before its script runs.
+"""How ranks are reached without a network: set by the process that starts a rank, before its script runs.
 
 Imports nothing heavy: a script may still want to set what frameworks read when they are imported.
 """
@@ -17,20 +17,20 @@ __all__ = ["NAME", "PARENT_VARIABLE", "dialler", "store", "use_dialler", "use_st
 NAME = "sealed"
 """The backend's name in torch.distributed."""
 PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
-"""In the environment of what a rank of a sealed group starts: the process id of that rank."""
+"""In the environment of processes that a rank of a sealed group starts: the process id of that rank."""
 
 _dialler: Dialler | None = None
 _store: Callable[[], object] | None = None
 
 
 def use_dialler(dialler: Dialler | None) -> None:
-    """Have every group of this process that is made from now on reach its ranks so; None for the network."""
+    """Reach the ranks of every later group of this process by a dialler; None for the network."""
     global _dialler
     _dialler = dialler
 
 
 def dialler() -> Dialler | None:
-    """Return what `use_dialler` was told last."""
+    """Return the dialler of `use_dialler`."""
     return _dialler
 
 
@@ -44,5 +44,5 @@ def use_store(store: Callable[[], object] | None) -> None:
 
 
 def store() -> Callable[[], object] | None:
-    """Return what `use_store` was told last."""
+    """Return the store of `use_store`."""
     return _store

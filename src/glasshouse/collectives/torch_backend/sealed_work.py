@@ -1,78 +1,55 @@
-"""What torch is given for a collective under way, and the futures made of it.
+"""The work that torch is given for a collective under way, and the futures made of it.
 
-Laws: what waits for a work, or for a future made of it, in Python or in C++, gets the error of a failed operation
-and never a result; nothing is called finished before what was copied aside has reached its tensors; a failed work
+Laws: every wait for a work, or for a future made of it, in Python or in C++, ends with the error of a failed operation
+and never a result; nothing is finished before results that were copied aside have reached their tensors; a failed work
 leaves zeros in the tensors that it was to fill.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from glasshouse.collectives.torch_backend.eager import eager
+from glasshouse.collectives.engine.completion import Completion
+from glasshouse.collectives.torch_backend.torch_hooks import Work, eager
 from glasshouse.errors import CollectiveError
 
-__all__ = ["Completion", "Finished", "Joined", "SealedWork"]
+__all__ = ["Joined", "SealedWork"]
 
 _CALLBACK_THREADS = 32
 """Callbacks of scripts that may run, and wait for further collectives, at the same time."""
 
 
-class Completion(Protocol):
-    """An operation under way, as the engine gives it."""
-
-    @property
-    def error(self) -> CollectiveError | None: ...
-
-    def done(self) -> bool: ...
-
-    def wait(self, timeout_s: float | None = None) -> None: ...
-
-    def add_done_callback(self, fn: Callable[[Any], None]) -> None: ...
-
-
-class Finished:
-    """The completion of what needed no exchange."""
-
-    error: CollectiveError | None = None
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        del timeout_s
-
-    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        fn(self)
-
-
 class Joined:
-    """The completion of several operations at once; fails with the first error among them."""
+    """The completion of several operations at once, or of none; fails with the first error among them."""
 
-    def __init__(self, parts: Sequence[Completion]) -> None:
+    def __init__(self, parts: Sequence[Completion | Joined]) -> None:
         self._parts = tuple(parts)
         self._lock = threading.Lock()
 
     @property
     def error(self) -> CollectiveError | None:
+        """Why the first of them failed, if one did."""
         return next((part.error for part in self._parts if part.error is not None), None)
 
     def done(self) -> bool:
+        """Return whether all are over."""
         return all(part.done() for part in self._parts)
 
     def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for all, as `Completion.wait` does for one."""
         for part in self._parts:
             part.wait(timeout_s)
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call `fn` when all are over, from the driving thread; at once if they are."""
         left = len(self._parts)
         if not left:
             fn(self)
@@ -91,18 +68,18 @@ class Joined:
 
 
 @eager
-class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
+class SealedWork(Work):  # type: ignore[misc]  # torch is not typed
     """A collective under way.
 
     Args:
         completion: the engine's.
         outputs: the tensors that it fills, as the caller gave them; the value of its futures.
-        settle: called once when it is done, with whether it succeeded, before anybody is told: moves results from
+        settle: called once when it is done, with whether it succeeded, before any waiter returns: moves results from
             buffers that were made for it into the caller's tensors, or zeroes those.
     """
 
     def __init__(
-        self, completion: Completion, outputs: Sequence[Any], settle: Callable[[bool], None] | None = None
+        self, completion: Completion | Joined, outputs: Sequence[Any], settle: Callable[[bool], None] | None = None
     ) -> None:
         super().__init__()
         self._completion = completion
@@ -132,8 +109,7 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         return self._settled()
@@ -168,21 +144,15 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
         is raised *inside a callback* is an error for C++ too, and so the future's value comes from one that raises.
 
         It is completed in a thread of its own kind, never in the one that drives the connections: the callbacks that
-        communication hooks chain to it run there too, and may wait for further collectives.
-
-        Waiting in C++ runs no Python: the operation must have been given to the engine as one that the background
-        drives, as every asynchronous one is.
+        communication hooks chain to it run there too, and may wait for further collectives. Waiting in C++ runs no
+        Python: the operation must be one that the background drives, as every asynchronous one is.
         """
         first = torch.futures.Future(devices=_devices(self._outputs))
         chained = first.then(lambda _: self.result())
         if self._settled():
             first.set_result(None)
         else:
-
-            def complete(_: object) -> None:
-                _callbacks().submit(first.set_result, None)
-
-            self._completion.add_done_callback(complete)
+            self._completion.add_done_callback(lambda _: _complete(first))
         return chained
 
     def _settled(self) -> bool:
@@ -195,7 +165,7 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
         return True
 
     def _arrive(self) -> None:
-        """Have results that were made aside brought to where they belong, once."""
+        """Move results that were made aside to where they belong, once."""
         if self._settle is not None:
             with self._lock:
                 if self._settle is not None:
@@ -203,14 +173,13 @@ class SealedWork(dist._Work):  # type: ignore[misc]  # torch is not typed
                     self._settle = None  # only now: a thread that sees it gone goes on with the results
 
 
-_pool: ThreadPoolExecutor | None = None
+def _complete(future: Any) -> None:
+    _callbacks().submit(future.set_result, None)
 
 
+@functools.cache
 def _callbacks() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix="sealed-callbacks")
-    return _pool
+    return ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix="sealed-callbacks")
 
 
 def _devices(values: Sequence[Any]) -> list[torch.device]:

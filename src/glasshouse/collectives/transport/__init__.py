@@ -1,4 +1,4 @@
-"""Connections between the ranks of a group, and the engine that carries operations out over them.
+"""Connections between the ranks of a group: addresses, handshakes, frames on sockets and in shared memory.
 
-Laws: neither store nor network is trusted; only hellos, confirmations and sealed frames are written to a connection.
+Law: neither store nor network is trusted; only hellos, confirmations and sealed frames are written to a connection.
 """

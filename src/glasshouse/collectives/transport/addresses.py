@@ -1,8 +1,7 @@
-"""Where the ranks of a group say that they are reached: in the job's store, which is not believed.
+"""The addresses of a group's ranks in the job's store (spec/sealed-collectives.md, section 3).
 
-Laws: what the store says is at most a place to try: the handshake shows who is there. No call to it takes longer than
-the meeting may, whatever the store does.
-Source: spec/sealed-collectives.md, section 3.
+Laws: the store is not trusted: an address is a place to try, and the handshake proves which rank is there. No call to
+the store takes longer than the rendezvous may, whatever the store does.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
 HEAR_OUT_S = 0.3
-"""How long a rank that finds the store or another rank gone looks for the reason that somebody may have sent."""
+"""How long a rank that finds the store or another rank gone looks for the reason that may have been sent."""
 _LOCAL_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -43,7 +42,7 @@ class Addresses:
         self._until = until
 
     def leave(self, address: str) -> None:
-        """Say where this rank is: ``host port``, and the name of its listener on its machine if it has one.
+        """Store this rank's address: ``host port``, and the name of its listener on its machine if it has one.
 
         Raises:
             CollectiveError: `collective-timeout`, the store does not take it.
@@ -56,7 +55,7 @@ class Addresses:
             raise CollectiveError(Code.COLLECTIVE_TIMEOUT, "the store takes no address of this rank in time") from None
 
     def of(self, peer: int, meanwhile: Callable[[float], None]) -> tuple[str, int, str]:
-        """Return host, port and the name on its machine, or "", of a rank; wait until it says so.
+        """Return host, port and the name on its machine, or "", of a rank; wait until they are there.
 
         Args:
             peer: the rank.
@@ -68,22 +67,26 @@ class Addresses:
                 `collective-tampered`, no rank leaves such an address.
         """
         pause_s = _FIRST_LOOK_S
+        key = self._key(peer)
         try:
-            while (said := self._said(peer)) is None:
+            # Polled: torch prints a warning for every wait that ends without an answer.
+            while not self._ask(lambda: self._store.check([key])):
                 meanwhile(max(0.0, min(pause_s, self._until - time.monotonic())))
                 pause_s = min(2 * pause_s, _LAST_LOOK_S)
+            found = bytes(self._ask(lambda: self._store.get(key)))
         except TimeoutError:
             raise late(self._membership, [peer]) from None
-        except _GoneError:
-            # The process that kept it is gone too: others may know why.
+        except CollectiveError:
+            raise
+        except RuntimeError:
+            # The process that kept the store is gone too: others may have sent the reason.
             meanwhile(max(0.0, min(HEAR_OUT_S, self._until - time.monotonic())))
-            raise CollectiveError(
-                Code.RANK_LOST, f"the job's store is gone, and {self._membership.called(peer)} had not come"
-            ) from None
+            gone = f"the job's store is gone, and {self._membership.called(peer)} had not come"
+            raise CollectiveError(Code.RANK_LOST, gone) from None
         try:
-            if len(said) > _MAX_ADDRESS_BYTES:
+            if len(found) > _MAX_ADDRESS_BYTES:
                 raise ValueError
-            host, port, *names = said.decode("ascii").split(" ")
+            host, port, *names = found.decode("ascii").split(" ")
             name = names.pop(0) if names else ""
             if not 1 <= int(port) <= _MAX_PORT or names or (name and not _LOCAL_NAME.fullmatch(name)):
                 raise ValueError
@@ -94,27 +97,8 @@ class Addresses:
     def wrong(self, peer: int) -> CollectiveError:
         """Return the error for what cannot be an address of a rank."""
         return CollectiveError(
-            Code.COLLECTIVE_TAMPERED, f"the store says no address of {self._membership.called(peer)}"
+            Code.COLLECTIVE_TAMPERED, f"the store has no valid address of {self._membership.called(peer)}"
         )
-
-    def _said(self, peer: int) -> bytes | None:
-        """Return what the store has of a rank, None if nothing yet.
-
-        It is looked for, not waited for: torch warns on the screen of every wait that ends without an answer.
-
-        Raises:
-            TimeoutError: the time is up.
-            _GoneError: there is no store.
-        """
-        key = self._key(peer)
-        try:
-            if not self._ask(lambda: self._store.check([key])):
-                return None
-            return bytes(self._ask(lambda: self._store.get(key)))
-        except CollectiveError:
-            raise
-        except RuntimeError:
-            raise _GoneError from None
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         # No call to a store has a limit of its own that holds when the store falls silent.
@@ -129,7 +113,7 @@ def late(membership: Membership, missing: Sequence[int]) -> CollectiveError:
     who = " and ".join(map(membership.called, missing)) or "the other ranks"
     return CollectiveError(
         Code.COLLECTIVE_TIMEOUT,
-        f"{who} did not come to the meeting of group {membership.group!r} in time",
+        f"{who} did not come to the rendezvous of group {membership.group!r} in time",
         rank=missing[0] if len(missing) == 1 else None,
     )
 
@@ -137,11 +121,7 @@ def late(membership: Membership, missing: Sequence[int]) -> CollectiveError:
 def lost(membership: Membership, peer: int) -> CollectiveError:
     """Return the error for a rank that left before the group was complete."""
     who = membership.called(peer)
-    return CollectiveError(Code.RANK_LOST, f"{who} left while the ranks of the group were meeting", rank=peer)
-
-
-class _GoneError(Exception):
-    """The store does not answer any more."""
+    return CollectiveError(Code.RANK_LOST, f"{who} left during the rendezvous of the group", rank=peer)
 
 
 def split(address: str) -> tuple[str, int]:
@@ -172,13 +152,12 @@ def own_address(store: Any, limit_s: float) -> str:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None)
-    port = getattr(store, "port", None)
-    if not host:
-        return "127.0.0.1"
     try:
-        info = looked_up(host, port or 9, limit_s, kind=socket.SOCK_DGRAM)
-        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(info[4])
-            return str(probe.getsockname()[0])
+        if host:
+            info = looked_up(host, getattr(store, "port", None) or 9, limit_s, kind=socket.SOCK_DGRAM)
+            with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
+                probe.connect(info[4])
+                return str(probe.getsockname()[0])
     except OSError:
-        return "127.0.0.1"
+        pass
+    return "127.0.0.1"

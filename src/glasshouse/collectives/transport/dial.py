@@ -1,7 +1,7 @@
 """How one rank reaches another: through the network, or without it where both are on one machine.
 
-Laws: nothing here believes the store; whom a connection leads to is shown by the handshake on it. Sockets without the
-network lead to processes of the own user or of root alone, whom the kernel names.
+Laws: an address is a place to try; the handshake on a connection proves which rank it leads to. Sockets without the
+network lead to processes of the own user or of root alone, as the kernel attests.
 """
 
 from __future__ import annotations
@@ -37,31 +37,27 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
-
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
 class Dialler(Protocol):
-    """How connections reach other ranks where they do not simply go through the network.
-
-    `local` says whether ranks of this machine may meet without it, and go on through shared memory.
-    """
+    """Reaches other ranks; `local` if those of this machine may do without it, and share memory."""
 
     local: bool
 
     def address(self, host: str, port: int) -> tuple[str, int]:
-        """Return what to leave in the store for a listener at `host` and `port` of this machine."""
+        """Return the address for the store of a listener at `host` and `port` of this machine."""
 
     def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """Return a connection with the listener that is known by `host` and `port` in the store.
+        """Return a connection with the listener at that address of the store.
 
         Raises:
             OSError: there is none yet; it is tried again until the time is up.
         """
 
 
-class Direct:
-    """Through the network; or not, where a rank is on this machine.
+class Direct(Dialler):
+    """Dials through the network; or without it, where a rank is on this machine.
 
     Args:
         local: False for the network in any case.
@@ -76,30 +72,27 @@ class Direct:
     def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
         until = time.monotonic() + timeout_s
         info = looked_up(host, port, timeout_s)
-        connection = socket.socket(info[0], socket.SOCK_STREAM)
-        try:
+        with contextlib.ExitStack() as undone:
+            connection = undone.enter_context(socket.socket(info[0], socket.SOCK_STREAM))
             enlarge(connection)
             connection.settimeout(max(until - time.monotonic(), 0.001))
             connection.connect(info[4])
-        except BaseException:
-            connection.close()
-            raise
+            undone.pop_all()
         return connection
 
 
-class HandedOver:
-    """Not at all: where a process may make no socket with a name, another one makes each connection and hands it over.
+class HandedOver(Dialler):
+    """Dials nothing: where a process may make no socket with a name, another one makes each connection and passes it.
 
     Args:
-        listen: returns a socket on which connections come, and the name by which other ranks call it; raises `OSError`.
-        call: returns a connection with the rank that is called by a name, or raises `OSError`, within so many seconds.
+        listen: returns a socket on which connections come, and this rank's name for other ranks; raises `OSError`.
+        call: returns a connection with the rank of a name, or raises `OSError`, within so many seconds.
     """
-
-    local = True
 
     def __init__(
         self, listen: Callable[[], tuple[socket.socket, str]], call: Callable[[str, float], socket.socket]
     ) -> None:
+        self.local = True
         self.listen, self.call = listen, call
 
     def address(self, _host: str, _port: int) -> tuple[str, int]:
@@ -110,35 +103,35 @@ class HandedOver:
 
 
 def handed_over(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection that came on what `HandedOver.listen` returned; None when nothing comes any more.
+    """Return the next connection that came on the socket of `HandedOver.listen`; None when its other end is closed.
 
     Raises:
         OSError: none came, or this process has no room for it.
     """
-    said, descriptors, flags, _ = socket.recv_fds(listener, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, flags, _ = socket.recv_fds(listener, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if descriptors:
         connection = socket.socket(fileno=descriptors[0])
         connection.set_inheritable(False)  # before Python 3.13 `recv_fds` takes no notice of its flags
         return connection
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    if said:
+    if data:
         raise ConnectionAbortedError("a byte beside which nothing came")
     return None
 
 
-def within(limit_s: float, call: Callable[[], Answer]) -> Answer:
-    """Return what `call()` returns, if it returns in time; a call that never returns keeps a daemon thread.
+def within(limit_s: float, call: Callable[[], _Answer]) -> _Answer:
+    """Return the result of `call()`, run in a daemon thread, which stays where the call never returns.
 
     Args:
         limit_s: how long to wait for it; with 0 or less it is not called.
-        call: runs in a thread of its own.
+        call: the function.
 
     Raises:
-        TimeoutError: it did not; whatever else `call` raises.
+        TimeoutError: it did not return in time; whatever else `call` raises.
         CollectiveError: `collective-aborted`, this process can start no thread for it.
     """
-    answers: list[Answer] = []
+    answers: list[_Answer] = []
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -162,7 +155,7 @@ def within(limit_s: float, call: Callable[[], Answer]) -> Answer:
 
 
 def looked_up(host: str, port: int, limit_s: float, *, kind: int = socket.SOCK_STREAM) -> tuple[Any, ...]:
-    """Return the first of what `getaddrinfo` finds; it may ask servers that do not answer.
+    """Return the first result of `getaddrinfo`, which may ask servers that do not answer.
 
     Raises:
         OSError: nothing, or not in `limit_s`.
@@ -173,7 +166,7 @@ def looked_up(host: str, port: int, limit_s: float, *, kind: int = socket.SOCK_S
 
 
 def check_own_limits(error: BaseException) -> None:
-    """Let no other be blamed for an error that says what this process may not have.
+    """Tell an error by this process's own limits from one that another process caused.
 
     Raises:
         CollectiveError: `collective-aborted`, it is such an error.
@@ -187,15 +180,15 @@ def check_own_limits(error: BaseException) -> None:
 
 
 def local_address(name: str) -> bytes:
-    """Return the abstract address of a rank's listener: known to its network namespace, and to no file system."""
+    """Return the abstract address of a rank's listener, in its network namespace and in no file system."""
     return b"\0glasshouse/" + name.encode("ascii")
 
 
 def dial_local(name: str) -> socket.socket | None:
-    """Return a connection with a rank that listens by that name on this machine, None if there is none."""
+    """Return a connection with the rank that listens by that name on this machine, None if there is none."""
     with contextlib.ExitStack() as undone, contextlib.suppress(OSError):  # another machine, or an earlier run's name
         connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        connection.setblocking(False)  # one whose queue is full would keep us waiting
+        connection.setblocking(False)  # a listener with a full queue would keep us waiting
         connection.connect(local_address(name))
         if of_this_user(connection):
             undone.pop_all()
@@ -204,7 +197,7 @@ def dial_local(name: str) -> socket.socket | None:
 
 
 def of_this_user(connection: socket.socket) -> bool:
-    """Return whether a process of the own user or of root is at the other end: any other may be anything."""
+    """Return whether a process of the own user or of root is at the other end: any other may be an attacker's."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(raw)[1] in (os.geteuid(), 0)
 

@@ -1,8 +1,4 @@
-"""Where one rank listens for the others, and how it connects to them.
-
-Law: the store's addresses are places to try; the handshake on a connection proves which rank it leads to.
-Source: spec/sealed-collectives.md, section 3.
-"""
+"""The listeners of one rank, and its connections without the network (spec/sealed-collectives.md, section 3)."""
 
 from __future__ import annotations
 
@@ -59,13 +55,19 @@ class Endpoint:
             announce: leaves an address in the store.
 
         Raises:
-            CollectiveError: `collective-aborted`, this rank cannot listen there; what `announce` raises.
+            CollectiveError: `collective-aborted`, this rank cannot listen there; whatever `announce` raises.
         """
         try:
             if isinstance(self._dialler, HandedOver):
-                announce(self._await(self._dialler))
+                listener, name = self._dialler.listen()
+                self._listeners.append(listener)
+                host, port = self._dialler.address("", 0)
             else:
-                announce(self._listen(*split(address), timeout_s))
+                host, port, name = self._listen(*split(address), timeout_s)
+            for listener in self._listeners:
+                listener.setblocking(False)
+                self._selector.register(listener, selectors.EVENT_READ, listener)
+            announce(f"{host} {port} {name}".rstrip())
         except (OSError, ValueError) as error:
             check_own_limits(error)
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -104,8 +106,8 @@ class Endpoint:
             return None
         return dial_local(name) if self._dialler.local else None
 
-    def _listen(self, host: str, port: int, timeout_s: float) -> str:
-        """Open the listeners; return what others are told."""
+    def _listen(self, host: str, port: int, timeout_s: float) -> tuple[str, int, str]:
+        """Open the listeners; return the address of the one, and the name of the other."""
         info = looked_up(host, port, timeout_s)
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         self._listeners.append(listener)
@@ -116,29 +118,13 @@ class Endpoint:
         except OSError:
             # An address that others reach this rank by need not be one of this machine's own.
             listener.bind(("::" if info[0] == socket.AF_INET6 else "0.0.0.0", info[4][1]))  # noqa: S104
-        host, bound = self._dialler.address(host, listener.getsockname()[1])
-        said = f"{host} {bound}{self._listen_locally()}"
+        name = self._listen_locally() if self._dialler.local else ""
         for each in self._listeners:
             each.listen(1024)
-            self._register(each)
-        return said
-
-    def _await(self, dialler: HandedOver) -> str:
-        """Have connections handed over; return what others are told."""
-        listener, name = dialler.listen()
-        self._listeners.append(listener)
-        self._register(listener)
-        host, port = dialler.address("", 0)
-        return f"{host} {port} {name}"
-
-    def _register(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, listener)
+        return *self._dialler.address(host, listener.getsockname()[1]), name
 
     def _listen_locally(self) -> str:
-        """Open the listener for ranks of this machine; return what to add to the address."""
-        if not self._dialler.local:
-            return ""
+        """Bind the listener for ranks of this machine; return its name."""
         name = secrets.token_hex(16)
         with contextlib.ExitStack() as undone:
             try:
@@ -148,4 +134,4 @@ class Endpoint:
                 return ""  # a sandbox that allows no such sockets or names
             undone.pop_all()
         self._listeners.append(listener)
-        return f" {name}"
+        return name

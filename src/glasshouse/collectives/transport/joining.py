@@ -1,7 +1,7 @@
 """Connects the ranks of a group: two connections for every pair, each through the handshake.
 
 Laws: the handshake on a connection proves which rank is at its other end; a connection of a stranger costs a bounded
-number of bytes and seconds; nothing but hellos and confirmations is written before the mesh stands.
+number of bytes and seconds; nothing but hellos and confirmations is written before the mesh is complete.
 Source: spec/sealed-collectives.md, section 3.
 """
 
@@ -20,7 +20,7 @@ from glasshouse.collectives.transport.addresses import HEAR_OUT_S, Addresses, la
 from glasshouse.collectives.transport.dial import Dialler, check_own_limits
 from glasshouse.collectives.transport.endpoint import Endpoint
 from glasshouse.collectives.transport.local_link import LocalLink
-from glasshouse.collectives.transport.local_peer import LocalPeer, share_pools
+from glasshouse.collectives.transport.local_peer import share_pools
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.collectives.transport.send_pool import SendPool
 from glasshouse.errors import Code, CollectiveError, FormatError
@@ -37,17 +37,16 @@ _RETRY_S = 0.05
 
 
 class _Pending:
-    """One connection on its way through the handshake."""
+    """One connection on its way through the handshake; `local` if it was made without the network."""
 
     __slots__ = ("confirmed", "connection", "got", "handshake", "local", "since", "to_send", "waiting")
 
-    def __init__(self, connection: socket.socket, handshake: ConnectionHandshake, now: float, *, local: bool) -> None:
+    def __init__(self, connection: socket.socket, handshake: ConnectionHandshake, *, local: bool) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.local = local
-        """Whether the two met without the network."""
         self.handshake = handshake
-        self.since = now
+        self.local = local
+        self.since = time.monotonic()
         self.got = bytearray()
         self.to_send = bytearray(handshake.begin())
         self.confirmed = False
@@ -61,16 +60,18 @@ class Joining:
     Args:
         store: where the ranks leave their addresses.
         membership: the group.
-        meeting: the handshake.
+        rendezvous: the handshake.
         dialler: how ranks are reached.
         until: when to give up (monotonic, s).
     """
 
-    def __init__(self, store: Any, membership: Membership, meeting: Rendezvous, dialler: Dialler, until: float) -> None:
+    def __init__(
+        self, store: Any, membership: Membership, rendezvous: Rendezvous, dialler: Dialler, until: float
+    ) -> None:
         self._addresses = Addresses(store, membership, until)
         self._dialler = dialler
         self._membership = membership
-        self._rendezvous = meeting
+        self._rendezvous = rendezvous
         self._until = until
         self._selector = selectors.DefaultSelector()
         self._endpoint = Endpoint(dialler, self._selector)
@@ -82,15 +83,13 @@ class Joining:
     def close(self) -> None:
         """Close what the mesh did not take over, and drop the keys if there is none."""
         self._selector.close()
-        if not self._kept:
-            # Somebody may have failed after the keys were derived.
-            with contextlib.suppress(ValueError, CollectiveError):
-                self._rendezvous.schedule().forget()
-        self._rendezvous.forget()
         self._endpoint.close()
         if not self._kept:
+            with contextlib.suppress(ValueError, CollectiveError):  # the keys may have been derived before the failure
+                self._rendezvous.schedule().forget()
             for pending in self._pending:
                 pending.connection.close()
+        self._rendezvous.forget()
 
     def listen(self, address: str) -> None:
         """Open the listeners and leave this rank's address in the store.
@@ -99,7 +98,7 @@ class Joining:
             CollectiveError: `collective-aborted`, this rank cannot listen there; `collective-timeout`, the store takes
                 no address.
         """
-        self._endpoint.listen(address, self._remaining(), self._addresses.leave)
+        self._endpoint.listen(address, self._until - time.monotonic(), self._addresses.leave)
 
     def call(self) -> None:
         """Connect to every rank below this one, twice."""
@@ -107,21 +106,54 @@ class Joining:
             address = self._addresses.of(peer, self._serve_for)
             for lane in Lane:
                 connection, local = self._connect(peer, address)
-                handshake = ConnectionHandshake(self._rendezvous, lane=lane, peer=peer)
-                self._add(_Pending(connection, handshake, time.monotonic(), local=local))
+                self._add(connection, ConnectionHandshake(self._rendezvous, lane=lane, peer=peer), local=local)
 
     def meet(self) -> None:
-        """Go through the handshake on all connections."""
+        """Go through the handshake on all connections.
+
+        Raises:
+            CollectiveError: `collective-timeout`, a rank did not come; whatever is wrong with one that came.
+        """
         due = len(Lane) * len(self._membership.peers)
         while True:
             if not self._rendezvous.missing:
                 self._confirm()
             if sum(pending.handshake.done and not pending.to_send for pending in self._pending) == due:
                 return
-            left = self._remaining()
+            left = self._until - time.monotonic()
             if left <= 0:
-                raise self._late()
+                missing = list(self._rendezvous.missing) or [
+                    each.peer
+                    for each in (pending.handshake for pending in self._pending)
+                    if each.peer is not None and not each.done and each.lane is Lane.COLLECTIVE
+                ]
+                raise late(self._membership, missing)
             self._serve_once(left)
+
+    def finish(self) -> tuple[Traffic, dict[Lane, list[PeerLink]], SendPool | None]:
+        """Return keys, links and the memory that peers on this machine read from, once `meet` has returned.
+
+        Raises:
+            CollectiveError: `rank-lost` or `collective-timeout`, a rank of this machine shared nothing.
+        """
+        with contextlib.ExitStack() as undone:
+            met = {(each.handshake.peer, each.handshake.lane): each for each in self._pending if each.local}
+            near = [peer for peer in self._membership.peers if all((peer, lane) in met for lane in Lane)]
+            connections = {peer: met[peer, Lane.COLLECTIVE].connection for peer in near}
+            send_pool, local_peers = share_pools(self._membership, connections, self._until, undone)
+            links: dict[Lane, list[PeerLink]] = {lane: [] for lane in Lane}
+            for pending in self._pending:
+                lane, peer = pending.handshake.lane, pending.handshake.peer
+                if not pending.handshake.done or lane is None or peer is None:
+                    pending.connection.close()
+                elif peer in local_peers:
+                    links[lane].append(LocalLink(pending.connection, lane, local_peers[peer]))
+                else:
+                    links[lane].append(PeerLink(pending.connection, peer, lane))
+            traffic = Traffic(self._rendezvous.schedule())
+            undone.pop_all()
+            self._kept = True
+            return traffic, links, send_pool
 
     def _serve_for(self, wait_s: float) -> None:
         """Serve the connections for so long, whatever comes on them."""
@@ -147,91 +179,59 @@ class Joining:
                 self._serve(key.data, events)
             else:
                 self._accept(key.data)
-        self._drop_the_slow()
-
-    def finish(self) -> tuple[Traffic, dict[Lane, list[PeerLink]], SendPool | None]:
-        """Return keys, links and the memory that peers on this machine read from, once `meet` has returned.
-
-        Raises:
-            CollectiveError: `rank-lost` or `collective-timeout`, a rank of this machine shared nothing.
-        """
-        with contextlib.ExitStack() as undone:
-            send_pool, local_peers = self._share(undone)
-            links: dict[Lane, list[PeerLink]] = {lane: [] for lane in Lane}
-            for pending in self._pending:
-                lane, peer = pending.handshake.lane, pending.handshake.peer
-                if not pending.handshake.done or lane is None or peer is None:
-                    pending.connection.close()
-                elif peer in local_peers:
-                    links[lane].append(LocalLink(pending.connection, lane, local_peers[peer]))
-                else:
-                    links[lane].append(PeerLink(pending.connection, peer, lane))
-            traffic = Traffic(self._rendezvous.schedule())
-            undone.pop_all()
-            self._kept = True
-            return traffic, links, send_pool
-
-    def _share(self, undone: contextlib.ExitStack) -> tuple[SendPool | None, dict[int, LocalPeer]]:
-        """Exchange send pools with the ranks of this machine; `undone` closes what they sent, unless it stands."""
-        met = {(each.handshake.peer, each.handshake.lane): each for each in self._pending if each.local}
-        peers = [peer for peer in self._membership.peers if all((peer, lane) in met for lane in Lane)]
-        connections = {peer: met[peer, Lane.COLLECTIVE].connection for peer in peers}
-        return share_pools(self._membership, connections, self._until, undone)
-
-    def _remaining(self) -> float:
-        """Return the seconds until it is time to give up."""
-        return self._until - time.monotonic()
+        now = time.monotonic()
+        for pending in [each for each in self._pending if each.handshake.peer is None]:
+            if now - pending.since > _STRANGER_S:
+                self._drop(pending)
 
     def _connect(self, peer: int, address: tuple[str, int, str]) -> tuple[socket.socket, bool]:
-        """Connect to a listener, and say whether without the network.
+        """Connect to a listener; return the connection, and whether it is without the network.
 
         One that is not there yet, or no more, is tried again until the time is up.
         """
         while True:
             host, port, name = address
-            if (
-                name
-                and (connection := self._endpoint.dial_local(name, max(0.0, min(self._remaining(), _DIAL_S))))
-                is not None
-            ):
+            left = self._until - time.monotonic()
+            # No longer at a time: meanwhile no other connection is served.
+            limit_s = max(0.0, min(left, _DIAL_S))
+            if name and (connection := self._endpoint.dial_local(name, limit_s)) is not None:
                 return connection, True
-            left = self._remaining()
             if left <= 0:
                 raise late(self._membership, [peer])
             try:
-                # No longer at a time: meanwhile no other is heard.
-                return self._dialler.dial(host, port, min(left, _DIAL_S)), False
+                return self._dialler.dial(host, port, limit_s), False
             except UnicodeError:
                 raise self._addresses.wrong(peer) from None
             except OSError as error:
                 check_own_limits(error)
-                # Not there yet; or what the store says is what an earlier run left, and will be replaced.
+                # Not there yet; or the store has what an earlier run left, which will be replaced.
                 self._serve_for(min(_RETRY_S, left))
                 address = self._addresses.of(peer, self._serve_for)
 
-    def _add(self, pending: _Pending) -> None:
-        if not pending.local:
-            pending.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # At once: who says nothing for some seconds is a stranger, and others may keep this rank waiting.
+    def _add(self, connection: socket.socket, handshake: ConnectionHandshake, *, local: bool) -> None:
+        pending = _Pending(connection, handshake, local=local)
+        if not local:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # At once: a connection that is silent for some seconds is a stranger's, and others may keep this rank waiting.
         with contextlib.suppress(OSError):
-            del pending.to_send[: pending.connection.send(pending.to_send)]
+            del pending.to_send[: connection.send(pending.to_send)]
         self._pending.append(pending)
-        self._selector.register(pending.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
 
     def _accept(self, listener: socket.socket) -> None:
         accepted = self._endpoint.accept(listener)
         if accepted is None:
             return
-        connection, local = accepted
         unknown = [pending for pending in self._pending if not pending.handshake.met and pending.handshake.peer is None]
         if len(unknown) >= len(Lane) * len(self._membership.peers) + _STRANGERS:
             # The one that has sent nothing for the longest: a rank sends its hello at once.
             self._drop(unknown[0])
-        self._add(_Pending(connection, ConnectionHandshake(self._rendezvous), time.monotonic(), local=local))
+        self._add(accepted[0], ConnectionHandshake(self._rendezvous), local=accepted[1])
 
     def _serve(self, pending: _Pending, events: int) -> None:
         if pending not in self._pending:
             return  # dropped since the selector saw it
+        peer = pending.handshake.peer
         try:
             if events & selectors.EVENT_WRITE and pending.to_send:
                 del pending.to_send[: pending.connection.send(pending.to_send)]
@@ -239,15 +239,24 @@ class Joining:
         except BlockingIOError:
             pass
         except FormatError:
-            self._unknown(pending)
+            self._drop(pending)
+            if peer is not None:  # not a stranger, but where this rank was sent to
+                raise CollectiveError(
+                    Code.COLLECTIVE_TAMPERED,
+                    f"what listens at the address of {self._membership.called(peer)} is no rank of a sealed group",
+                ) from None
         except OSError:
-            self._gone(pending)
+            peer = pending.handshake.peer
+            self._drop(pending)
+            if peer is not None and self._left is None:
+                # Its other connection may bring the reason.
+                self._left = lost(self._membership, peer), time.monotonic() + HEAR_OUT_S
         self._watch(pending)
 
     def _read(self, pending: _Pending) -> None:
         handshake = pending.handshake
         if handshake.met and not pending.confirmed:
-            # Its confirmation is judged after ours has been made; until then it may only be seen to leave.
+            # Its confirmation is judged after ours has been made; until then only its leaving is noticed.
             if not pending.connection.recv(1, socket.MSG_PEEK):
                 raise ConnectionResetError
             pending.waiting = True
@@ -262,18 +271,15 @@ class Joining:
             message, pending.got = bytes(pending.got), bytearray()
             try:
                 pending.to_send += handshake.receive(message)
-            except CollectiveError as error:
-                self._refuse(pending, message, error)
+            except CollectiveError:
+                if not handshake.met and handshake.peer is None:
+                    # The rank that does not fit gets our hello, to name the difference, before this one gives up.
+                    with contextlib.suppress(OSError, FormatError):
+                        pending.connection.send(handshake.answer(message))
+                        pending.connection.shutdown(socket.SHUT_WR)
+                raise
             if handshake.met and not pending.confirmed:
                 return
-
-    def _refuse(self, pending: _Pending, message: bytes, error: CollectiveError) -> None:
-        """Let a rank that does not fit see why before this one gives up."""
-        if not pending.handshake.met and pending.handshake.peer is None:
-            with contextlib.suppress(OSError, FormatError):
-                pending.connection.send(pending.handshake.answer(message))
-                pending.connection.shutdown(socket.SHUT_WR)
-        raise error
 
     def _confirm(self) -> None:
         for pending in self._pending:
@@ -283,7 +289,7 @@ class Joining:
                 self._watch(pending)
 
     def _watch(self, pending: _Pending) -> None:
-        """Ask the selector for what the connection can use now."""
+        """Register the connection for the events that it can use now."""
         if pending not in self._pending:
             return
         reads = bool(pending.handshake.wants) and not (pending.waiting and not pending.confirmed)
@@ -293,42 +299,8 @@ class Joining:
         if events:
             self._selector.register(pending.connection, events, pending)
 
-    def _unknown(self, pending: _Pending) -> None:
-        """Drop a stranger; one that this rank was sent to is an error."""
-        peer = pending.handshake.peer
-        self._drop(pending)
-        if peer is not None:
-            raise CollectiveError(
-                Code.COLLECTIVE_TAMPERED,
-                f"what listens where the store says {self._membership.called(peer)} is, is no rank of a sealed group",
-            )
-
     def _drop(self, pending: _Pending) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(pending.connection)
         self._pending.remove(pending)
         pending.connection.close()
-
-    def _gone(self, pending: _Pending) -> None:
-        """Take note that a connection ended: a stranger's is dropped, a rank's is an error."""
-        peer = pending.handshake.peer
-        self._drop(pending)
-        if peer is not None and self._left is None:
-            # Its other connection may say why.
-            self._left = lost(self._membership, peer), time.monotonic() + HEAR_OUT_S
-
-    def _drop_the_slow(self) -> None:
-        now = time.monotonic()
-        for pending in [each for each in self._pending if each.handshake.peer is None]:
-            if now - pending.since > _STRANGER_S:
-                self._drop(pending)
-
-    def _late(self) -> CollectiveError:
-        missing = list(self._rendezvous.missing) or [
-            pending.handshake.peer
-            for pending in self._pending
-            if pending.handshake.peer is not None
-            and not pending.handshake.done
-            and pending.handshake.lane is Lane.COLLECTIVE
-        ]
-        return late(self._membership, missing)

@@ -1,8 +1,7 @@
 """Connections between ranks of one machine: sealed frames lie in memory of the sender, and only their place is sent.
 
 Laws: a receiver copies a frame before it looks at it, so what is opened lies in memory that no other process writes; a
-sender reuses memory only after every receiver has acknowledged its copy.
-Source: spec/sealed-collectives.md, section 3.3.
+sender reuses memory only after every receiver has acknowledged its copy. Source: spec, section 3.3.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from glasshouse.collectives.transport.send_pool import PAGE_BYTES
 __all__ = ["LocalLink", "parse_unit", "unit_of"]
 
 UNIT_BYTES = 8
-"""What goes over the connection for each frame: its place, and its size."""
+"""Sent over the connection for each frame: its place, and its size."""
 INLINE = 0xFFFFFFFF
 """The place of a frame that follows on the connection."""
 LEAST_PLACED_BYTES = frame_bytes(8 << 10)
@@ -32,8 +31,8 @@ class LocalLink(PeerLink):
 
     Args:
         connection: a connected Unix stream socket past the handshake; the link owns it.
-        lane: what the connection is for.
-        local_peer: what the two ranks share.
+        lane: its purpose.
+        local_peer: the resources that the two ranks share.
     """
 
     __slots__ = ("_free", "_got", "_lent", "_placed", "_slot", "_unit", "local_peer", "short")
@@ -41,17 +40,17 @@ class LocalLink(PeerLink):
     def __init__(self, connection: socket.socket, lane: Lane, local_peer: LocalPeer) -> None:
         super().__init__(connection, local_peer.peer, lane)
         self.local_peer = local_peer
-        local_peer.join(self)
+        local_peer.returned[lane] = self._returned
         send_pool = local_peer.send_pool
         self._free = [] if send_pool is None else send_pool.slots(lane)
         self.short = False
         """Whether there was no slot when one was wanted last."""
         self._slot: memoryview | None = None
-        """What the frame on its way was sealed in, if that is a slot of this link."""
+        """Where the frame on its way was sealed, if that is a slot of this link."""
         self._placed = False
         """Whether of the frame on its way only the place goes out."""
         self._lent: deque[Callable[[], None]] = deque()
-        """For each frame whose place went out and that the peer has not copied: who takes its memory back."""
+        """For each frame whose place went out and that the peer has not copied: the owner of its memory."""
         self._unit = memoryview(bytearray(UNIT_BYTES))
         self._got = 0
 
@@ -101,9 +100,12 @@ class LocalLink(PeerLink):
         self._announced()
         return True
 
-    def returned(self) -> None:
-        """Take back the memory of the oldest frame that is lent: the peer has copied it."""
+    def _returned(self) -> bool:
+        """Take back the memory of the oldest frame that is lent, which the peer has copied; False if none is lent."""
+        if not self._lent:
+            return False
         self._lent.popleft()()
+        return True
 
     def _went(self) -> None:
         slot, self._slot = self._slot, None
@@ -113,7 +115,7 @@ class LocalLink(PeerLink):
             self._lent.append(lambda: self._free.append(slot))
             super()._went()
         else:
-            self._lent.append(self._gone or _nothing)
+            self._lent.append(self._gone or (lambda: None))
             self._gone = None
 
     def _announced(self) -> int:
@@ -127,12 +129,8 @@ class LocalLink(PeerLink):
         self.local_peer.close()
 
 
-def _nothing() -> None:
-    """Do nothing: no pool waits for the memory."""
-
-
 def unit_of(place: int, size: int) -> bytes:
-    """Return what goes over the connection for a frame of `size` bytes at `place`, in pages, or `INLINE`."""
+    """Return the unit for a frame of `size` bytes at `place`, in pages, or `INLINE`."""
     return place.to_bytes(4, "big") + size.to_bytes(4, "big")
 
 

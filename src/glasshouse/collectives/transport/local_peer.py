@@ -1,7 +1,6 @@
-"""What two ranks of one machine share beside their connections: send pools, and a socket that acknowledges copies.
+"""The resources that two ranks of one machine share: send pools, and a socket that acknowledges copies.
 
-Law: nothing that came from the peer can make a call wait.
-Source: spec/sealed-collectives.md, section 3.3.
+Law: nothing that came from the peer can make a call wait. Source: spec, section 3.3.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
 from glasshouse.collectives.transport.addresses import late, lost
@@ -29,19 +26,8 @@ _RETRY_S = 0.01
 _LONG_S = 3600.0
 
 
-class Lender(Protocol):
-    """What a peer needs of a `LocalLink`."""
-
-    lane: Lane
-
-    @property
-    def lends(self) -> bool: ...
-
-    def returned(self) -> None: ...
-
-
 class LocalPeer:
-    """A peer on this machine: the memory that both share, and the socket that acknowledges copied frames.
+    """A peer on this machine.
 
     Args:
         peer: its rank.
@@ -50,25 +36,22 @@ class LocalPeer:
         acks: connected with the peer; carries one byte, the lane, for each frame that was copied.
     """
 
-    __slots__ = ("_acks", "_links", "fileno", "gone", "peer", "send_pool", "window")
+    __slots__ = ("_acks", "fileno", "gone", "peer", "returned", "send_pool", "window")
 
     def __init__(self, peer: int, send_pool: SendPool | None, window: PeerPool | None, acks: socket.socket) -> None:
         self.peer = peer
         self.send_pool = send_pool
         self.window = window
         self._acks = acks
-        self._links: dict[int, Lender] = {}
         self.fileno = acks.fileno()
         self.gone = False
         """Whether its acknowledgements have ended: what it has not copied is never given back."""
-
-    def join(self, link: Lender) -> None:
-        """Register a link with the peer, for the frames that it lends."""
-        self._links[link.lane] = link
+        self.returned: dict[int, Callable[[], bool]] = {}
+        """By lane, takes back the memory of a frame; False where none is lent."""
 
     def acknowledge(self, lane: Lane) -> None:
-        """Tell the peer that a frame of a lane has been copied; if this fails, only the peer loses memory."""
-        with suppress(OSError):
+        """Acknowledge the copy of one frame of a lane; if this fails, only the peer loses memory."""
+        with contextlib.suppress(OSError):
             self._acks.send(bytes([lane]), socket.MSG_DONTWAIT)
 
     def collect(self) -> bool:
@@ -88,10 +71,8 @@ class LocalPeer:
             self.gone = not lanes
             found = found or not self.gone
             for lane in lanes:
-                link = self._links.get(lane)
-                if link is None or not link.lends:
+                if lane not in self.returned or not self.returned[lane]():
                     raise not_a_rank(self.peer)
-                link.returned()
         return found
 
     def close(self) -> None:
@@ -109,6 +90,7 @@ class PoolExchange:
         peer: the rank at the other end.
         send_pool: the own memory.
         until: how long to wait (monotonic, s).
+        connected: whether this rank makes the acknowledgement socket.
 
     Raises:
         OSError: the peer is gone, or this process has no more room for descriptors.
@@ -139,7 +121,7 @@ class PoolExchange:
                 theirs.close()
 
     def answer(self) -> LocalPeer:
-        """Return the peer, with what it sent.
+        """Return the peer, with the descriptors that it sent.
 
         Raises:
             TimeoutError: the peer has sent nothing in time.
@@ -150,25 +132,21 @@ class PoolExchange:
         poll.register(self._connection, select.POLLIN)
         if not poll.poll(min(max(0.0, self._until - time.monotonic()), _LONG_S) * 1000):
             raise TimeoutError
-        said, taken, flags, _ = socket.recv_fds(self._connection, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-        window: PeerPool | None = None
+        data, taken, flags, _ = socket.recv_fds(self._connection, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         try:
             cut = bool(flags & socket.MSG_CTRUNC)
             if cut and len(taken) < _MOST_DESCRIPTORS:
-                raise OSError(errno.EMFILE, "there was no room for what the peer gave")
+                raise OSError(errno.EMFILE, "there was no room for the peer's descriptors")
             given = self._acks is None
-            if cut or said != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
+            if cut or data != bytes([len(taken)]) or not given <= len(taken) <= given + 1:
                 raise ValueError("not what a rank sends")
-            acks = self._acks or socket.socket(fileno=taken[0])
+            self._acks = acks = self._acks or socket.socket(fileno=taken[0])
             if given:
-                del taken[0]
-            self._acks = acks
+                del taken[0]  # the socket's own now
             if acks.family != socket.AF_UNIX:
-                raise ValueError(
-                    "not an acknowledgement socket"
-                )  # to close another kind may take as long as its giver likes
-            if taken:
-                window = PeerPool(taken[0])
+                # To close another kind may take as long as its giver likes.
+                raise ValueError("not an acknowledgement socket")
+            window = PeerPool(taken[0]) if taken else None
             self._acks = None
             return LocalPeer(self._peer, self._send_pool, window, acks)
         finally:
@@ -231,8 +209,5 @@ def share_pools(
 
 def not_a_rank(peer: int) -> CollectiveError:
     """Return the error for what no rank sends on the connections with one of this machine."""
-    return CollectiveError(
-        Code.COLLECTIVE_TAMPERED,
-        f"on the connection with rank {peer} came what no rank of this machine sends",
-        rank=peer,
-    )
+    message = f"on the connection with rank {peer} came what no rank of this machine sends"
+    return CollectiveError(Code.COLLECTIVE_TAMPERED, message, rank=peer)

@@ -1,19 +1,14 @@
-"""How the ranks of a group come to be connected: addresses through the store, then two connections for every pair.
-
-Laws: the store is believed in nothing: who is at an address is shown by the handshake on each connection; a stranger
-who connects costs a bounded number of bytes and seconds; nothing but hellos, confirmations and sealed frames is ever
-written to a connection.
-Source: spec/sealed-collectives.md, section 3.
-"""
+"""The connections and keys of one rank in one group: two connections for every pair (spec, section 3)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from glasshouse.collectives.protocol.frame_memory import allocate
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
 from glasshouse.collectives.protocol.rendezvous import Rendezvous
 from glasshouse.collectives.protocol.traffic import Traffic
@@ -34,8 +29,8 @@ class Mesh:
         membership: the group.
         traffic: its keys.
         collective: one link a peer, for the collectives.
-        p2p: one link a peer, for messages and last words.
-        send_pool: what peers on this machine read frames from.
+        p2p: one link a peer, for messages and alerts.
+        send_pool: memory that peers on this machine read frames from.
     """
 
     __slots__ = ("collective", "membership", "p2p", "send_pool", "traffic")
@@ -49,8 +44,8 @@ class Mesh:
         send_pool: SendPool | None = None,
     ) -> None:
         self.membership = membership
-        self.send_pool = send_pool
         self.traffic = traffic
+        self.send_pool = send_pool
         # Each rank begins with the one after it, so that not all send to the same rank first.
         size, rank = membership.size, membership.rank
         self.collective = sorted(collective, key=lambda link: (link.peer - rank) % size)
@@ -67,15 +62,15 @@ class Mesh:
         address: str | None = None,
         dialler: Dialler | None = None,
     ) -> Mesh:
-        """Meet the other ranks.
+        """Connect to the other ranks.
 
         Args:
             store: a torch.distributed store that all ranks have, for their addresses.
             membership: the group.
             secret: its secret, 32 bytes; not kept.
             timeout_s: how long the others may take to come.
-            address: where the others reach this rank, instead of what `GLASSHOUSE_SEALED_ADDRESS` or the route to
-                the store says.
+            address: where the others reach this rank, instead of `GLASSHOUSE_SEALED_ADDRESS` or the address on the
+                way to the store.
             dialler: how the others are reached; by default through the network.
 
         Raises:
@@ -83,20 +78,24 @@ class Mesh:
                 that does not fit; `rank-lost`, one that left on the way, or the store did; `collective-aborted`, this
                 process cannot take part.
         """
-        meeting = Rendezvous(membership, secret)
+        rendezvous = Rendezvous(membership, secret)
         if membership.size == 1:
-            return cls(membership, Traffic(meeting.schedule()), [], [])
-        with contextlib.closing(
-            Joining(store, membership, meeting, dialler or Direct(), time.monotonic() + timeout_s)
-        ) as joining:
+            return cls(membership, Traffic(rendezvous.schedule()), [], [])
+        until = time.monotonic() + timeout_s
+        with contextlib.closing(Joining(store, membership, rendezvous, dialler or Direct(), until)) as joining:
             joining.listen(address or os.environ.get(ADDRESS_VARIABLE) or own_address(store, timeout_s))
             joining.call()
             joining.meet()
             traffic, links, send_pool = joining.finish()
             return cls(membership, traffic, links[Lane.COLLECTIVE], links[Lane.P2P], send_pool)
 
+    @property
+    def shared(self) -> Callable[[int], memoryview]:
+        """Allocates memory for a frame that every peer is sent: in the send pool, where there is one."""
+        return allocate if self.send_pool is None else self.send_pool.shared
+
     def abandon(self) -> None:
-        """Let go of connections and shared memory in a forked child."""
+        """Release connections and shared memory in a forked child."""
         if self.send_pool is not None:
             self.send_pool.abandon()
         for link in (*self.collective, *self.p2p):

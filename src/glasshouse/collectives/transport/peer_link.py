@@ -32,27 +32,13 @@ class PeerLink:
     Args:
         connection: connected and past the handshake; the link owns it.
         peer: the rank at the other end.
-        lane: what the connection is for.
+        lane: its purpose.
     """
 
     __slots__ = (
-        "_gone",
-        "_in",
-        "_out",
-        "_pending",
-        "_socket",
-        "bye_received",
-        "closed",
-        "ended",
-        "fileno",
-        "have",
-        "lane",
-        "peer",
-        "readable",
-        "received",
-        "wanted",
-        "writable",
-    )
+        "_gone", "_in", "_out", "_pending", "_socket", "bye_received", "closed", "ended", "fileno", "have", "lane",
+        "peer", "readable", "received", "wanted", "writable",
+    )  # fmt: skip
 
     def __init__(self, connection: socket.socket, peer: int, lane: Lane) -> None:
         connection.setblocking(False)
@@ -72,13 +58,11 @@ class PeerLink:
         self.have = 0
         """Bytes of the current frame that have arrived."""
         self.wanted = 0
-        """Bytes that the current frame has, once known."""
+        """Bytes of the current frame, once known."""
         self.closed = False
         self.ended = False
-        """Whether the other end has said that nothing more will come."""
-
+        """Whether the other end has shut its side down."""
         self.bye_received = False
-        """Whether it has said goodbye."""
 
     @property
     def sending(self) -> bool:
@@ -97,7 +81,7 @@ class PeerLink:
         return self._out
 
     def begin(self, frame: memoryview, gone: Callable[[], None] | None = None) -> None:
-        """Make `frame` the next to send, and have `gone` called when its memory is free again."""
+        """Make `frame` the next to send, and call `gone` when its memory is free again."""
         self._pending = [frame]
         self._gone = gone
 
@@ -126,7 +110,7 @@ class PeerLink:
         return True
 
     def pull(self, wanted: int) -> bool:
-        """Read on, up to a frame of `wanted` bytes or what its header says; return whether it is whole.
+        """Read on, up to a frame of `wanted` bytes or of the size in its header; return whether it is whole.
 
         Raises:
             Closed: the other end is gone.
@@ -166,22 +150,20 @@ class PeerLink:
     def close(self) -> None:
         """Close the connection; what was sent still arrives."""
         if not self.closed:
-            self.closed = True
             self.finish()
-            self._release()
+            self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the connection in a forked child: the parent goes on with it."""
+        """Close this process's end only, as a forked child: the parent goes on with the connection."""
         self.closed = True
         self._release()
 
     def _release(self) -> None:
-        """Close what is open, once."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def _went(self) -> None:
-        """Take note that the frame has gone out whole."""
+        """Free the memory of the frame that has gone out whole."""
         gone, self._gone = self._gone, None
         if gone is not None:
             gone()

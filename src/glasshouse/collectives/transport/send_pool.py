@@ -1,7 +1,6 @@
-"""Memory of a sender that its peers on the same machine read sealed frames from.
+"""Memory of a sender that its peers on the same machine read sealed frames from (spec, section 3.3).
 
 Laws: the memory holds nothing but sealed frames; its owner alone can write to it; its size cannot change.
-Source: spec/sealed-collectives.md, section 3.3.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import fcntl
 import mmap
 import os
 
-from glasshouse.collectives.operations.algorithms import CHUNK_BYTES
-from glasshouse.collectives.operations.communicator import SHARED_FRAMES
+from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES, SHARED_FRAMES, allocate
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import frame_bytes
 
@@ -67,27 +65,27 @@ class SendPool:
         """Make the memory read-only in a forked child, so that it cannot write where its parent's ciphers do."""
         _mprotect(ctypes.c_void_p(self._base), ctypes.c_size_t(len(self._map)), _PROT_READ)
 
-    def slot(self) -> memoryview:
-        """Return memory for one frame that was not returned before."""
-        low, self._at = self._at, self._at + _SLOT_BYTES
-        if self._at > len(self._map):
-            raise ValueError("more slots than the send pool was made for")
-        return self._map[low : self._at]
-
     def slots(self, lane: Lane) -> list[memoryview]:
-        """Return memory for the frames of one connection, which were not returned before."""
-        return [self.slot() for _ in range(LINK_SLOTS[lane])]
+        """Return memory for the frames of one connection, which was not returned before."""
+        return [self._slot() for _ in range(LINK_SLOTS[lane])]
 
     def shared(self, size: int) -> memoryview:
-        """Return a slot for frames of `size` bytes that every peer is sent; there are `SHARED_FRAMES`."""
-        if size > _SLOT_BYTES:
-            raise ValueError("no slot is that large")
-        return self.slot()[:size]
+        """Return memory for frames of `size` bytes that every peer is sent.
+
+        There are `SHARED_FRAMES` slots for these; the memory is elsewhere where no slot is that large.
+        """
+        return self._slot()[:size] if size <= _SLOT_BYTES else allocate(size)
 
     def place(self, frame: memoryview) -> int | None:
         """Return where a frame lies, in pages; None if that is elsewhere."""
         at = ctypes.addressof(ctypes.c_char.from_buffer(frame)) - self._base
         return at // PAGE_BYTES if 0 <= at < len(self._map) else None
+
+    def _slot(self) -> memoryview:
+        low, self._at = self._at, self._at + _SLOT_BYTES
+        if self._at > len(self._map):
+            raise ValueError("more slots than the send pool was made for")
+        return self._map[low : self._at]
 
 
 def send_pool_for(peers: int) -> SendPool | None:
@@ -113,20 +111,19 @@ class PeerPool:
     def __init__(self, fileno: int) -> None:
         # Only memory has seals: before that is known, any call could wait for what keeps the file. And memory that
         # shrinks under a mapping ends the process that reads there.
-        if fcntl.fcntl(fileno, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise ValueError("not a send pool")
-        self.nbytes = os.fstat(fileno).st_size
+        sealed = fcntl.fcntl(fileno, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        self.nbytes = os.fstat(fileno).st_size if sealed else 0
         if not 0 < self.nbytes <= MAX_POOL_BYTES:
             raise ValueError("not a send pool")
         self._mapped = mmap.mmap(fileno, self.nbytes, prot=mmap.PROT_READ)
         self._map = memoryview(self._mapped)
 
     def copy_into(self, out: memoryview, place: int) -> None:
-        """Fill `out` with what lies at `place`."""
+        """Fill `out` from `place`."""
         low = place * PAGE_BYTES
         out[:] = self._map[low : low + len(out)]
 
     def close(self) -> None:
-        """Map it no longer; closing twice is allowed."""
+        """Unmap it; closing twice is allowed."""
         self._map.release()
         self._mapped.close()
