@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import JsonOptions, OwnerOptions
 
 __all__ = ["group"]
 
@@ -51,19 +50,16 @@ def overhead(
         ),
     ] = None,
     planted: Annotated[str | None, typer.Option("--planted", hidden=True)] = None,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> int:
     from glasshouse_bench import overhead as steps
 
-    output = Output(as_json)
     asked = steps.wish(mode, time, margin, planted)
     make = steps.maker(workload, job, model, device)
-    identity = steps.owner(home, passphrase_file, passphrase_fd, output)
+    identity = steps.owner(options)
     folder = out or steps.new_folder(workload)
-    return steps.run(output, asked, make, folder=folder, identity=identity, on_cpu=device == "cpu")
+    return steps.run(options.output, asked, make, folder=folder, identity=identity, on_cpu=device == "cpu")
 
 
 @group.command()
@@ -76,14 +72,15 @@ def report(
         Path | None,
         typer.Option("--published", metavar="FILE", help="Rows to draw beside the result, as JSON."),
     ] = None,
-    as_json: Json = False,
+    *,
+    options: JsonOptions,
 ) -> None:
     """Draw a measurement as one page, computed again from its records; no signature is checked."""
     from glasshouse.jobs.owner.files import write_private
     from glasshouse_bench.report import render
     from glasshouse_bench.statement import Measurement
 
-    output = Output(as_json)
+    output = options.output
     page = render(Measurement.load(folder), published=published)
     path = out or folder / "report.html"
     write_private(path, page.encode())

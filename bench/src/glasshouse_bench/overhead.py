@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from glasshouse.cli.options import unlock
+from glasshouse.cli.options import OwnerOptions
 from glasshouse.cli.show.output import Output
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.durations import parse_s
-from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse_bench.artifact import Part
@@ -64,12 +63,11 @@ def maker(workload: str, job: Path | None, model: str | None, device: str | None
     return lambda folder: subject.builtin(workload, folder, model=model, device=device or "auto")
 
 
-def owner(home: Path | None, passphrase_file: Path | None, passphrase_fd: int | None, output: Output) -> Identity:
+def owner(options: OwnerOptions) -> Identity:
     """Return the owner, or one made for this measurement where there is none; raises `UsageError`."""
-    place = Home.locate(home)
-    if home is not None or place.owner_public.is_file():
-        return unlock(place.require(), passphrase_file, passphrase_fd)
-    output.warn(
+    if options.home is not None or options.any_home.owner_public.is_file():
+        return options.unlock()
+    options.output.warn(
         "no owner's identity here: a key made for this measurement signs it, and it cannot be taken up again once it "
         "is interrupted; `glasshouse init` makes a lasting one"
     )

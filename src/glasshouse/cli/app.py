@@ -6,12 +6,15 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from glasshouse.cli.options import expanded
 from glasshouse.cli.show.output import Output, error_object, printable
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, UsageError
 
@@ -85,20 +88,24 @@ class _Commands(TyperGroup):
         Raises:
             UsageError: `requirement-missing`: a command of another distribution cannot be loaded.
         """
-        holder = typer.Typer()
+        holder, group = typer.Typer(), None
         if name in _COMMANDS:
             wing, text = _COMMANDS[name]
             module = importlib.import_module(f"glasshouse.cli.{wing}.{name}_command")
-            if hasattr(module, "group"):
-                holder.add_typer(module.group, name=name, help=text)
+            group = getattr(module, "group", None)
+            if group is None:
+                holder.command(name, help=text)(expanded(module.command))
             else:
-                holder.command(name, help=text)(module.command)
+                holder.add_typer(group, name=name, help=text)
         else:
             from glasshouse.jobs.owner.extensions import COMMANDS, OURS, installed, load
 
             if name not in OURS and name not in installed(COMMANDS):
                 return
-            holder.add_typer(load(COMMANDS, name, typer.Typer), name=name)
+            group = load(COMMANDS, name, typer.Typer)
+            holder.add_typer(group, name=name)
+        for one in group.registered_commands if group else ():
+            one.callback = expanded(one.callback)
         self.commands[name] = typer.main.get_group(holder).commands[name]
         _leave_flags_empty(self.commands[name])
 
@@ -191,27 +198,25 @@ def _root(
 
 def _understood(error: Exception) -> GlasshouseError:
     """Return a wrong command line as a usage error, and anything else as a defect of ours."""
-    said: Callable[[], str] | None = getattr(error, "format_message", None)
-    if said is not None:
+    described: Callable[[], str] | None = getattr(error, "format_message", None)
+    if described is not None:
         context: Any = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "glasshouse"
-        return UsageError(Code.USAGE, said() + _given(error), hint=f"see: {path} --help")
+        return UsageError(Code.USAGE, described() + _refused_value(error), hint=f"see: {path} --help")
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         # A file or folder that the owner's machine does not give us, wherever we came upon it, is no defect of ours.
         return UsageError(Code.FILE_MISSING, f"cannot use {os.fsdecode(error.filename)}: {error.strerror.lower()}")
     if isinstance(error, MemoryError):
         return PlatformError(Code.PLATFORM, "there is not enough free memory here to do this")
     # The place, never the values: they may hold what must not be printed.
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return InternalError(
         Code.INTERNAL, f"a defect in Glasshouse: {type(error).__name__}{place}", hint="please report it with this line"
     )
 
 
-def _given(error: Exception) -> str:
+def _refused_value(error: Exception) -> str:
     """Return the value that the framework's validation refused, where its message leaves it out: no secret is one."""
     validation = error.__cause__ or error.__context__
     problems: Callable[[], list[dict[str, Any]]] | None = getattr(validation, "errors", None)
@@ -220,7 +225,7 @@ def _given(error: Exception) -> str:
 
 
 def _failed(error: GlasshouseError, as_json: bool) -> int:
-    with contextlib.suppress(OSError):  # the terminal or pipe is closed: the exit code still says it
+    with contextlib.suppress(OSError):  # the terminal or pipe is closed: the exit code is still right
         Output(as_json).result(error_object(error))
         if not as_json:
             sys.stderr.write(f"error: {printable(error.message, keep='')} [{error.code.value}]\n")

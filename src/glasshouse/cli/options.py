@@ -1,55 +1,50 @@
-"""Options and arguments that several commands share, and the owner's identity behind them."""
+"""Options and arguments that several commands share, and what stands behind them: output, home, identity.
+
+A command has one parameter `options` for `--json`, `--home` and where the passphrase is; `expanded` makes flags of it.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-import shlex
 import stat
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.words import again
+from glasshouse.errors import Code, GlasshouseError, UsageError
+from glasshouse.jobs.owner.home import Home
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from glasshouse.cli.show.output import Output
-    from glasshouse.jobs.owner.home import Home
+if TYPE_CHECKING:  # the ciphers behind it are not loaded for the help
     from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.wire.hpke import RecipientKey
 
 __all__ = [
     "Force",
     "GateOption",
-    "HomeOption",
-    "Json",
+    "HomeOptions",
+    "JsonOptions",
     "Machine",
+    "OwnerOptions",
     "PassphraseFd",
     "PassphraseFile",
     "Run",
     "Yes",
-    "again",
     "ask_new_passphrase",
-    "locate",
-    "mention_old",
-    "passphrase_from",
+    "expanded",
     "read_passphrase",
-    "unlock",
+    "sealing_without_asking",
 ]
 
 _MAX_PASSPHRASE_BYTES = 4096
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        metavar="DIR",
-        help="One folder for keys and runs (or GLASSHOUSE_HOME); else your data folder and ./.glasshouse.",
-    ),
-]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option("--passphrase-file", metavar="FILE", help="Read the passphrase from this file instead of asking."),
@@ -69,7 +64,6 @@ Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run o
 
 def _runs_that_begin(incomplete: str) -> list[str]:
     """Return the runs that a shell may complete a name to; a home that cannot be read has none."""
-    from glasshouse.jobs.owner.home import Home
     from glasshouse.jobs.owner.rundir import RunFolder
 
     try:
@@ -87,37 +81,107 @@ Run = Annotated[
 ]
 
 
-def locate(home: Path | None) -> Home:
-    """Return the state home; raises `UsageError` when it holds no identity."""
-    from glasshouse.jobs.owner.home import Home
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions:
+    """The option of every command, and what it prints with."""
 
-    return Home.locate(home).require()
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
-
-def mention_old(output: Output, place: Home) -> None:
-    """Say that the working folder's `.glasshouse` holds an identity of its own, beside the home's."""
-    if place.old is not None:
-        output.warn(
-            f"{place.old} holds an identity too, of an earlier version: --home .glasshouse uses it, "
-            "glasshouse identity move brings it into your own data folder if that has none"
-        )
+    @functools.cached_property
+    def output(self) -> Output:
+        """The command's output."""
+        return Output(self.as_json)
 
 
-def again(home: Path | None) -> str:
-    """Return what a command that we propose must repeat to meet the same state home: ` --home DIR`, or nothing."""
-    return "" if home is None else f" --home {shlex.quote(str(home))}"
+@dataclass(frozen=True, kw_only=True)
+class HomeOptions(JsonOptions):
+    """The options of a command that uses the state home."""
+
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home",
+            metavar="DIR",
+            help="One folder for keys and runs (or GLASSHOUSE_HOME); else your data folder and ./.glasshouse.",
+        ),
+    ] = None
+
+    @functools.cached_property
+    def any_home(self) -> Home:
+        """The state home, which need not exist."""
+        return Home.locate(self.home)
+
+    @property
+    def own_home(self) -> Home:
+        """The state home; raises `UsageError` when it holds no identity."""
+        return self.any_home.require()
+
+    @property
+    def again(self) -> str:
+        """What a proposed command repeats to use the same state home."""
+        return again(self.home)
+
+    def mention_old(self) -> None:
+        """Warn of an identity in the working folder's `.glasshouse`, beside the home's."""
+        if (old := self.any_home.old) is not None:
+            self.output.warn(
+                f"{old} holds an identity too, of an earlier version: --home .glasshouse uses it, "
+                "glasshouse identity move brings it into your own data folder if that has none"
+            )
 
 
-def passphrase_from(file: Path | None, descriptor: int | None) -> Callable[[], str]:
-    """Return what reads the passphrase, as `read_passphrase` does, once it is needed."""
-    return lambda: read_passphrase(file, descriptor)
+@dataclass(frozen=True, kw_only=True)
+class OwnerOptions(HomeOptions):
+    """The options of a command that uses the owner's private keys."""
+
+    passphrase_fd: PassphraseFd = None
+    passphrase_file: PassphraseFile = None
+
+    def passphrase(self) -> str:
+        """Return the passphrase; raises as `read_passphrase`."""
+        return read_passphrase(self.passphrase_file, self.passphrase_fd)
+
+    def unlock(self) -> Identity:
+        """Return the owner's identity; only for an encrypted one is its passphrase read."""
+        from glasshouse.jobs.owner.owner_identity import unlock
+
+        return unlock(self.own_home.owner_private, self.passphrase)
 
 
-def unlock(home: Home, passphrase_file: Path | None, passphrase_fd: int | None) -> Identity:
-    """Return the owner's identity, asking for its passphrase only where it has one; raises as `identity.unlock`."""
-    from glasshouse.jobs.owner.owner_identity import unlock as unlocked
+def sealing_without_asking(home: Home) -> RecipientKey | None:
+    """Return the owner's sealing key, for the names of outputs, if it is here and not encrypted."""
+    from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted, read_private
 
-    return unlocked(home.owner_private, passphrase_from(passphrase_file, passphrase_fd))
+    try:
+        data = read_private(home.owner_private)
+        return None if is_encrypted(data) else Identity.parse(data, None).sealing
+    except GlasshouseError:
+        return None
+
+
+def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command as the framework takes it: with a parameter for each field of its `options`."""
+    hints = get_type_hints(command, include_extras=True)
+    kind = hints.get("options")
+    if kind is None:
+        return command
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        shared = {one.name: given.pop(one.name) for one in fields(kind)}
+        return command(**given, options=kind(**shared))
+
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != "options"]
+    of_kind = get_type_hints(kind, include_extras=True)
+    # The help lists the common ones last.
+    shared = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=of_kind[one.name])
+        for one in reversed(fields(kind))
+    ]
+    whole = [*(one.replace(annotation=hints[one.name]) for one in own), *shared]
+    call.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in whole}
+    return call
 
 
 def read_passphrase(

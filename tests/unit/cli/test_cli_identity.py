@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.cli import app as cli
-from glasshouse.cli.names import sealing_without_asking
+from glasshouse.cli.options import sealing_without_asking
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner import owner_identity as identities
 from glasshouse.jobs.owner.home import Home

@@ -53,7 +53,7 @@ def test_a_failed_run_shows_its_workers_last_words_escaped_and_programs_get_a_hi
     keys = {"sealing": world.owner_hpke, "owner_signing": world.owner.public, "home": home}
     say_ended(output, ended, **keys)  # type: ignore[arg-type]
     text, logs = said.getvalue(), f"glasshouse logs {ended.folder.run_id[:8]} --home '{home}'"
-    block = text.partition("The worker's last words:\n")[2].splitlines()
+    block = text.partition("The worker's last lines:\n")[2].splitlines()
     assert block == [
         *(f"  line {n}" for n in range(14, 20)),
         "  20 %",
@@ -115,7 +115,7 @@ def test_a_completed_run_needs_no_last_words(
     output = Output(False)
     said = people(monkeypatch, output)
     say_ended(output, ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
-    assert "last words" not in said.getvalue()
+    assert "last lines" not in said.getvalue()
     say_ended(Output(True), ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
     assert json.loads(capsys.readouterr().out)["log_hint"] is None
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from glasshouse.cli import app as cli
 from glasshouse.cli.runs import logs_command as logs
 from glasshouse.cli.show.ending import say_ended
-from glasshouse.cli.show.live_view import View
+from glasshouse.cli.show.live_view import RunView
 from glasshouse.cli.show.output import Output, printable
 from glasshouse.errors import Code, ExitCode, PackageError, UsageError
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
@@ -57,7 +57,7 @@ def test_words_facts_notes_and_steps_show_it_escaped(
     said = people(monkeypatch, output)
     output.say(HOSTILE)
     output.facts({"name": HOSTILE})
-    View(output.console).done("packed", HOSTILE, None)
+    RunView(output).done("packed", HOSTILE, None)
     output.warn(HOSTILE)
     assert said.getvalue().count(SHOWN) == 3
     assert SHOWN in capsys.readouterr().err

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from glasshouse.cli.app import run
-from glasshouse.cli.show import steps as shown
+from glasshouse.cli.show import steps
 from glasshouse.cli.show.offered import cost_words
 from glasshouse.cli.show.output import Output
-from glasshouse.cli.show.steps import Shown
+from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.processes import ProcessName
@@ -98,7 +98,7 @@ class Rents:
         )
 
     def rented(self, output: Output) -> Any:
-        return self.renting().rented(Shown(output, yes=True), self.home, self.folder, self.package)
+        return self.renting().rented(StepPrinter(output, yes=True), self.home, self.folder, self.package)
 
     @property
     def journal(self) -> Journal:
@@ -131,7 +131,7 @@ def end(fails: bool) -> None:
 def test_a_terminal_that_was_closed_leaves_no_machine_rented(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "agreed", lambda *_of, **_how: None)
+    monkeypatch.setattr(steps, "agreed", lambda *_of, **_how: None)
     with failing(fails), rents.rented(Closed(as_json=False)):
         end(fails)
     assert rents.world.running == []
@@ -142,7 +142,7 @@ def test_a_terminal_that_was_closed_leaves_no_machine_rented(
 def test_what_a_machine_came_to_is_told_also_of_a_run_that_failed(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shown, "agreed", lambda *_of, **_how: None)
+    monkeypatch.setattr(steps, "agreed", lambda *_of, **_how: None)
     with failing(fails), rents.rented(Output(as_json=False)):
         end(fails)
     told = " ".join("".join(capfd.readouterr()).split())
@@ -235,12 +235,12 @@ def test_a_machine_whose_keeper_was_ended_by_a_command_is_given_back_by_it(
 ) -> None:
     with rents.rented(Output(as_json=True)):
         hand_over(rents.home, rents.folder, supervisor)
-    return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
+    return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "its keeper lives"
     hand_over(rents.home, rents.folder, GONE)
-    return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
+    return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == []
-    return_left(Shown(Output(as_json=True)), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
+    return_left(StepPrinter(Output(as_json=True)), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
 
 
 def test_a_command_that_rents_holds_the_claim_and_one_that_ends_a_supervisor_goes_past_a_claim(rents: Rents) -> None:
@@ -250,9 +250,9 @@ def test_a_command_that_rents_holds_the_claim_and_one_that_ends_a_supervisor_goe
         hand_over(rents.home, rents.folder, GONE)
     with rents.journal.claimed() as ours:
         assert ours
-        return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
+        return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "the process that has claimed it gives it back"
-    return_left(Shown(Output(as_json=True)), rents.home, rents.folder)
+    return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == []
 
 

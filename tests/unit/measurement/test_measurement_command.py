@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from glasshouse.cli.options import OwnerOptions
 from glasshouse.cli.show.output import Output
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.home import Home
@@ -118,14 +119,14 @@ def test_the_owner_is_the_one_of_the_home(tmp_path: Path, capsys: pytest.Capture
     home = Home(path=tmp_path / "home").make()
     mine = Identity.generate()
     mine.save(private=home.owner_private, public=home.owner_public, passphrase=None)
-    assert overhead.owner(home.path, None, None, Output(False)).public == mine.public
+    assert overhead.owner(OwnerOptions(home=home.path)).public == mine.public
     monkey = capsys.readouterr()
     assert monkey.err == monkey.out == ""
 
 
 def test_a_home_that_was_named_and_has_no_owner_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no owner's identity") as refused:
-        overhead.owner(tmp_path, None, None, Output(False))
+        overhead.owner(OwnerOptions(home=tmp_path))
     assert refused.value.code is Code.IDENTITY
 
 
@@ -133,7 +134,7 @@ def test_without_a_home_a_key_is_made_and_what_that_means_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Home, "locate", lambda _path: Home(path=tmp_path / "none"))
-    made = [overhead.owner(None, None, None, Output(False)) for _ in range(2)]
+    made = [overhead.owner(OwnerOptions()) for _ in range(2)]
     assert made[0].public != made[1].public
     said = " ".join(capsys.readouterr().err.split())
     assert "cannot be taken up again once it is interrupted" in said

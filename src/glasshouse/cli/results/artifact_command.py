@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import Force, OwnerOptions, Run
 from glasshouse.errors import Code, UsageError
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.owner.owner_identity import Identity
-    from glasshouse.jobs.owner.rundir import RunFolder
-
-__all__ = ["command"]
+from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.results import WEIGHTS
+from glasshouse.jobs.owner.files import read_bounded, write_private
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.leak_patterns import canaries_of
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.collect import look_inside, require_receipt
+from glasshouse.jobs.supervise.control import concluded, look, require_ended
+from glasshouse.jobs.verify.documents import of_run, verify_bundle
+from glasshouse.jobs.verify.publish import make_artifact
 
 
 def command(
@@ -29,31 +32,22 @@ def command(
         bool, typer.Option("--reveal-weights", help="Publish the weights' digests, so that anyone can compare a file.")
     ] = False,
     force: Force = False,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
-    from glasshouse.jobs.owner.files import read_bounded, write_private
-    from glasshouse.jobs.owner.leak_patterns import canaries_of
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.control import look, require_ended
-    from glasshouse.jobs.verify.documents import of_run, verify_bundle
-    from glasshouse.jobs.verify.publish import make_artifact
-
-    output, place = Output(as_json), locate(home)
-    found = look(RunFolder.find(place, run), place)
+    """Verify a run's receipt, and write a signed artifact of it."""
+    output, home = options.output, options.own_home
+    found = look(RunFolder.find(home, run), home)
     require_ended(found)
-    identity = unlock(place, passphrase_file, passphrase_fd)
+    identity = options.unlock()
     bundle = read_bounded(found.folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
     of_run(verify_bundle(bundle, owner=identity.signing.public), found.record.run_id)
     data = make_artifact(
         bundle,
         owner=identity.signing,
-        canaries=canaries_of(found.folder, found.record, home=place, identity=identity),
+        canaries=canaries_of(found.folder, found.record, home=home, identity=identity),
         numbers=_numbers(number or []),
-        revealed=_weights(found.folder, place, identity) if reveal_weights else None,
+        revealed=_weights(found.folder, home, identity) if reveal_weights else None,
     )
     write_private(out, data, replace=force)
     output.result({"path": str(out), "run_id": found.record.run_id, "bytes": len(data)})
@@ -65,13 +59,9 @@ def command(
     output.say(f"The artifact is in {out}; anyone checks it with: glasshouse verify {out} --owner owner.pub")
 
 
-def _weights(folder: RunFolder, place: Home, identity: Identity) -> dict[int, tuple[bytes, bytes]]:
+def _weights(folder: RunFolder, home: Home, identity: Identity) -> dict[int, tuple[bytes, bytes]]:
     """Return salt and digest of every output of weights, from the sealed files of a run whose receipt holds."""
-    from glasshouse.evidence.results import WEIGHTS
-    from glasshouse.jobs.results.collect import look_inside, require_receipt
-    from glasshouse.jobs.supervise.control import concluded
-
-    receipt = require_receipt(concluded(folder, place, folder.load()))
+    receipt = require_receipt(concluded(folder, home, folder.load()))
     opened = look_inside(folder, receipt, sealing=identity.sealing)
     found = {
         one.sequence: (one.salt, one.sha256)

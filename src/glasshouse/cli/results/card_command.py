@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
-from glasshouse.cli.show.output import Output
-
-__all__ = ["command"]
+from glasshouse.cli.options import Force, OwnerOptions, Run
+from glasshouse.jobs.owner.files import write_private
+from glasshouse.jobs.results.exported import exported_run
+from glasshouse.jobs.results.run_card import page, snippet
 
 
 def command(
@@ -20,18 +20,12 @@ def command(
     ],
     name: Annotated[str, typer.Option("--name", help="What the model is called on it.")] = "model",
     force: Force = False,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.jobs.owner.files import write_private
-    from glasshouse.jobs.results.exported import exported_run
-    from glasshouse.jobs.results.run_card import page, snippet
-
-    output, place = Output(as_json), locate(home)
-    identity = unlock(place, passphrase_file, passphrase_fd)
-    found, beside = exported_run(place, run, identity), out.with_suffix(".md")
+    """Write the page of a run that verifies, and its lines for a model card."""
+    output, identity = options.output, options.unlock()
+    found, beside = exported_run(options.own_home, run, identity), out.with_suffix(".md")
     fingerprint = identity.public.fingerprint
     made = page(found.verdict, found.outputs, name=name, fingerprint=fingerprint)
     lines = snippet(found.verdict, found.outputs, name=name, fingerprint=fingerprint)

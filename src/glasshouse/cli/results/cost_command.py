@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, Run, locate
+from glasshouse.cli.options import HomeOptions, Run
 from glasshouse.cli.show.costs import cost_facts
-from glasshouse.cli.show.output import Output
 from glasshouse.cli.show.words import verdict_words
 from glasshouse.errors import Code, UsageError
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.verify.verify_named import Verified
-
-__all__ = ["command"]
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places.rented_machine import statement_of
+from glasshouse.jobs.results.run_cost import cost_of, slowdown_of
+from glasshouse.jobs.supervise.control import concluded, look
+from glasshouse.jobs.verify.verify_named import Verified, measurement_in, verify_measured
 
 _MOST_PER_HOUR = 100_000
 
@@ -38,47 +37,36 @@ def command(
     usd_per_hour: Annotated[
         str | None, typer.Option("--usd-per-hour", metavar="X", help="What an hour of a machine of your own costs.")
     ] = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    from glasshouse.jobs.owner.rundir import Phase, RunFolder
-    from glasshouse.jobs.places.rented_machine import statement_of
-    from glasshouse.jobs.results.run_cost import cost_of, slowdown_of
-    from glasshouse.jobs.supervise.control import concluded, look
-
-    output, place, now_us = Output(as_json), locate(home), time.time_ns() // 1000
+    """Print a run's cost, part by part."""
+    output, home, now_us = options.output, options.own_home, time.time_ns() // 1000
     price = None if usd_per_hour is None else _price(usd_per_hour)
-    found = look(RunFolder.find(place, run), place, deep=False)
+    found = look(RunFolder.find(home, run), home, deep=False)
     record = found.record
-    slowdown, warning, told = None, "", None
+    slowdown, warning, measured = None, "", None
     if measurement is not None:
-        verified = _measured(measurement, place, owner)
-        verdict, trust = verified.verdict, verified.trust
-        slowdown, warning = slowdown_of(verdict.to_json()), trust.warning
-        told = {"path": str(measurement), "owner": trust.owner.fingerprint, "owner_trust": trust.to_json()}
-        told |= {"verdict": verdict.sentence}
-    ended = concluded(found.folder, place, record) if record.phase is Phase.ENDED else None
-    statement = statement_of(place, found.folder, now_us)
-    cost = cost_of(
-        statement,
-        None if ended is None else ended.receipt,
-        now_us=now_us,
-        placed_us=record.placed_us,
-        usd_per_hour=price,
-        slowdown=slowdown,
-    )
+        verified = _measured(measurement, home, owner)
+        slowdown, trust = slowdown_of(verified.verdict.to_json()), verified.trust
+        warning = trust.warning
+        measured = {"path": str(measurement), "owner": trust.owner.fingerprint, "owner_trust": trust.to_json()}
+        measured |= {"verdict": verified.verdict.sentence}
+    ended = concluded(found.folder, home, record) if record.phase is Phase.ENDED else None
+    receipt, verdict = (None, None) if ended is None else (ended.receipt, ended.verdict)
+    statement = statement_of(home, found.folder, now_us)
+    cost = cost_of(statement, receipt, now_us=now_us, placed_us=record.placed_us, usd_per_hour=price, slowdown=slowdown)
     result = {"run_id": record.run_id, "place": record.place, "workload": record.workload, "rental": statement}
-    verdict_of_run = None if ended is None else ended.verdict
-    output.result(result | {"receipt": verdict_of_run, "cost": cost.to_json(), "measurement": told})
+    output.result(result | {"receipt": verdict, "cost": cost.to_json(), "measurement": measured})
     output.say(f"Run {record.run_id[:8]} · {record.name} · {record.workload} on {record.place}", style="bold")
     facts: dict[str, object] = {**cost_facts(statement, cost, workload=record.workload)}
     if slowdown is None:
         facts["slowdown"] = "not known: --measurement DIR names a measurement of `glasshouse bench`"
     if record.group is not None and record.group.machines > 1:
         facts["machines"] = f"all of this is of machine 0 alone, of {record.group.machines}"
-    level = None if ended is None or ended.receipt is None else ended.receipt.assurance
-    words = "none yet: the run goes on" if ended is None else verdict_words(ended.verdict, level and level.value)
-    output.facts(facts | {"receipt": words})
+    level = None if receipt is None or receipt.assurance is None else receipt.assurance.value
+    facts["receipt"] = "none yet: the run goes on" if ended is None else verdict_words(verdict, level)
+    output.facts(facts)
     if warning:
         output.say(warning, style="bold yellow")
 
@@ -93,9 +81,7 @@ def _price(text: str) -> Decimal:
     return price
 
 
-def _measured(path: Path, place: Home, owner: str | None) -> Verified:
-    from glasshouse.jobs.verify.verify_named import measurement_in, verify_measured
-
+def _measured(path: Path, home: Home, owner: str | None) -> Verified:
     folder = measurement_in(path)
     if folder is None:
         raise UsageError(
@@ -103,4 +89,4 @@ def _measured(path: Path, place: Home, owner: str | None) -> Verified:
             f"{path} holds no measurement",
             hint="name the folder with the statement.json that glasshouse bench overhead wrote",
         )
-    return verify_measured(folder, place, owner=owner)
+    return verify_measured(folder, home, owner=owner)

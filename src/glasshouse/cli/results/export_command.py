@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, Run, locate, unlock
-from glasshouse.cli.show.output import Output
-
-__all__ = ["command"]
+from glasshouse.cli.options import Force, OwnerOptions, Run
+from glasshouse.jobs.owner.files import private_folder, write_private
+from glasshouse.jobs.results.bom import bill_of_materials
+from glasshouse.jobs.results.exported import export_keys, exported_run
+from glasshouse.jobs.results.model_signing import SIGNATURE_NAME, model_key, sign_model
+from glasshouse.wire.kdf import sha256
 
 
 def command(
@@ -27,32 +29,22 @@ def command(
     bom: Annotated[bool, typer.Option("--bom", help="A CycloneDX ML-BOM.")] = False,
     name: Annotated[str, typer.Option("--name", help="What the model is called there.")] = "model",
     force: Force = False,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.jobs.owner.files import private_folder, write_private
-    from glasshouse.jobs.results.exported import export_keys, exported_run
-
-    output, place = Output(as_json), locate(home)
-    identity = unlock(place, passphrase_file, passphrase_fd)
+    """Write what is asked for of a run that verifies; without an option, all of it."""
+    output, identity = options.output, options.unlock()
     every = not (pem or model_signing or bom)
-    found = exported_run(place, run, identity)
+    found = exported_run(options.own_home, run, identity)
     files: dict[str, bytes] = {}
     if pem or every:
         files |= export_keys(found.bundle, found.verdict, owner=identity.signing.public)
     if model_signing or every:
-        from glasshouse.jobs.results.model_signing import SIGNATURE_NAME, model_key, sign_model
-        from glasshouse.wire.kdf import sha256
-
         found.require_good()
-        key = model_key(place, identity, now_us=time.time_ns() // 1000)
+        key = model_key(options.own_home, identity, now_us=time.time_ns() // 1000)
         files[SIGNATURE_NAME] = sign_model(key, found.outputs, name=name, bundle_sha256=sha256(found.bundle))
         files["model-signing.pem"], files["model-signing-key.json"] = key.pem, key.certificate.encode()
     if bom or every:
-        from glasshouse.jobs.results.bom import bill_of_materials
-
         files["bom.cdx.json"] = bill_of_materials(
             found.verdict, found.outputs, name=name, bundle=found.bundle, fingerprint=identity.public.fingerprint
         )
@@ -61,8 +53,8 @@ def command(
         write_private(out / filename, data, replace=force)
     output.result({"run_id": found.verdict.chain.receipt.run_id, "folder": str(out), "files": sorted(files)})
     output.facts({"written": ", ".join(sorted(files)), "to": out})
-    if "model.sig" in files:
-        signed = f"--signature {out / 'model.sig'} --public_key {out / 'model-signing.pem'}"
+    if SIGNATURE_NAME in files:
+        signed = f"--signature {out / SIGNATURE_NAME} --public_key {out / 'model-signing.pem'}"
         output.say(f"Check the fetched outputs with: model_signing verify key FOLDER {signed}")
         output.warn(
             "it says that the owner published these files, and holds their digests: publish it with all of them or not "

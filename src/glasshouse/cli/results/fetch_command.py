@@ -10,21 +10,13 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import (
-    Force,
-    HomeOption,
-    Json,
-    Machine,
-    PassphraseFd,
-    PassphraseFile,
-    Run,
-    locate,
-    unlock,
-)
-from glasshouse.cli.show.output import Output, printable
-from glasshouse.cli.show.words import bytes_text, verdict_words
-
-__all__ = ["command"]
+from glasshouse.cli.options import Force, Machine, OwnerOptions, Run
+from glasshouse.cli.show.ending import output_line
+from glasshouse.cli.show.output import printable
+from glasshouse.cli.show.steps import StepPrinter
+from glasshouse.cli.show.words import verdict_words
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.fetching import fetch_run
 
 
 def command(
@@ -36,22 +28,17 @@ def command(
         bool, typer.Option("--from-gate", help="Wait no more for the machine: take what the run's gate stored.")
     ] = False,
     machine: Machine = 0,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.cli.show.steps import Shown
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.results.fetching import fetch_run
-
-    output, place = Output(as_json), locate(home)
+    """Decrypt a run's outputs into a folder, and list them."""
+    output, home = options.output, options.own_home
     fetched = fetch_run(
-        RunFolder.find(place, run),
+        RunFolder.find(home, run),
         out,
-        home=place,
-        unlock=lambda: unlock(place, passphrase_file, passphrase_fd),
-        listener=Shown(output),
+        home=home,
+        unlock=options.unlock,
+        listener=StepPrinter(output),
         replace=force,
         hidden=hidden,
         machine=machine,
@@ -77,12 +64,10 @@ def command(
     )
     if not fetched.outputs:
         output.say("The run has no outputs.")
-    left_out = [printable(one.name, keep="") for one in fetched.outputs if one.path is None]
     for one in fetched.outputs:
         if one.path is not None:
-            path = printable(str(one.path), keep="")
-            output.say(f"{path}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()}")
-    if left_out:
+            output.say(output_line(str(one.path), one.plain_bytes, one.sha256.hex()))
+    if left_out := [printable(one.name, keep="") for one in fetched.outputs if one.path is None]:
         output.warn(
             f"not written, because a part of the name begins with a dot: {', '.join(left_out)}; "
             "look at the names, then fetch them with --hidden"

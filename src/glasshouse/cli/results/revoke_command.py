@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
-from glasshouse.cli.show.output import Output
-
-__all__ = ["command"]
+from glasshouse.cli.options import GateOption, OwnerOptions
+from glasshouse.jobs.gates.known_gates import gate_name
+from glasshouse.jobs.gates.revocation import holders, resolve, revoke
 
 
 def command(
@@ -19,19 +18,15 @@ def command(
         typer.Option("--running", help="End runs that have the key too: their leases are not renewed any more."),
     ] = False,
     gate: GateOption = None,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.jobs.gates.known_gates import gate_name
-    from glasshouse.jobs.gates.revocation import holders, resolve, revoke
-
-    output, place = Output(as_json), locate(home)
-    package_id = resolve(what, place)
-    gates = holders(package_id, place, also=None if gate is None else gate_name(place, gate))
-    owner = unlock(place, passphrase_file, passphrase_fd).signing if gates else None
-    revoked = revoke(package_id, place, gates=gates, owner=owner, running=running)
+    """Revoke a package's key at every gate that holds it."""
+    output, home = options.output, options.own_home
+    package_id = resolve(what, home)
+    gates = holders(package_id, home, also=None if gate is None else gate_name(home, gate))
+    owner = options.unlock().signing if gates else None
+    revoked = revoke(package_id, home, gates=gates, owner=owner, running=running)
     output.result(
         {
             "gates": [one.name for one in gates],

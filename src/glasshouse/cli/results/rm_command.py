@@ -1,21 +1,18 @@
-"""`glasshouse rm RUN...`: removes runs that have ended, after it has said what goes."""
+"""`glasshouse rm RUN...`: removes runs that have ended, after it has listed them."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, Yes, locate
+from glasshouse.cli.options import HomeOptions, Yes
+from glasshouse.cli.show.offered import can_ask
 from glasshouse.cli.show.output import Output, printable
 from glasshouse.cli.show.words import bytes_text
 from glasshouse.errors import ExitCode
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.supervise.removal import Removable
-
-__all__ = ["command", "remove_agreed"]
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.supervise.removal import Removable, removable, remove
 
 
 def command(
@@ -23,45 +20,29 @@ def command(
         list[str], typer.Argument(metavar="RUN...", help="Run ids, unique beginnings of them, or `latest`.")
     ],
     yes: Yes = False,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> int:
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.removal import removable
-
-    output, place = Output(as_json), locate(home)
-    folders = {folder.run_id: folder for folder in (RunFolder.find(place, run) for run in runs)}
-    return remove_agreed(output, [removable(folder, place) for folder in folders.values()], yes=yes)
+    """Remove runs, if that is agreed to."""
+    home = options.own_home
+    folders = {folder.run_id: folder for folder in (RunFolder.find(home, run) for run in runs)}
+    return remove_agreed(options.output, [removable(folder, home) for folder in folders.values()], yes=yes)
 
 
 def remove_agreed(output: Output, runs: list[Removable], *, yes: bool) -> int:
-    """Say what goes and how much room that makes, and remove it if that is agreed to; return the exit code."""
-    from glasshouse.jobs.supervise.removal import remove
-
+    """List runs and how much room their removal makes, and remove them if that is agreed to; return the exit code."""
     freed = sum(run.freed_bytes for run in runs)
+    listed = []
     for run in runs:
-        record = run.record
-        output.say(
-            f"{record.run_id[:8]}  {printable(record.name, keep='')}  {record.outcome}  {bytes_text(run.freed_bytes)}"
-        )
-    agreed = bool(runs) and (yes or _asked(output, len(runs), freed))
+        one = {"run_id": run.record.run_id, "name": run.record.name, "outcome": run.record.outcome}
+        listed.append(one | {"freed_bytes": run.freed_bytes})
+        name = printable(run.record.name, keep="")
+        output.say(f"{run.record.run_id[:8]}  {name}  {run.record.outcome}  {bytes_text(run.freed_bytes)}")
+    question = f"Remove {len(runs)} run(s) with their sealed outputs, logs and receipts ({bytes_text(freed)})?"
+    agreed = bool(runs) and (yes or (can_ask(output) and typer.confirm(question, default=False)))
     if agreed:
         remove(runs)
-    output.result(
-        {
-            "removed": agreed,
-            "runs": [
-                {
-                    "run_id": run.record.run_id,
-                    "name": run.record.name,
-                    "outcome": run.record.outcome,
-                    "freed_bytes": run.freed_bytes,
-                }
-                for run in runs
-            ],
-            "freed_bytes": freed,
-        }
-    )
+    output.result({"removed": agreed, "runs": listed, "freed_bytes": freed})
     if agreed:
         output.say(f"Removed {len(runs)} run(s), {bytes_text(freed)}. The keys of their packages stay.", style="bold")
     elif runs:
@@ -69,12 +50,3 @@ def remove_agreed(output: Output, runs: list[Removable], *, yes: bool) -> int:
     else:
         output.say("There is nothing to remove.")
     return ExitCode.DONE if agreed or not runs else ExitCode.USAGE
-
-
-def _asked(output: Output, count: int, freed: int) -> bool:
-    """Ask where there is a person to ask."""
-    if output.as_json or not sys.stdin.isatty() or not sys.stdout.isatty():
-        return False
-    return typer.confirm(
-        f"Remove {count} run(s) with their sealed outputs, logs and receipts ({bytes_text(freed)})?", default=False
-    )

@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, locate
-from glasshouse.cli.show.output import Output
-from glasshouse.cli.show.words import asked_words
+from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.show.words import asked_words, counted
 from glasshouse.errors import ExitCode
-
-__all__ = ["command"]
+from glasshouse.jobs.supervise import sweeping
 
 
 def command(
@@ -23,14 +21,13 @@ def command(
             "another home are ended unread.",
         ),
     ] = False,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> int:
-    from glasshouse.jobs.supervise import sweeping
-
-    output, place = Output(as_json), locate(home)
-    swept = sweeping.sweep(place, everything=everything, say=lambda text: output.say(f"  · {text}", style="dim"))
-    others = sweeping.elsewhere(place)
+    """Give back what no process looks after, and list what could not be."""
+    output, home = options.output, options.own_home
+    swept = sweeping.sweep(home, everything=everything, say=lambda text: output.say(f"  · {text}", style="dim"))
+    others = sweeping.elsewhere(home)
     output.result(
         {
             "returned": swept.rentals,
@@ -43,10 +40,9 @@ def command(
         }
     )
     if swept.rentals:
-        none = "they had made no machine"
-        gone = f"{swept.machines} machine{'' if swept.machines == 1 else 's'} gone, by id and in two listings"
-        many = "" if swept.rentals == 1 else "s"
-        output.say(f"{swept.rentals} rental{many} ended: {gone if swept.machines else none}.")
+        gone = f"{counted(swept.machines, 'machine')} gone, by id and in two listings"
+        gone = gone if swept.machines else "they had made no machine"
+        output.say(f"{counted(swept.rentals, 'rental')} ended: {gone}.")
     if swept.forgotten:
         output.say(f"{swept.forgotten} record(s) removed of rentals that were over before and belong to no run here.")
     for line in (*swept.left, *others.silent):

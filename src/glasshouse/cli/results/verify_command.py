@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, PassphraseFd, PassphraseFile, passphrase_from
+from glasshouse.cli.options import OwnerOptions
 from glasshouse.cli.show.output import Output, printable
 from glasshouse.errors import ExitCode
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.owner.known_owners import Trust
-    from glasshouse.jobs.verify.verdict import ArtifactVerdict, Verdict
-    from glasshouse.jobs.verify.verify_group import GroupVerdict
-    from glasshouse.jobs.verify.verify_named import NamedVerdict, Verified
-
-__all__ = ["command"]
+from glasshouse.jobs import api
+from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.known_owners import Trust
+from glasshouse.jobs.verify.documents import PackageVerdict
+from glasshouse.jobs.verify.verdict import ArtifactVerdict, Verdict
+from glasshouse.jobs.verify.verify_group import GroupVerdict
+from glasshouse.jobs.verify.verify_named import NamedVerdict
 
 _REPORT = "report.html"
 
@@ -42,37 +41,29 @@ def command(
         typer.Option("--bundle", metavar="FILE", help="The receipt to compare an artifact with."),
     ] = None,
     content: Annotated[bool, typer.Option("--content", help="Open a package's content too.")] = False,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> int:
-    from glasshouse.jobs import api
-    from glasshouse.jobs.verify.documents import PackageVerdict
-    from glasshouse.jobs.verify.verdict import ArtifactVerdict, Verdict
-    from glasshouse.jobs.verify.verify_group import GroupVerdict
-
-    output = Output(as_json)
+    """Print what holds of a document, and return the verdict's exit code."""
+    output = options.output
     found = api.verify(
         what,
         owner=owner,
         fingerprint=fingerprint,
         bundle=bundle,
         content=content,
-        passphrase=passphrase_from(passphrase_file, passphrase_fd),
-        home=home,
+        passphrase=options.passphrase,
+        home=options.home,
     )
     verdict, key = found.verdict, found.trust.owner.fingerprint
     output.result(found.to_json())
     if isinstance(verdict, GroupVerdict):
-        _machines(output, verdict, found.trust)
+        for machine, one in enumerate(verdict.machines):
+            _receipt(output, key, one, f" on machine {machine}")
+        _say(output, found.trust, verdict)
         output.facts({"folder": found.path})
     elif isinstance(verdict, Verdict):
-        output.say(f"From owner {key} to the end of the run:", style="dim")
-        _links(output, verdict)
-        _say(output, found.trust, verdict)
-        _looked_at(output, verdict)
-        _facts(output, verdict)
+        _receipt(output, key, verdict, "", found.trust)
         output.facts({"file": found.path})
     elif isinstance(verdict, (ArtifactVerdict, PackageVerdict)):
         _say(output, found.trust, verdict)
@@ -80,42 +71,37 @@ def command(
             _facts(output, verdict)
         output.facts({"file": found.path, "owner": key})
     else:
-        _measured(output, found)
+        output.say("From the owner's signature to every number:", style="dim")
+        _marks(output, verdict.links)  # type: ignore[attr-defined]
+        _say(output, found.trust, verdict)
+        if is_there(found.path / _REPORT):
+            output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
+        output.facts({"folder": found.path, "owner": key})
     return int(verdict.exit_code)
 
 
-def _machines(output: Output, verdict: GroupVerdict, trust: Trust) -> None:
-    """Say what holds of each machine of a group, and of all of them."""
-    for machine, one in enumerate(verdict.machines):
-        output.say(f"From owner {trust.owner.fingerprint} to the end of the run on machine {machine}:", style="dim")
-        _links(output, one)
-        output.say(one.sentence, style="bold green" if one.exit_code is ExitCode.DONE else "bold yellow")
-        _looked_at(output, one)
-        _facts(output, one)
-    _say(output, trust, verdict)
-
-
-def _measured(output: Output, found: Verified) -> None:
-    from glasshouse.jobs.owner.files import is_there
-
-    output.say("From the owner's signature to every number:", style="dim")
-    _marks(output, found.verdict.links)  # type: ignore[attr-defined]
-    _say(output, found.trust, found.verdict)
-    if is_there(found.path / _REPORT):
-        output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
-    output.facts({"folder": found.path, "owner": found.trust.owner.fingerprint})
+def _receipt(output: Output, key: str, verdict: Verdict, where: str, trust: Trust | None = None) -> None:
+    """Print a receipt's links, verdict, files and facts; `trust` is None for one of several machines."""
+    output.say(f"From owner {key} to the end of the run{where}:", style="dim")
+    _marks(output, ((name, link or "missing", link is not None) for name, link in verdict.links))
+    if trust is None:
+        output.say(verdict.sentence, style="bold green" if verdict.exit_code is ExitCode.DONE else "bold yellow")
+    else:
+        _say(output, trust, verdict)
+    receipt = verdict.chain.receipt
+    output.say(_sealed("outputs", len(receipt.outputs), verdict.outputs_match))
+    output.say(_sealed("log segments", receipt.segments, verdict.segments_match))
+    if verdict.not_looked_at:
+        output.say(f"Not looked at: {', '.join(verdict.not_looked_at)}.", style="yellow")
+    _facts(output, verdict)
 
 
 def _say(output: Output, trust: Trust, verdict: NamedVerdict) -> None:
-    """Say the verdict; one under a key that nothing stands behind never looks like one under a known owner's."""
+    """Print the verdict; one under a key that nothing stands behind never looks like one under a known owner's."""
     good = verdict.exit_code is ExitCode.DONE and trust.known
     output.say(verdict.sentence, style="bold green" if good else "bold yellow")
     if trust.warning:
         output.say(trust.warning, style="bold yellow")
-
-
-def _links(output: Output, verdict: Verdict) -> None:
-    _marks(output, [(name, link or "missing", link is not None) for name, link in verdict.links])
 
 
 def _marks(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
@@ -124,16 +110,8 @@ def _marks(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
 
 
 def _facts(output: Output, verdict: Verdict | ArtifactVerdict) -> None:
-    """Say what the record tells of the run; names of devices are the runtime's own text."""
+    """Print what the record tells of the run; names of devices are the runtime's own text."""
     output.facts({name: printable(text) for name, text in verdict.facts.items()})
-
-
-def _looked_at(output: Output, verdict: Verdict) -> None:
-    """Say which files beside the receipt were held to it, and what was not looked at."""
-    output.say(_sealed("outputs", len(verdict.chain.receipt.outputs), verdict.outputs_match))
-    output.say(_sealed("log segments", verdict.chain.receipt.segments, verdict.segments_match))
-    if verdict.not_looked_at:
-        output.say(f"Not looked at: {', '.join(verdict.not_looked_at)}.", style="yellow")
 
 
 def _sealed(what: str, named: int, match: int | None) -> str:

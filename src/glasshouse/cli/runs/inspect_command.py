@@ -7,23 +7,18 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import HomeOptions
 from glasshouse.cli.show.words import bytes_text, files_words, network_words
-
-__all__ = ["command"]
+from glasshouse.jobs import api
+from glasshouse.jobs.owner.known_owners import Anchor
+from glasshouse.wire.hpke import recipient_id
 
 
 def command(
-    package: Annotated[Path, typer.Argument(metavar="FILE", help="A sealed package.")],
-    home: HomeOption = None,
-    as_json: Json = False,
+    package: Annotated[Path, typer.Argument(metavar="FILE", help="A sealed package.")], *, options: HomeOptions
 ) -> None:
-    from glasshouse.jobs import api
-    from glasshouse.jobs.owner.known_owners import Anchor
-    from glasshouse.wire.hpke import recipient_id
-
-    output, found = Output(as_json), api.inspect(package, home=home)
+    """Print a package's public facts; nothing is decrypted."""
+    output, found = options.output, api.inspect(package, home=options.home)
     manifest, trust = found.manifest, found.trust
     whose = {Anchor.YOURS: " (you)", Anchor.KNOWN: f" ({trust.name})"}.get(trust.anchor, " (not known here)")
     recipients = [recipient_id(public) for public in manifest.recipients]

@@ -3,58 +3,42 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import (
-    HomeOption,
-    Json,
-    Machine,
-    PassphraseFd,
-    PassphraseFile,
-    Run,
-    locate,
-    unlock,
-)
+from glasshouse.cli.options import Machine, OwnerOptions, Run
 from glasshouse.cli.show.output import Output, printable
 from glasshouse.errors import Code, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.owner.owner_identity import Identity
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.results.run_logs import Segment
-
-__all__ = ["command"]
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.results import run_logs
+from glasshouse.jobs.results.run_logs import Segment, named_segments
 
 
 def command(
     run: Run = "latest",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
     machine: Machine = 0,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.jobs.owner.rundir import Phase, RunFolder
-    from glasshouse.jobs.results.run_logs import named_segments, segments
-
-    output, place = Output(as_json), locate(home)
-    if follow and as_json:
+    """Print a run's decrypted log, and warn where nothing vouches for it."""
+    output, home = options.output, options.own_home
+    if follow and output.as_json:
         raise UsageError(Code.USAGE, "--follow and --json do not go together: one object cannot be followed")
-    whole = RunFolder.find(place, run)
+    whole = RunFolder.find(home, run)
     folder = whole.machine(machine)
     record = folder.load()
-    identity = unlock(place, passphrase_file, passphrase_fd)
+    identity = options.unlock()
     if follow and whole.load().phase is not Phase.ENDED:
-        return _follow(output, whole, folder, place, identity)
+        _follow(output, whole, folder, home, identity)
+        return
     named = named_segments(folder, owner_signing=identity.signing.public)
     manifest_sha256 = bytes.fromhex(record.manifest_sha256)
-    found = segments(folder, named.events, sealing=identity.sealing, manifest_sha256=manifest_sha256)
+    found = run_logs.segments(folder, named.events, sealing=identity.sealing, manifest_sha256=manifest_sha256)
     if output.as_json:
         text = [
             {"sequence": one.sequence, "name": one.name, "text": one.data.decode(errors="replace")} for one in found
@@ -62,29 +46,26 @@ def command(
         output.result(
             {"run_id": record.run_id, "vouched": named.vouched, "problem": named.why or None, "segments": text}
         )
-        return None
+        return
     if not named.vouched:
         output.warn(f"nothing vouches for this log yet, the machine's host may have written it: {named.why}")
     if not _print(found):
         output.warn("this run has printed nothing so far" if record.outcome is None else "this run printed nothing")
-    return None
 
 
-def _follow(output: Output, whole: RunFolder, folder: RunFolder, place: Home, identity: Identity) -> None:
+def _follow(output: Output, whole: RunFolder, folder: RunFolder, home: Home, identity: Identity) -> None:
     """Print segments as they come, and hold them to the receipt once there is one.
 
     Raises:
         VerificationError: `log-invalid` when the run's end names another log than the one that was shown.
     """
-    from glasshouse.jobs.results.run_logs import follow, named_segments, refuse_other
-
     output.warn("nothing vouches for this log while the run goes on: the machine's host may write it")
     shown = []
-    for event, segment in follow(whole, folder, place, sealing=identity.sealing):
+    for event, segment in run_logs.follow(whole, folder, home, sealing=identity.sealing):
         _print([segment])
         shown.append(event)
     named = named_segments(folder, owner_signing=identity.signing.public)
-    refuse_other(shown, named)
+    run_logs.refuse_other(shown, named)
     output.warn(f"the run has ended; nothing vouches for its log: {named.why}" if named.why else "the run has ended")
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, Json
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import Force, JsonOptions
 from glasshouse.errors import Code, UsageError
-
-__all__ = ["command"]
+from glasshouse.jobs.define.template import template
+from glasshouse.jobs.owner.files import is_there, write_private
+from glasshouse.workloads.fields import invalid
+from glasshouse.workloads.params import KINDS
 
 
 def command(
@@ -21,14 +22,10 @@ def command(
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="The job file; by default WORKLOAD.toml.")
     ] = None,
     force: Force = False,
-    as_json: Json = False,
+    *,
+    options: JsonOptions,
 ) -> None:
-    from glasshouse.jobs.define.template import template
-    from glasshouse.jobs.owner.files import is_there, write_private
-    from glasshouse.workloads.fields import invalid
-    from glasshouse.workloads.params import KINDS
-
-    output = Output(as_json)
+    """Write a job file, and examples of the inputs that it names and that are not there."""
     if workload not in KINDS:
         raise invalid("the workload", f"one of {', '.join(KINDS)}", workload)
     made, target = template(workload), out or Path(f"{workload}.toml")
@@ -39,13 +36,8 @@ def command(
     written = {name: text for name, text in made.files.items() if not is_there(target.parent / name)}
     for name, text in written.items():
         write_private(target.parent / name, text.encode(), replace=False)
+    output = options.output
     output.result({"job": str(target), "written": sorted(written), "kept": sorted(set(made.files) - set(written))})
     output.say(f"Wrote {target}.", style="bold green")
-    output.facts(
-        {
-            "inputs": ", ".join(
-                f"{name} (an example)" if name in written else f"{name} (yours)" for name in made.files
-            ),
-            "next": f"glasshouse run {shlex.quote(str(target))}",
-        }
-    )
+    inputs = (f"{name} ({'an example' if name in written else 'yours'})" for name in made.files)
+    output.facts({"inputs": ", ".join(inputs), "next": f"glasshouse run {shlex.quote(str(target))}"})

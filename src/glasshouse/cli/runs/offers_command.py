@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, locate
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.show.offered import say_offers
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
-
-__all__ = ["command"]
+from glasshouse.jobs.define.jobfile import load
+from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
+from glasshouse.jobs.places.rented_machine import NO_MACHINE
 
 _ANY_USD = Decimal(1_000_000)
 
@@ -33,57 +34,43 @@ def command(
         int | None, typer.Option("--gpus", metavar="N", min=0, max=16, help="How many of one kind.")
     ] = None,
     any_price: Annotated[bool, typer.Option("--any-price", help="Also what costs more than the job allows.")] = False,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> int:
-    from glasshouse.cli.show.offered import say_offers
-    from glasshouse.jobs.define.jobfile import load
-    from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
-    from glasshouse.jobs.places.rented_machine import NO_MACHINE
-
-    output, place = Output(as_json), locate(home)
+    """Print the offers that fit, the cheapest first."""
+    output, home = options.output, options.own_home
     machine = NO_MACHINE if job is None else load(job).machine or NO_MACHINE
-    options = machine.options
-    options = replace(
-        options,
-        gpu=options.gpu if gpu is None else tuple(gpu),
-        gpus=options.gpus if gpus is None else gpus,
-    )
-    names = on.split(",") if on is not None else list(providers_with_keys(place))
+    names = on.split(",") if on is not None else list(providers_with_keys(home))
     if not names:
         raise UsageError(
             Code.PROVIDER_KEY,
             "no key of a provider's account is here",
-            hint=f"put one into {place.accounts}/runpod or {place.accounts}/vast, mode 0600",
+            hint=f"put one into {home.accounts}/runpod or {home.accounts}/vast, mode 0600",
         )
-    most = options.most_per_hour_usd
-    # What a provider sorts out itself would not be counted here.
-    options = replace(options, most_per_hour_usd=_ANY_USD)
-    if any_price or not most:
-        most = _ANY_USD
+    most = _ANY_USD if any_price else machine.options.most_per_hour_usd or _ANY_USD
+    wanted = replace(
+        machine.options,
+        gpu=machine.options.gpu if gpu is None else tuple(gpu),
+        gpus=machine.options.gpus if gpus is None else gpus,
+        most_per_hour_usd=_ANY_USD,  # what a provider sorts out itself would not be counted here
+    )
     found, failed = [], []
     for name in names:
         try:
-            found += [(name, one) for one in provider_of(place, name, machine.cluster).offers(options)]
+            found += [(name, one) for one in provider_of(home, name, machine.cluster).offers(wanted)]
         except GlasshouseError as error:
             if len(names) == 1:
                 raise
             failed.append(f"{name}: {error}")
     fitting = [one for one in found if one[1].usd_per_hour <= most]
     fitting.sort(key=lambda one: one[1].usd_per_hour)
-    output.result(
-        {
-            "offers": [
-                {"provider": name} | asdict(one) | {"usd_per_hour": f"{one.usd_per_hour}"} for name, one in fitting
-            ],
-            "failed": failed,
-        }
-    )
+    told = [{"provider": name} | asdict(one) | {"usd_per_hour": f"{one.usd_per_hour}"} for name, one in fitting]
+    output.result({"offers": told, "failed": failed})
     for line in failed:
         output.warn(line)
     if fitting:
         say_offers(output, fitting)
-    else:
-        dearer = f"; {len(found)} cost more than {most} $ an hour (--any-price)" if found else ""
-        output.say(f"Nothing that fits is offered{dearer}.")
-    return ExitCode.DONE if fitting else ExitCode.UNREACHABLE
+        return ExitCode.DONE
+    dearer = f"; {len(found)} cost more than {most} $ an hour (--any-price)" if found else ""
+    output.say(f"Nothing that fits is offered{dearer}.")
+    return ExitCode.UNREACHABLE

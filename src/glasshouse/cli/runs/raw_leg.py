@@ -6,40 +6,42 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from glasshouse.cli.show.output import Output, printable
-from glasshouse.cli.show.words import RAW, bytes_text
+from glasshouse.cli.options import OwnerOptions
+from glasshouse.cli.show.ending import output_line, work_text
+from glasshouse.cli.show.words import RAW
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.durations import format_s
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.define.jobfile import Job
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.owner.owner_identity import Identity
-    from glasshouse.jobs.supervise.prepare import Ranks
+from glasshouse.evidence.results import Work
+from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
+from glasshouse.jobs.supervise.run_job import load_job, shape_of
 
 __all__ = ["run_raw_leg"]
 
 
-def run_raw_leg(
-    what: Path, job: Job | None, output: Output, place: Home, identity: Identity, *, ranks: Ranks | None
-) -> int:
-    """Run a job in the clear and say what came of it; return the exit code."""
-    from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
-
+def run_raw_leg(what: Path, ranks: int | None, options: OwnerOptions) -> int:
+    """Run a job file or package in the clear, in so many ranks, and print its end; return the exit code."""
+    output, home, shape, job = options.output, options.own_home, shape_of(ranks, None), load_job(what)
+    if job is not None and shape is not None:
+        shape.check(job.workload, job.floor)
+    identity = options.unlock()
     output.say(RAW, style="bold red")
-    plain = of_package(what, home=place, identity=identity) if job is None else of_job(job)
-    if ranks is not None and plain.workload != "script":
+    plain = of_package(what, home=home, identity=identity) if job is None else of_job(job)
+    if shape is not None and plain.workload != "script":
         raise UsageError(Code.JOB_INVALID, f"the workload {plain.workload!r} runs in one process")
+
+    def progress(message: Mapping[str, Any]) -> None:
+        if message.get("type") == "progress" and output.console.is_terminal:
+            total = f"/{message['total']}" if message["total"] else ""
+            loss = f", loss {float(message['loss']):.4g}" if message["loss"] else ""
+            output.say(f"  {message['unit']} {message['done']}{total}{loss}")
+
     # What the training prints goes to standard error: standard output is one object, or the summary.
     with os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0) as log:
-        ended = run_raw(
-            plain, home=place, event=_progress(output), log=log, ranks=None if ranks is None else ranks.each
-        )
-    work, loss = ended.work, ended.loss
-    seconds = work["elapsed_us"] / 1e6 if work else 0.0
-    rate = round(work["done"] / seconds, 4) if work and work["done"] and seconds else None
+        ended = run_raw(plain, home=home, event=progress, log=log, ranks=None if shape is None else shape.each)
+    loss = ended.loss
+    fields = ("unit", "done", "elapsed_us", "stop_reason")
+    work = None if ended.work is None else Work(**{name: ended.work[name] for name in fields})
     output.result(
         {
             "run_id": ended.run_id,
@@ -49,15 +51,7 @@ def run_raw_leg(
             "code": ended.code,
             "assurance": None,
             "workload": plain.workload,
-            "work": None
-            if work is None
-            else {
-                "unit": work["unit"],
-                "done": work["done"],
-                "elapsed_s": seconds,
-                "rate_per_s": rate,
-                "stop_reason": work["stop_reason"],
-            },
+            "work": None if work is None else _work(work),
             "loss": None if loss is None else {"first": float(loss["first"]), "final": float(loss["final"])},
             "trainable": ended.trainable,
             "outputs": list(ended.outputs),
@@ -68,33 +62,25 @@ def run_raw_leg(
     )
     output.say("")
     output.say(f"Raw run {ended.outcome}" + (f" ({ended.code})" if ended.code else ""), style="bold")
+    outputs = (output_line(one["name"], one["bytes"], f"{one['sha256'][:16]}…") for one in ended.outputs)
     output.facts(
         {
             "protection": "none; nothing about this run can be verified",
-            "work": _work(work, seconds) if work else None,
+            "work": None if work is None else work_text(work),
             "loss": f"{float(loss['first']):.4g} → {float(loss['final']):.4g}" if loss else None,
-            "outputs": "\n".join(
-                f"{printable(one['name'], keep='')}  {bytes_text(one['bytes'])}  sha256 {one['sha256'][:16]}…"
-                for one in ended.outputs
-            )
-            or "none",
+            "outputs": "\n".join(outputs) or "none",
             "files": f"{ended.folder} (in the clear)",
         }
     )
     return ended.exit_code
 
 
-def _work(work: Mapping[str, Any], seconds: float) -> str:
-    rate = f" ({work['done'] / seconds:.3g}/s)" if seconds else ""
-    done = f"{work['done']} {work['unit']}s in " if work["done"] else ""  # a script need not report any
-    return f"{done}{format_s(seconds)}{rate if done else ''}; ended by: {work['stop_reason']}"
-
-
-def _progress(output: Output) -> Any:
-    def event(message: Mapping[str, Any]) -> None:
-        if message.get("type") == "progress" and output.console.is_terminal:
-            total = f"/{message['total']}" if message["total"] else ""
-            loss = f", loss {float(message['loss']):.4g}" if message["loss"] else ""
-            output.say(f"  {message['unit']} {message['done']}{total}{loss}")
-
-    return event
+def _work(work: Work) -> dict[str, Any]:
+    seconds = work.elapsed_us / 1e6
+    return {
+        "unit": work.unit,
+        "done": work.done,
+        "elapsed_s": seconds,
+        "rate_per_s": round(work.done / seconds, 4) if work.done and seconds else None,
+        "stop_reason": work.stop_reason,
+    }

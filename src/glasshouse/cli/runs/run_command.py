@@ -1,33 +1,20 @@
-"""`glasshouse run JOB.toml|F`: seals if need be, places, follows, verifies, and says what came of it."""
+"""`glasshouse run JOB.toml|F`: seals if need be, places, follows, verifies, and prints the end."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import (
-    GateOption,
-    HomeOption,
-    Json,
-    PassphraseFd,
-    PassphraseFile,
-    Yes,
-    again,
-    locate,
-    unlock,
-)
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import GateOption, OwnerOptions, Yes
+from glasshouse.cli.runs.raw_leg import run_raw_leg
+from glasshouse.cli.show.ending import say_ended
+from glasshouse.cli.show.live_view import RunView
+from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code, ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.owner.owner_identity import Identity
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.run_job import Request
-
-__all__ = ["command"]
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.supervise.run_job import Request, run_job
 
 
 def command(
@@ -57,74 +44,44 @@ def command(
     ] = False,
     gate: GateOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> int:
-    output, place = Output(as_json), locate(home)
+    """Run a job, and return the exit code of its end."""
+    output, home = options.output, options.own_home
     if raw:
         refused = {"--detach": detach, "--machines": machines, "--gate": gate, "--on": None if on == "local" else on}
         if given := [option for option, value in refused.items() if value not in (None, False)]:
             raise UsageError(Code.USAGE, f"--raw runs on this machine and asks no gate: leave {', '.join(given)} out")
-        return _raw(what, output, place, ranks, passphrase_file, passphrase_fd)
-    from glasshouse.jobs.supervise.run_job import Request
-
-    # The job file is checked before anyone is asked for a passphrase and before anything is started.
+        return run_raw_leg(what, ranks, options)
+    # The job file is checked before a passphrase is asked for and before anything is started.
     request = Request.of(
-        what, home=place, on=on, gate=gate, ranks=ranks, machines=machines, detach=detach, accept=accept_host_key
+        what, home=home, on=on, gate=gate, ranks=ranks, machines=machines, detach=detach, accept=accept_host_key
     )
-    identity = unlock(place, passphrase_file, passphrase_fd)
-    return _protected(request, output, place, identity, given=home, yes=yes)
-
-
-def _raw(
-    what: Path, output: Output, place: Home, ranks: int | None, passphrase_file: Path | None, passphrase_fd: int | None
-) -> int:
-    from glasshouse.cli.runs.raw_leg import run_raw_leg
-    from glasshouse.jobs.supervise.run_job import load_job, shape_of
-
-    shape, job = shape_of(ranks, None), load_job(what)
-    if job is not None and shape is not None:
-        shape.check(job.workload, job.floor)
-    return run_raw_leg(what, job, output, place, unlock(place, passphrase_file, passphrase_fd), ranks=shape)
-
-
-def _protected(
-    request: Request, output: Output, place: Home, identity: Identity, *, given: Path | None, yes: bool
-) -> int:
-    from glasshouse.cli.show.ending import say_ended
-    from glasshouse.cli.show.live_view import View
-    from glasshouse.cli.show.steps import Shown
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.run_job import run_job
-
-    shown = Shown(output, None if output.as_json else View(output.console), yes=yes)
-    ended = run_job(request, home=place, identity=identity, listener=shown)
+    identity = options.unlock()
+    steps = StepPrinter(output, yes=yes) if output.as_json else RunView(output, yes=yes)
+    ended = run_job(request, home=home, identity=identity, listener=steps)
     if isinstance(ended, RunFolder):
-        return _detached(output, ended, given, shown.left_out or ())
-    # Names are sealed with the outputs; the owner's key opens them.
+        return _detached(ended, options, steps.left_out or ())
     try:
         return say_ended(
             output,
             ended,
             sealing=identity.sealing,
             owner_signing=identity.signing.public,
-            home=given,
-            left_out=shown.left_out,
+            home=options.home,
+            left_out=steps.left_out,
         )
     except OSError as error:
-        if not shown.has_lost(error):
+        if not steps.has_lost(error):
             raise
         return ended.conclusion.exit_code  # the run ended as it did, and its record and receipt say the same
 
 
-def _detached(output: Output, folder: RunFolder, home: Path | None, left_out: tuple[str, ...]) -> int:
-    name, at = folder.run_id[:8], again(home)
+def _detached(folder: RunFolder, options: OwnerOptions, left_out: tuple[str, ...]) -> int:
+    output, name = options.output, f"{folder.run_id[:8]}{options.again}"
     placed = {"run_id": folder.run_id, "state": "placed", "detached": True, "files": str(folder.path)}
     output.result(placed | {"left_out": list(left_out)})
     output.say(f"Run {folder.run_id} goes on by itself.", style="bold")
-    output.facts(
-        {"follow": f"glasshouse attach {name}{at}", "stop": f"glasshouse stop {name}{at}", "files": folder.path}
-    )
+    output.facts({"follow": f"glasshouse attach {name}", "stop": f"glasshouse stop {name}", "files": folder.path})
     return ExitCode.DONE

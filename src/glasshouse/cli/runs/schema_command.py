@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-from glasshouse.cli.options import Json
+from glasshouse.cli.options import JsonOptions
+from glasshouse.jobs.define.jobschema import schema
 
-__all__ = ["command"]
 
-
-def command(as_json: Json = False) -> None:
-    from glasshouse.jobs.define.jobschema import schema
-
-    sys.stdout.write(json.dumps(schema(), indent=None if as_json else 2) + "\n")
+def command(*, options: JsonOptions) -> None:
+    """Print the schema; `--json` prints it on one line."""
+    sys.stdout.write(json.dumps(schema(), indent=None if options.as_json else 2) + "\n")

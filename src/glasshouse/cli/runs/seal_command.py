@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json, PassphraseFd, PassphraseFile, again, locate, passphrase_from
+from glasshouse.cli.options import Force, OwnerOptions
 from glasshouse.cli.show.output import Output
 from glasshouse.cli.show.words import bytes_text, files_words, left_out_words, network_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["command"]
+from glasshouse.jobs import api
 
 _BIG_BYTES = 64 << 20
 
@@ -27,22 +24,13 @@ def command(
         typer.Option("-o", "--out", metavar="FILE", help="The sealed package; NAME.sealed here, after the job's name."),
     ] = None,
     force: Force = False,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: OwnerOptions,
 ) -> None:
-    from glasshouse.jobs import api
-
-    output, place = Output(as_json), locate(home)
-    sealed = api.seal(
-        job_file,
-        out,
-        replace=force,
-        progress=_progress_of(output),
-        passphrase=passphrase_from(passphrase_file, passphrase_fd),
-        home=home,
-    )
+    """Seal a job, and print what its package holds and demands."""
+    output, home = options.output, options.own_home
+    progress, passphrase = _progress_of(output), options.passphrase
+    sealed = api.seal(job_file, out, replace=force, progress=progress, passphrase=passphrase, home=options.home)
     manifest = sealed.manifest
     for note in sealed.notes:
         output.warn(note)
@@ -71,8 +59,8 @@ def command(
             "demands": f"assurance {manifest.floor.assurance.value}, hardening {manifest.floor.profile.value}, "
             + ("no network" if not manifest.floor.egress else "network to " + network_words(manifest.floor.egress))
             + (f", files in {files_words(True)}" if manifest.floor.disk else ""),
-            "key": f"{place.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
-            "next": f"glasshouse run {shlex.quote(str(sealed.path))}{again(home)}",
+            "key": f"{home.keys / manifest.package_id}.json: sealed to you; without it the package stays closed",
+            "next": f"glasshouse run {shlex.quote(str(sealed.path))}{options.again}",
         }
     )
 
@@ -81,12 +69,13 @@ def _progress_of(output: Output) -> Callable[[int, int], None] | None:
     """Return a progress line for packages that take a while, where a person is watching."""
     if output.as_json or not output.console.is_terminal:
         return None
-    shown = [-1]
+    shown = -1
 
     def progress(done: int, total: int) -> None:
+        nonlocal shown
         percent = done * 100 // total if total else 100
-        if total > _BIG_BYTES and percent != shown[0]:
-            shown[0] = percent
+        if total > _BIG_BYTES and percent != shown:
+            shown = percent
             output.console.print(f"  sealing {percent:3d} %", end="\n" if done == total else "\r")
 
     return progress

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from glasshouse.cli.options import HomeOption, Json, locate, mention_old
+from glasshouse.cli.options import HomeOptions, sealing_without_asking
+from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.output import Output, printable
 from glasshouse.errors import ExitCode
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.supervise.control import Look
-
-__all__ = ["command"]
+from glasshouse.jobs.owner.owner_identity import read_public
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.results.summary import rental_and_cost, summary
+from glasshouse.jobs.supervise.control import Look, concluded, look, looks
+from glasshouse.jobs.supervise.supervision import Ended
 
 _GAP = 2
 _JOB_CHARS = 8
@@ -29,45 +28,35 @@ _GO_FIRST = ("receipt", "loss", "done", "began", "job")
 def command(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id, beginning of one, or `latest`.")] = None,
     newest: Annotated[int | None, typer.Option("-n", "--newest", min=1, metavar="N", help="Only the newest N.")] = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> int:
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.control import look, looks
-
-    output, place = Output(as_json), locate(home)
-    mention_old(output, place)
+    """Print the table of the runs, or the summary of one."""
+    output, home = options.output, options.own_home
+    options.mention_old()
     if run is not None:
-        return _one(output, look(RunFolder.find(place, run), place), place, home)
-    found = looks(place, newest=newest)
-    output.result({"home": str(place.path), "runs": [_brief(one) for one in found]})
+        _one(look(RunFolder.find(home, run), home), options)
+        return ExitCode.DONE
+    found = looks(home, newest=newest)
+    output.result({"home": str(home.path), "runs": [_brief(one) for one in found]})
     if not output.as_json:
         _table(output, found)
     return ExitCode.DONE
 
 
-def _one(output: Output, found: Look, place: Home, home: Path | None) -> int:
-    from glasshouse.cli.names import sealing_without_asking
-    from glasshouse.cli.show.ending import say_ended
-    from glasshouse.jobs.owner.owner_identity import read_public
-    from glasshouse.jobs.owner.rundir import Phase
-    from glasshouse.jobs.results.summary import rental_and_cost, summary
-    from glasshouse.jobs.supervise.control import concluded
-    from glasshouse.jobs.supervise.supervision import Ended
-
-    if found.record.phase is Phase.ENDED:
-        conclusion = concluded(found.folder, place, found.record)
-        ended = Ended(folder=found.folder, record=found.record, seen=found.seen, conclusion=conclusion)
-        owner_signing = read_public(place.owner_public).signing
-        say_ended(output, ended, sealing=sealing_without_asking(place), owner_signing=owner_signing, home=home)
-        return ExitCode.DONE
-    rental, cost, unread = rental_and_cost(place, found.folder, found.record, None)
+def _one(found: Look, options: HomeOptions) -> None:
+    output, home, folder, record = options.output, options.own_home, found.folder, found.record
+    if record.phase is Phase.ENDED:
+        ended = Ended(folder=folder, record=record, seen=found.seen, conclusion=concluded(folder, home, record))
+        sealing, signing = sealing_without_asking(home), read_public(home.owner_public).signing
+        say_ended(output, ended, sealing=sealing, owner_signing=signing, home=options.home)
+        return
+    rental, cost, unread = rental_and_cost(home, folder, record, None)
     if unread:
         output.warn(unread)
-    output.result(summary(found.folder, found.record, found.seen, None, rental=rental, cost=cost) | _brief(found))
+    output.result(summary(folder, record, found.seen, None, rental=rental, cost=cost) | _brief(found))
     if not output.as_json:
         _table(output, [found])
-    return ExitCode.DONE
 
 
 def _brief(found: Look) -> dict[str, Any]:
@@ -91,9 +80,6 @@ def _brief(found: Look) -> dict[str, Any]:
 
 
 def _table(output: Output, found: list[Look]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     if not found:
         output.say("No runs yet: glasshouse run JOB.toml")
         return
@@ -101,7 +87,7 @@ def _table(output: Output, found: list[Look]) -> None:
     for one in found:
         work = one.progress
         done = "" if work is None else f"{work['done']}" + (f"/{work['total']}" if work["total"] else "")
-        row = {
+        row: dict[str, str | Text] = {
             "run": one.record.run_id[:8],
             "job": printable(one.record.name, keep=""),
             "is": _doing(one),
@@ -135,9 +121,7 @@ def _fitted(rows: list[dict[str, Text]], room: int) -> dict[str, int]:
     return widths
 
 
-def _doing(found: Look) -> Any:
-    from rich.text import Text
-
+def _doing(found: Look) -> Text:
     outcome = found.record.outcome
     if outcome is None:
         state = found.seen.state.value if found.seen.state else found.doing

@@ -1,4 +1,4 @@
-"""`glasshouse stop RUN`: the runtime stops its worker, zeroizes and says so in its receipt."""
+"""`glasshouse stop RUN`: the runtime stops its worker and zeroizes, and its receipt records that."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json, Run, locate
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import HomeOptions, Run
+from glasshouse.cli.show.ending import say_ended
+from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import ExitCode
-
-__all__ = ["command"]
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.supervise import control
+from glasshouse.jobs.supervise.run_job import return_left
 
 
 def command(
@@ -20,29 +22,22 @@ def command(
         bool,
         typer.Option("--give-up", help="Wait no more for a machine that cannot be reached; nothing is known of it."),
     ] = False,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> int:
-    from glasshouse.cli.show.ending import say_ended
-    from glasshouse.cli.show.steps import Shown
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise import control
-    from glasshouse.jobs.supervise.run_job import return_left
-
-    output, place = Output(as_json), locate(home)
-    folder = RunFolder.find(place, run)
+    """Stop a run, and print its end."""
+    output, home = options.output, options.own_home
+    folder = RunFolder.find(home, run)
     if give_up:
-        given = control.give_up(folder, place)
-        return_left(Shown(output), place, folder)
-        output.say("It is waited for no more." if given else "It had ended already.")
-        say_ended(output, control.wait(folder, place), sealing=None, home=home)
-        return ExitCode.DONE
-    asked = control.stop(folder, place)
-    if no_wait:
+        asked, done = control.give_up(folder, home), "It is waited for no more."
+        return_left(StepPrinter(output), home, folder)
+    else:
+        asked = control.stop(folder, home)
+        done = "Asked to stop." if no_wait else "Asked to stop; waiting until it has zeroized."
+    if no_wait and not give_up:
         output.result({"run_id": folder.run_id, "asked": asked})
-        output.say("Asked to stop." if asked else "It had ended already.")
-        return ExitCode.DONE
-    output.say("Asked to stop; waiting until it has zeroized." if asked else "It had ended already.")
-    say_ended(output, control.wait(folder, place), sealing=None, home=home)
+    output.say(done if asked else "It had ended already.")
+    if give_up or not no_wait:
+        say_ended(output, control.wait(folder, home), sealing=None, home=options.home)
     # The command did what it was asked; how the run ended is in its summary.
     return ExitCode.DONE

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import GateOption, HomeOption, Json, PassphraseFd, PassphraseFile, locate, unlock
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.options import GateOption, HomeOptions, OwnerOptions
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
+from glasshouse.jobs.gates.known_gates import audit_gate, audit_own, gate_name
+from glasshouse.jobs.owner.owner_identity import read_public
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.providers.protocol.line import GateLine
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the server and its database are loaded for `serve` alone
     from glasshouse.broker.http.serving import Network, Ready
-    from glasshouse.jobs.owner.home import Home
-
-__all__ = ["group"]
 
 group = typer.Typer(no_args_is_help=True)
 _STORE_LIMIT_GIB = 20
 
 
-@group.command("serve", help="Serve until stopped: SIGINT or SIGTERM.")
+@group.command("serve")
 def serve(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Database and key file; the home's by default.")
@@ -55,17 +58,13 @@ def serve(
         int | None,
         typer.Option("--store-limit", metavar="GIB", min=1, max=1 << 20, help="At most so much, in equal parts [20]."),
     ] = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    import contextlib
-
+    """Serve until stopped: SIGINT or SIGTERM."""
     from glasshouse.broker.http.serving import serve as serve_broker
-    from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.owner.processes import ProcessName
 
-    output, place = Output(as_json), Home.locate(home).make()
+    output, home = options.output, options.any_home.make()
     network = _network(bind, advertise, owners or [], plain=plain)
     if store_limit is not None and store is None:
         raise UsageError(Code.USAGE, "--store-limit belongs to --store DIR")
@@ -78,50 +77,43 @@ def serve(
     for_home = data is None
     with contextlib.ExitStack() as stack:
 
-        def ready(told: Ready) -> None:
+        def ready(bound: Ready) -> None:
             if for_home:
                 serving = Serving(
                     process=ProcessName.of(),
-                    runtime_url=told.runtime_url,
-                    owner_socket=told.owner_socket,
-                    public=told.broker_public,
+                    runtime_url=bound.runtime_url,
+                    owner_socket=bound.owner_socket,
+                    public=bound.broker_public,
                     embedded=False,
                 )
-                stack.enter_context(Embedded(place).announced(serving))
-            gate = {} if advertise is None else {"advertise": advertise, "key": told.broker_public.hex()}
-            output.result(told.to_json() | gate)
+                stack.enter_context(Embedded(home).announced(serving))
+            gate = {} if advertise is None else {"advertise": advertise, "key": bound.broker_public.hex()}
+            output.result(bound.to_json() | gate)
             output.say("The broker serves.", style="bold green")
-            output.facts({"runtimes": told.runtime_url, "owner": told.owner_socket, "stop": "Ctrl-C"})
-            if told.gate is not None:
-                pinned = "" if told.certificate is None else f" --certificate {told.certificate.hex()}"
+            output.facts({"runtimes": bound.runtime_url, "owner": bound.owner_socket, "stop": "Ctrl-C"})
+            if bound.gate is not None:
+                pinned = "" if bound.certificate is None else f" --certificate {bound.certificate.hex()}"
                 output.say("It is a gate too; each owner who is enrolled adds it with:")
-                output.say(f"glasshouse gate add NAME {advertise} --key {told.broker_public.hex()}{pinned}")
+                output.say(f"glasshouse gate add NAME {advertise} --key {bound.broker_public.hex()}{pinned}")
 
         serve_broker(
-            data_dir=data or place.broker / "data",
+            data_dir=data or home.broker / "data",
             runtime_bind=runtime_bind,
-            owner_socket=owner_socket or socket_folder(place) / "owner.sock",
+            owner_socket=owner_socket or socket_folder(home) / "owner.sock",
             ready=ready,
             network=network,
         )
 
 
-@group.command("audit", help="Check the audit log: of your own broker, or what a gate has of you.")
-def audit(
-    gate: GateOption = None,
-    passphrase_file: PassphraseFile = None,
-    passphrase_fd: PassphraseFd = None,
-    home: HomeOption = None,
-    as_json: Json = False,
-) -> None:
-    from glasshouse.jobs.gates.known_gates import audit_gate, audit_own, gate_name
-
-    output, place = Output(as_json), locate(home) if gate is not None else _made(home)
+@group.command("audit")
+def audit(gate: GateOption = None, *, options: OwnerOptions) -> None:
+    """Check the audit log: of your own broker, or what a gate has of you."""
+    output = options.output
     if gate is None:
-        records = audit_own(place)
+        records = audit_own(options.any_home.make())
     else:
-        gate = gate_name(place, gate)
-        records = audit_gate(place, gate, unlock(place, passphrase_file, passphrase_fd).signing)
+        gate = gate_name(options.own_home, gate)
+        records = audit_gate(options.own_home, gate, options.unlock().signing)
     output.result({"gate": gate, "records": records})
     for record in records:
         if isinstance(record, dict):
@@ -131,17 +123,9 @@ def audit(
     output.say(f"{len(records)} records; they follow each other.", style="bold")
 
 
-def _made(home: Path | None) -> Home:
-    from glasshouse.jobs.owner.home import Home
-
-    return Home.locate(home).make()
-
-
 def _network(bind: str | None, advertise: str | None, owners: list[Path], *, plain: bool) -> Network | None:
     """Return where the broker is a gate, and for whom; None where it is none."""
     from glasshouse.broker.http.serving import Network
-    from glasshouse.jobs.owner.owner_identity import read_public
-    from glasshouse.providers.protocol.line import GateLine
 
     if bind is None:
         if advertise is not None or owners or plain:
@@ -160,8 +144,6 @@ def _network(bind: str | None, advertise: str | None, owners: list[Path], *, pla
 
 def _check_plain(bind: str, *, plain: bool) -> None:
     """Refuse to take package keys without TLS from anywhere but this machine."""
-    import ipaddress
-
     from glasshouse.broker.http.listeners import parse_bind
 
     where = parse_bind(bind)

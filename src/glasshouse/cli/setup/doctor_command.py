@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from glasshouse.cli.options import HomeOption, Json
+from glasshouse.cli.options import HomeOptions
 from glasshouse.cli.show.output import Output, printable
 from glasshouse.errors import Code, PlatformError
-
-if TYPE_CHECKING:
-    from glasshouse.runtime.run.findings import Finding
-
-__all__ = ["command"]
+from glasshouse.jobs.places import known_machines
+from glasshouse.runtime.run.findings import Finding
 
 _MARKS = {"good": ("✓", "green"), "weaker": ("!", "yellow"), "missing": ("✗", "bold red"), "note": ("·", "dim")}
 _HOST_SEES = "host-sees-"
@@ -25,28 +23,22 @@ def command(
     on: Annotated[
         str, typer.Option("--on", metavar="MACHINE", help="Look at a machine: a name, or ssh://user@host.")
     ] = "local",
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    found = _here() if on == "local" else _there(on, home)
-    output = Output(as_json)
+    """Print what was found on a machine."""
+    output, found = options.output, _here() if on == "local" else known_machines.examine(options.any_home, on)
     by_name = {finding.feature: finding.value for finding in found}
-    output.result(
-        {
-            "assurance": by_name.get("assurance"),
-            "profile": by_name.get("profile"),
-            "findings": [finding.to_json() for finding in found],
-        }
-    )
+    findings = [finding.to_json() for finding in found]
+    output.result({"assurance": by_name.get("assurance"), "profile": by_name.get("profile"), "findings": findings})
+    output.say("This machine" if on == "local" else on, style="bold")
     if not output.as_json:
-        _say(output, found, "This machine" if on == "local" else on)
-
-
-def _there(on: str, home: Path | None) -> list[Finding]:
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.places.known_machines import examine
-
-    return examine(Home.locate(home), on)
+        _print_table(output, [finding for finding in found if not finding.feature.startswith(_HOST_SEES)])
+    output.say("")
+    output.say("What its host could see or do all the same, at the assurance it can reach", style="bold")
+    for finding in found:
+        if finding.feature.startswith(_HOST_SEES):
+            output.say(f"  {printable(finding.feature.removeprefix(_HOST_SEES))}: {printable(finding.consequence)}")
 
 
 def _here() -> list[Finding]:
@@ -56,25 +48,12 @@ def _here() -> list[Finding]:
             "runtimes need Linux; this machine can seal, serve as broker, verify and fetch",
             hint="look at the machine that shall train: glasshouse doctor --on MACHINE",
         )
-    from glasshouse.runtime.run.doctor import examine
+    from glasshouse.runtime.run.doctor import examine  # which cannot be imported elsewhere
 
     return examine()
 
 
-def _say(output: Output, found: list[Finding], machine: str) -> None:
-    output.say(machine, style="bold")
-    _table(output, [finding for finding in found if not finding.feature.startswith(_HOST_SEES)])
-    output.say("")
-    output.say("What its host could see or do all the same, at the assurance it can reach", style="bold")
-    for finding in found:
-        if finding.feature.startswith(_HOST_SEES):
-            output.say(f"  {printable(finding.feature.removeprefix(_HOST_SEES))}: {printable(finding.consequence)}")
-
-
-def _table(output: Output, found: list[Finding]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+def _print_table(output: Output, found: list[Finding]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(width=1)
     table.add_column(no_wrap=True)

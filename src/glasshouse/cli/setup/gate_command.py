@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json
+from glasshouse.cli.options import Force, HomeOptions
 from glasshouse.cli.setup.named import list_and_remove
-from glasshouse.cli.show.output import Output
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.gates.known_gates import Gate
-    from glasshouse.jobs.owner.home import Home
-
-__all__ = ["group"]
+from glasshouse.jobs.gates.known_gates import Gate, add_gate, gate_of, known_gates, remove_gate
 
 group = typer.Typer(no_args_is_help=True)
 
 
-@group.command("add", help="Give a gate a name, for: glasshouse run JOB --gate NAME.")
+@group.command("add")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     url: Annotated[str, typer.Argument(metavar="https://HOST[:PORT]", help="Where it is reached.")],
@@ -33,33 +27,24 @@ def add(
         ),
     ] = None,
     force: Force = False,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    from glasshouse.jobs.gates.known_gates import add_gate, gate_of
-    from glasshouse.jobs.owner.home import Home
-
-    output = Output(as_json)
+    """Give a gate a name, for: glasshouse run JOB --gate NAME."""
     gate = gate_of(url, key=key, certificate=certificate)
-    add_gate(Home.locate(home).require(), name, gate, force=force)
-    output.result({"name": name, **gate.to_json()})
-    output.say(f"{name} is the gate at {url} now.")
+    add_gate(options.own_home, name, gate, force=force)
+    options.output.result({"name": name, **gate.to_json()})
+    options.output.say(f"{name} is the gate at {url} now.")
 
 
-def _known(home: Home) -> dict[str, dict[str, Any]]:
-    from glasshouse.jobs.gates.known_gates import known_gates
-
-    return {name: _told(gate) for name, gate in known_gates(home).items()}
-
-
-def _forget(home: Home, name: str) -> dict[str, Any]:
-    from glasshouse.jobs.gates.known_gates import remove_gate
-
-    return _told(remove_gate(home, name))
-
-
-def _told(gate: Gate) -> dict[str, Any]:
+def _facts(gate: Gate) -> dict[str, Any]:
     return {"url": gate.url} | gate.to_json()
 
 
-list_and_remove(group, "gate", _known, _forget, add="glasshouse gate add NAME https://HOST:PORT --key KEY")
+list_and_remove(
+    group,
+    "gate",
+    lambda home: {name: _facts(gate) for name, gate in known_gates(home).items()},
+    lambda home, name: _facts(remove_gate(home, name)),
+    add="glasshouse gate add NAME https://HOST:PORT --key KEY",
+)

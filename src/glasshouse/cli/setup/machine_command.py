@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOption, Json
+from glasshouse.cli.options import Force, HomeOptions
 from glasshouse.cli.setup.named import list_and_remove
-from glasshouse.cli.show.output import Output
-from glasshouse.cli.show.words import asked_words
+from glasshouse.cli.show.words import asked_words, counted
 from glasshouse.errors import ExitCode
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.owner.home import Home
-
-__all__ = ["group"]
+from glasshouse.jobs.owner.durations import format_s
+from glasshouse.jobs.places import known_machines
+from glasshouse.jobs.places.known_machines import Machine
+from glasshouse.jobs.places.rented_machine import statement
+from glasshouse.jobs.supervise.sweeping import elsewhere, found
+from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script
 
 group = typer.Typer(no_args_is_help=True)
 
 
-@group.command("add", help="Give a machine a name, for: glasshouse run JOB --on NAME.")
+@group.command("add")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     url: Annotated[
@@ -48,13 +50,10 @@ def add(
         typer.Option("--bundle", metavar="FILE", help="Bring Glasshouse along: a file of `glasshouse runtime bundle`."),
     ] = None,
     force: Force = False,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.places.known_machines import Machine, add_machine
-
-    output = Output(as_json)
+    """Give a machine a name, for: glasshouse run JOB --on NAME."""
     given = {
         "folder": folder,
         "config": None if config is None else str(config.absolute()),
@@ -62,29 +61,26 @@ def add(
         "bundle": None if bundle is None else str(bundle.absolute()),
     }
     machine = Machine(url=url, python=python, **{name: value for name, value in given.items() if value is not None})
-    add_machine(Home.locate(home).require(), name, machine, replace=force)
-    output.result({"name": name, "url": url, "python": python})
-    output.say(f"{name} is {url} now.")
+    known_machines.add_machine(options.own_home, name, machine, replace=force)
+    options.output.result({"name": name, "url": url, "python": python})
+    options.output.say(f"{name} is {url} now.")
     if bundle is not None:
-        output.say(f"Glasshouse comes from {bundle}; torch, and what else a job imports, are those of its {python}.")
+        what = "torch, and what else a job imports, are those of its"
+        options.output.say(f"Glasshouse comes from {bundle}; {what} {python}.")
 
 
-def _known(home: Home) -> dict[str, dict[str, str]]:
-    from glasshouse.jobs.places.known_machines import known_machines
-
-    return {name: {"url": one.url, "python": one.python} for name, one in known_machines(home).items()}
-
-
-def _forget(home: Home, name: str) -> dict[str, str]:
-    from glasshouse.jobs.places.known_machines import remove_machine
-
-    return {"url": remove_machine(home, name).url}
-
-
-list_and_remove(group, "machine", _known, _forget, add="glasshouse machine add NAME ssh://user@host")
+list_and_remove(
+    group,
+    "machine",
+    lambda home: {
+        name: {"url": one.url, "python": one.python} for name, one in known_machines.known_machines(home).items()
+    },
+    lambda home, name: {"url": known_machines.remove_machine(home, name).url},
+    add="glasshouse machine add NAME ssh://user@host",
+)
 
 
-@group.command("slurm", help="Print the batch script of a Slurm job whose nodes you run on: | sbatch --nodes=1 …")
+@group.command("slurm")
 def slurm(
     python: Annotated[
         str, typer.Option("--python", metavar="PATH", help="Any Python of the nodes, 3.9 or newer.")
@@ -93,43 +89,28 @@ def slurm(
         str | None, typer.Option("--folder", metavar="PATH", help="A folder on each node's own disk; /tmp by default.")
     ] = None,
 ) -> None:
-    import sys
-
-    from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script
-
+    """Print the batch script of a Slurm job whose nodes you run on: | sbatch --nodes=1 …"""
     sys.stdout.write(batch_script(python=python, folder=folder or NODE_FOLDER))
 
 
-@group.command("sweep", help="Remove from a machine what is left there of your runs that have ended.")
+@group.command("sweep")
 def sweep(
     name: Annotated[str, typer.Argument(metavar="MACHINE", help="A name, or ssh://user@host.")],
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.places import known_machines
-
-    output = Output(as_json)
-    removed, left = known_machines.sweep(Home.locate(home), name)
-    output.result({"removed": removed, "left": left})
-    output.say(f"{name} says that what it had of {removed} ended run{'' if removed == 1 else 's'} is gone.")
-    output.facts({f"left {run[:8]}": why for run, why in left.items()})
+    """Remove from a machine what is left there of your runs that have ended."""
+    removed, left = known_machines.sweep(options.any_home, name)
+    options.output.result({"removed": removed, "left": left})
+    options.output.say(f"{name} says that what it had of {counted(removed, 'ended run')} is gone.")
+    options.output.facts({f"left {run[:8]}": why for run, why in left.items()})
 
 
-@group.command("rented", help="What is rented, since when, and what it has cost.")
-def rented(
-    home: HomeOption = None,
-    as_json: Json = False,
-) -> int:
-    import time
-
-    from glasshouse.jobs.owner.durations import format_s
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.places.rented_machine import statement
-    from glasshouse.jobs.supervise.sweeping import elsewhere, found
-
-    output, place, now_us = Output(as_json), Home.locate(home).require(), time.time_ns() // 1000
-    there, others = found(place), elsewhere(place)
+@group.command("rented")
+def rented(*, options: HomeOptions) -> int:
+    """What is rented, since when, and what it has cost."""
+    output, home, now_us = options.output, options.own_home, time.time_ns() // 1000
+    there, others = found(home), elsewhere(home)
     problems = (*there.damaged, *others.silent)
     output.result(
         {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json
-from glasshouse.cli.show.output import Output, printable
-
-__all__ = ["command"]
+from glasshouse.attestation.measured import Measured
+from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.show.output import printable
+from glasshouse.jobs.references.known_references import differences, measured_at, reference
 
 
 def command(
@@ -20,25 +21,20 @@ def command(
         str | None,
         typer.Option("--diff", metavar="NAME", help="List the files that differ from a reference, or from `this`."),
     ] = None,
-    home: HomeOption = None,
-    as_json: Json = False,
+    *,
+    options: HomeOptions,
 ) -> None:
-    from glasshouse.attestation.measured import Measured
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.references.known_references import differences, measured_at, reference
-
-    output, place = Output(as_json), Home.locate(home)
-    files = measured_at(place, on)
+    """Print an installation's digests, and what differs from a reference."""
+    output, home = options.output, options.any_home
+    files = measured_at(home, on)
     measured = Measured.of(files)
-    found = None if diff is None else differences(files, reference(place, diff))
+    found = None if diff is None else differences(files, reference(home, diff))
     output.result(
         {
             "measurement": measured.sha256.hex(),
             "parts": measured.to_json(),
             "files": {part: len(files[part]) for part in files},
-            "differences": None
-            if found is None
-            else [{"part": one.part, "name": one.name, "how": one.how} for one in found],
+            "differences": None if found is None else [asdict(one) for one in found],
         }
     )
     parts = {part: f"{digest.hex()}  {len(files[part])} files" for part, digest in measured.parts().items()}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli.options import HomeOption, Json
-from glasshouse.cli.show.output import Output
-
-if TYPE_CHECKING:
-    from glasshouse.jobs.owner.home import Home
+from glasshouse.cli.options import HomeOptions
+from glasshouse.jobs.owner.home import Home
 
 __all__ = ["list_and_remove"]
 
@@ -38,10 +35,8 @@ def list_and_remove(
     """
 
     @group.command("list", help=f"The {kind}s that have a name here.")
-    def show(home: HomeOption = None, as_json: Json = False) -> None:
-        from glasshouse.jobs.owner.home import Home
-
-        output, found = Output(as_json), known(Home.locate(home))
+    def show(*, options: HomeOptions) -> None:
+        output, found = options.output, known(options.any_home)
         output.result({f"{kind}s": [{"name": name, **one} for name, one in found.items()]})
         output.facts({name: _shown(one) for name, one in found.items()})
         if not found:
@@ -49,13 +44,9 @@ def list_and_remove(
 
     @group.command("remove", help=f"Forget a {kind}; {then}.")
     def remove(
-        name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")],
-        home: HomeOption = None,
-        as_json: Json = False,
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")], *, options: HomeOptions
     ) -> None:
-        from glasshouse.jobs.owner.home import Home
-
-        output, one = Output(as_json), forget(Home.locate(home), name)
+        output, one = options.output, forget(options.any_home, name)
         output.result({"name": name, **one})
         output.say(f"{name} ({_shown(one)}) has no name here any more.")
 

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, Json
-from glasshouse.cli.show.output import Output
-
-__all__ = ["group"]
+from glasshouse.cli.options import Force, JsonOptions
+from glasshouse.jobs.places.runtime_bundle import make_bundle
+from glasshouse.providers.place.bundled import digest_of
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -20,7 +19,7 @@ def _group() -> None:
     """Keep the name of the one command below it."""
 
 
-@group.command("bundle", help="Put this Glasshouse and what its runtime needs into one file, the same each time.")
+@group.command("bundle")
 def bundle(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
     wheels: Annotated[
@@ -34,16 +33,14 @@ def bundle(
         typer.Option("--python", metavar="3.N", help="The machine's Python, for which the wheels are; this one's."),
     ] = None,
     force: Force = False,
-    as_json: Json = False,
+    *,
+    options: JsonOptions,
 ) -> None:
-    from glasshouse.jobs.places.runtime_bundle import make_bundle
-    from glasshouse.providers.place.bundled import digest_of
-
-    output = Output(as_json)
-    made = make_bundle(out, wheels=wheels, python=python, replace=force)
-    told = {"python": made.python, "machine": made.machine, "sha256": digest_of(out), "bytes": out.stat().st_size}
-    output.result({"file": str(out), "distributions": made.distributions} | told)
-    output.facts({**told, **made.distributions})
+    """Put this Glasshouse and what its runtime needs into one file, the same each time."""
+    output, made = options.output, make_bundle(out, wheels=wheels, python=python, replace=force)
+    facts = {"python": made.python, "machine": made.machine, "sha256": digest_of(out), "bytes": out.stat().st_size}
+    output.result({"file": str(out), "distributions": made.distributions} | facts)
+    output.facts({**facts, **made.distributions})
     output.say(
         f"A machine with Python {made.python} takes it: glasshouse machine add NAME ssh://user@host --bundle {out}"
     )

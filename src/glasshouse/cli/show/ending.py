@@ -1,39 +1,37 @@
-"""The closing summary of a run: how it ended, at which level, what came out, and where it is."""
+"""The closing summary of a run: how it ended, at which level, what it made, and where that is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from glasshouse.cli.options import again
 from glasshouse.cli.show.costs import cost_facts
-from glasshouse.cli.show.log_tail import last_words, runtime_hint
+from glasshouse.cli.show.log_tail import log_tail, runtime_hint
 from glasshouse.cli.show.output import Output, printable
-from glasshouse.cli.show.words import ASSURANCE, OUTCOME, bytes_text, verdict_words
+from glasshouse.cli.show.words import ASSURANCE, OUTCOME, again, bytes_text, counted, verdict_words
 from glasshouse.errors import Code
+from glasshouse.evidence.receipt import Receipt
+from glasshouse.evidence.results import Work
 from glasshouse.jobs.owner.durations import format_s
-from glasshouse.jobs.results.summary import Account, missing_checks
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.summary import Account, account_of, missing_checks
+from glasshouse.jobs.supervise.supervision import Ended
+from glasshouse.jobs.verify.conclusion import Conclusion
+from glasshouse.task.uncollected import Uncollected
+from glasshouse.wire.group import Group
+from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.states import Outcome
 
-if TYPE_CHECKING:
-    from glasshouse.evidence.receipt import Receipt
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.results.collect import Opened
-    from glasshouse.jobs.supervise.supervision import Ended
-    from glasshouse.jobs.verify.conclusion import Conclusion
-    from glasshouse.task.uncollected import Uncollected
-    from glasshouse.wire.group import Group
-    from glasshouse.wire.hpke import RecipientKey
-
-__all__ = ["say_ended"]
+__all__ = ["output_line", "say_ended", "work_text"]
 
 _STYLE = {Outcome.COMPLETED: "bold green", Outcome.INTERRUPTED: "bold yellow"}
 _SHOWN_OUTPUTS = 8
 # Outcomes whose reason the job itself may have printed.
-_WORDS_OF = frozenset({Outcome.FAILED, Outcome.LOST})
+_EXPLAINED_BY_LOG = frozenset({Outcome.FAILED, Outcome.LOST})
 
 
 def say_ended(
@@ -51,94 +49,87 @@ def say_ended(
         output: where.
         ended: the run.
         sealing: opens the outputs' names; without it they stay sealed.
-        owner_signing: the owner's public signing key; with it and `sealing` a failed run's last words are shown.
+        owner_signing: the owner's public signing key; with it and `sealing` a failed run's log tail is shown.
         home: the state home that the command was given, for the commands that are proposed.
         left_out: what of the inputs' folders was not packed, where this command packed them; None where it did not.
     """
-    from glasshouse.jobs.owner.home import Home
-    from glasshouse.jobs.results.summary import account_of
-
     conclusion = ended.conclusion
     account = account_of(ended, home=Home.locate(home), sealing=sealing, owner_signing=owner_signing)
+    machine = f" --machine {conclusion.blamed}" if conclusion.blamed else ""
+    logs = f"glasshouse logs {ended.folder.run_id[:8]}{machine}{again(home)}"
     # What the job printed is its owner's: a program that wants it asks for it.
-    log_hint = None if conclusion.outcome is Outcome.COMPLETED else _log_command(ended, home)
+    log_hint = None if conclusion.outcome is Outcome.COMPLETED else logs
     output.result({**account.facts, "log_hint": log_hint, "left_out": None if left_out is None else list(left_out)})
-    if not output.as_json:
-        _say(output, ended, account, home, cost_facts(account.rental, account.cost))
-        if sealing is not None and owner_signing is not None and conclusion.outcome in _WORDS_OF:
-            machine = _speaker(ended)
-            said = last_words(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
-            _say_last_words(output, *said, everything=_log_command(ended, home))
+    if output.as_json:
+        return conclusion.exit_code
+    _say(output, ended, account, home)
+    if sealing is not None and owner_signing is not None and conclusion.outcome in _EXPLAINED_BY_LOG:
+        lines, vouched = log_tail(_blamed(ended), sealing=sealing, owner_signing=owner_signing)
+        if lines:
+            vouches = "" if vouched else ", for which no receipt vouches"
+            output.say("")
+            output.say(f"The worker's last lines{vouches}:", style="bold")
+            for line in lines:
+                output.say(f"  {line}")
+            output.say(f"  all of it: {logs}", style="dim")
     return conclusion.exit_code
 
 
-def _say_last_words(output: Output, lines: Sequence[str], vouched: bool, *, everything: str) -> None:
-    if not lines:
-        return
-    output.say("")
-    output.say("The worker's last words" + ("" if vouched else ", for which no receipt vouches") + ":", style="bold")
-    for line in lines:
-        output.say(f"  {line}")
-    output.say(f"  all of it: {everything}", style="dim")
-
-
-def _log_command(ended: Ended, home: Path | None) -> str:
-    machine = f" --machine {ended.conclusion.blamed}" if ended.conclusion.blamed else ""
-    return f"glasshouse logs {ended.folder.run_id[:8]}{machine}{again(home)}"
-
-
-def _speaker(ended: Ended) -> RunFolder:
-    """Return whose words explain a run's end: of several machines, the one because of which it did not complete."""
+def _blamed(ended: Ended) -> RunFolder:
+    """Return the machine that explains a run's end: of several, the one because of which it did not complete."""
     return ended.folder.machines()[ended.conclusion.blamed or 0]
 
 
-def _say(output: Output, ended: Ended, account: Account, home: Path | None, costs: Mapping[str, str]) -> None:
+def _say(output: Output, ended: Ended, account: Account, home: Path | None) -> None:
     conclusion, receipt = ended.conclusion, ended.conclusion.receipt
     level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
-    outcome = OUTCOME[conclusion.outcome.value]
-    why = f" ({conclusion.code.value})" if conclusion.code and conclusion.code.value != conclusion.outcome.value else ""
     output.say("")
     output.say(
-        f"Run {ended.record.run_id[:8]} {outcome}{why}" + (f", at assurance {level}" if level else ""),
+        f"Run {ended.record.run_id[:8]} {OUTCOME[conclusion.outcome.value]}{_why(conclusion)}"
+        + (f", at assurance {level}" if level else ""),
         style=_STYLE.get(conclusion.outcome, "bold red"),
     )
     facts: dict[str, object] = {}
     if level is not None:
         facts["assurance"] = f"{level}: {ASSURANCE[level]}"
     if receipt is not None:
-        facts |= _facts(receipt, account.outputs, account.lost, _planned(ended))
+        work = ended.seen.work
+        facts |= _facts(receipt, account.outputs, account.lost, None if work is None else work.total)
     if ended.record.group is not None:
         facts["ranks"] = _ranks(ended.record.group, conclusion)
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     if conclusion.code is Code.PLATFORM:
-        facts["reason"] = runtime_hint(_speaker(ended), conclusion.code)
-    if costs:
-        facts |= {"rental": costs["rental"], "of that": "\n".join(_table(costs))}
+        facts["reason"] = runtime_hint(_blamed(ended), conclusion.code)
+    if costs := cost_facts(account.rental, account.cost):
+        facts |= {"rental": costs.pop("rental"), "of that": _table(costs)}
     facts["receipt"] = verdict_words(conclusion.verdict, level)
     problem = conclusion.problem or account.problem
     facts["problem"] = Text(printable(problem), style="red") if problem else None
     facts["files"] = ended.folder.path
-    facts["next"] = _next(ended, home)
+    facts["next"] = _next(ended, again(home))
     output.facts(facts)
 
 
-def _table(costs: Mapping[str, str]) -> list[str]:
-    width = max(map(len, costs)) + 2
-    return [name.ljust(width) + text for name, text in costs.items() if name != "rental"]
+def _why(end: Conclusion) -> str:
+    return f" ({end.code.value})" if end.code and end.code.value != end.outcome.value else ""
+
+
+def _table(costs: Mapping[str, str]) -> str:
+    width = max(map(len, costs), default=0) + 2
+    return "\n".join(name.ljust(width) + text for name, text in costs.items())
 
 
 def _ranks(group: Group, conclusion: Conclusion) -> str:
-    """Say how many ranks there were on how many machines, and of machines that did not complete, which and why."""
-    each = f"{group.ranks} rank" + ("" if group.ranks == 1 else "s")
+    """Return how many ranks there were on how many machines, and of machines that did not complete, which and why."""
+    each = counted(group.ranks, "rank")
     if group.machines == 1:
         return f"{each} on one machine"
     lines = [f"{each} on each of {group.machines} machines"]
     for machine, end in enumerate(conclusion.machines):
         if end.outcome is not Outcome.COMPLETED:
-            why = f" ({end.code.value})" if end.code and end.code.value != end.outcome.value else ""
             cause = "; because of it the others ended" if machine == conclusion.blamed else ""
-            lines.append(f"machine {machine}: {end.outcome.value}{why}{cause}")
+            lines.append(f"machine {machine}: {end.outcome.value}{_why(end)}{cause}")
         if machine and end.receipt is not None and end.receipt.outputs:
             lines.append(
                 f"machine {machine}: {len(end.receipt.outputs)} outputs of its own: fetch … --machine {machine}"
@@ -146,10 +137,20 @@ def _ranks(group: Group, conclusion: Conclusion) -> str:
     return "\n".join(lines)
 
 
-def _planned(ended: Ended) -> int | None:
-    """Return how much work was planned, where a run ended before it was done."""
-    work = ended.seen.work
-    return None if work is None or work.total is None or work.done >= work.total else work.total
+def work_text(work: Work, planned: int | None = None) -> str:
+    """Return what was trained, in how long; `planned` is shown where it was more."""
+    seconds = work.elapsed_us / 1e6
+    took = f"{format_s(seconds)}; ended by: {work.stop_reason}"
+    if not work.done:  # a script need not report any
+        return took
+    of = f" of {planned}" if planned is not None and planned > work.done else ""
+    rate = f" ({work.done / seconds:.3g}/s)" if seconds else ""
+    return f"{work.done}{of} {work.unit}s in {format_s(seconds)}{rate}; ended by: {work.stop_reason}"
+
+
+def output_line(name: str, plain_bytes: int, sha256: str) -> str:
+    """Return an output as one line."""
+    return f"{printable(name, keep='')}  {bytes_text(plain_bytes)}  sha256 {sha256}"
 
 
 def _facts(
@@ -157,12 +158,7 @@ def _facts(
 ) -> dict[str, object]:
     facts: dict[str, object] = {}
     if receipt.work is not None:
-        work = receipt.work
-        seconds = work.elapsed_us / 1e6
-        rate = f" ({work.done / seconds:.3g}/s)" if seconds else ""
-        of = f" of {planned}" if planned is not None and planned > work.done else ""
-        done = f"{work.done}{of} {work.unit}s in " if work.done else ""  # a script need not report any
-        facts["work"] = f"{done}{format_s(seconds)}{rate if done else ''}; ended by: {work.stop_reason}"
+        facts["work"] = work_text(receipt.work, planned)
     if receipt.loss is not None:
         facts["loss"] = f"{float(receipt.loss.first):.4g} → {float(receipt.loss.final):.4g}"
     if receipt.trainable is not None:
@@ -173,8 +169,7 @@ def _facts(
     if lost is not None and lost.links:
         links = ", ".join(printable(name, keep="") for name in lost.links[:_SHOWN_OUTPUTS])
         facts["links"] = f"not sent back, only files are: {links}"
-    results = [probe.result.value for probe in receipt.zeroization]
-    facts["left behind"] = _residue(receipt, results)
+    facts["left behind"] = _residue(receipt)
     total, imports = receipt.lifecycle_us["total"], receipt.training_imports_us or 0
     if total is not None:
         apart = f"; the worker's own imports took {format_s(imports / 1e6)}" if imports > 1e5 else ""
@@ -186,39 +181,40 @@ def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> str | None:
     if not receipt.outputs:
         return "none"
     if not opened:
-        total = sum(output.plain_bytes for output in receipt.outputs)
-        return f"{len(receipt.outputs)} sealed, {bytes_text(total)}"
-    lines = [
-        f"{printable(one.name, keep='')}  {bytes_text(one.plain_bytes)}  sha256 {one.sha256.hex()[:16]}…"
-        for one in opened
-    ]
-    hidden = len(lines) - _SHOWN_OUTPUTS
-    return "\n".join(lines[:_SHOWN_OUTPUTS] + ([f"and {hidden} more"] if hidden > 0 else []))
+        return f"{len(receipt.outputs)} sealed, {bytes_text(sum(one.plain_bytes for one in receipt.outputs))}"
+    lines = (output_line(one.name, one.plain_bytes, f"{one.sha256.hex()[:16]}…") for one in opened)
+    return "\n".join(_first(lines, len(opened)))
+
+
+def _first(lines: Iterable[str], count: int) -> list[str]:
+    hidden = count - _SHOWN_OUTPUTS
+    return [*lines][:_SHOWN_OUTPUTS] + ([f"and {hidden} more"] if hidden > 0 else [])
 
 
 def _lost(lost: Uncollected) -> Text:
     """Return what was written where no output folder is, and what to do about it."""
-    files = "1 file" if lost.files == 1 else f"{lost.files} files"
-    lines = [f"{files}, {bytes_text(lost.bytes)}, written outside of the job's output folders"]
-    lines += [f"  {printable(name, keep='')}" for name in lost.named[:_SHOWN_OUTPUTS]]
-    if lost.files > _SHOWN_OUTPUTS:
-        lines.append(f"  and {lost.files - _SHOWN_OUTPUTS} more")
-    lines.append('name their folders in [params], as in outputs = ["outputs/", "checkpoints/"], and run again')
+    named = _first((printable(name, keep="") for name in lost.named), lost.files)
+    lines = [
+        f"{counted(lost.files, 'file')}, {bytes_text(lost.bytes)}, written outside of the job's output folders",
+        *(f"  {line}" for line in named),
+        'name their folders in [params], as in outputs = ["outputs/", "checkpoints/"], and run again',
+    ]
     return Text("\n".join(lines), style="bold red")
 
 
-def _residue(receipt: Receipt, results: Sequence[str]) -> Text:
-    found = [probe.probe for probe in receipt.zeroization if probe.result.value == "found"]
-    if found:
-        return Text("FOUND in " + ", ".join(found), style="bold red")
-    words = f"{results.count('clean')} of {len(results)} probes clean"
-    unknown = [probe.probe for probe in receipt.zeroization if probe.result.value == "unverifiable"]
-    return Text(words + (f"; cannot be checked here: {', '.join(unknown)}" if unknown else ""))
+def _residue(receipt: Receipt) -> Text:
+    found: dict[str, list[str]] = {"clean": [], "found": [], "unverifiable": []}
+    for probe in receipt.zeroization:
+        found[probe.result.value].append(probe.probe)
+    if found["found"]:
+        return Text("FOUND in " + ", ".join(found["found"]), style="bold red")
+    unknown = f"; cannot be checked here: {', '.join(found['unverifiable'])}" if found["unverifiable"] else ""
+    return Text(f"{len(found['clean'])} of {len(receipt.zeroization)} probes clean{unknown}")
 
 
-def _next(ended: Ended, home: Path | None) -> str:
-    name, at = ended.folder.run_id[:8], again(home)
-    if ended.conclusion.receipt is None or ended.conclusion.code is Code.PLATFORM:
-        return f"see the runtime's own log: {_speaker(ended).runtime_log}"
-    outputs = f"glasshouse fetch {name} -o DIR{at}, " if ended.conclusion.receipt.outputs else ""
+def _next(ended: Ended, at: str) -> str:
+    name, receipt = ended.folder.run_id[:8], ended.conclusion.receipt
+    if receipt is None or ended.conclusion.code is Code.PLATFORM:
+        return f"see the runtime's own log: {_blamed(ended).runtime_log}"
+    outputs = f"glasshouse fetch {name} -o DIR{at}, " if receipt.outputs else ""
     return f"{outputs}glasshouse logs {name}{at}, glasshouse verify {name}{at}"

@@ -1,6 +1,6 @@
 """The live view of a run: each lifecycle step with its time as it passes, then the training's progress.
 
-Steps that are done are printed once and stay; only one line is alive. While it trains that line is drawn not more
+Steps that are done are printed once and stay; only one line is redrawn. While it trains that line is drawn not more
 than twice a second, and without an event only when the clock on it shows another second: a view must not cost the
 training anything. Where there is no terminal every step is a plain line.
 """
@@ -9,34 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Self
 
+from rich.console import RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from glasshouse.cli.show.output import printable
-from glasshouse.cli.show.words import bytes_text, clock
+from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.steps import StepPrinter
+from glasshouse.cli.show.words import bytes_text, clock, counted, left_out_words
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
+from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.owner.durations import format_s
+from glasshouse.jobs.owner.rundir import RunRecord
+from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.prepare import Prepared
+from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome, State
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
-    from glasshouse.jobs.supervise.follow import Seen
-
-__all__ = ["View"]
+__all__ = ["RunView"]
 
 _NAME_CHARS = 11
 _ECHO_CHARS = 6
 _REDRAW_S = 0.5
 _PLAIN_PROGRESS_S = 10.0
-# What is under way after a state was entered, for the living line.
+# What is under way after a state was entered, for the line that is redrawn.
 _NEXT = {
     State.CREATED: "hardening the processes",
     State.HARDENED: "measuring the runtime",
@@ -44,7 +45,6 @@ _NEXT = {
     State.ATTESTED: "waiting for the key",
     State.RELEASED: "the worker loads its frameworks",
     State.OPENED: "starting the training",
-    State.RUNNING: "training",
     State.SEALED: "zeroizing",
     State.ZEROIZING: "wiping keys and looking for residue",
 }
@@ -59,22 +59,23 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _GOOD, _BAD, _SOFT = "green", "red", "yellow"
 
 
-class View:
+class RunView(StepPrinter):
     """Shows one run.
 
     Args:
-        console: where.
+        output: where.
+        yes: whether renting is agreed to.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, output: Output, *, yes: bool = False) -> None:
+        super().__init__(output, yes=yes)
+        self._console = output.console
         self._assurance, self._profile, self._machines = "", "", 1
         self._cost: Callable[[], str] | None = None
         self._live: Live | None = None
         self._drawn_s = 0.0
         self._previous_us: int | None = None
-        self._plain_s = time.monotonic()
-        self._heard_s = time.monotonic()
+        self._plain_s = self._event_s = time.monotonic()
         self._shown_clock = ""
         self._loaded = False
         self._stopping = 0
@@ -82,7 +83,7 @@ class View:
         self._sending: tuple[float, int] | None = None
         self._group_broke = False
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stderr=False)
             self._live.start()
@@ -90,43 +91,44 @@ class View:
 
     def __exit__(self, *_error: object) -> None:
         if self._live is not None:
-            with contextlib.suppress(OSError):  # a closed terminal, which says nothing of the run
+            with contextlib.suppress(OSError):  # a closed terminal is no fact about the run
                 self._live.stop()
             self._live = None
 
-    def expect(self, *, assurance: str, profile: str, machines: int = 1, cost: Callable[[], str] | None = None) -> None:
-        """Say what the run's policy demands: it is named with the release and the hardening; and who is waited for.
+    def showing(self) -> Self:
+        return self
 
-        Args:
-            assurance, profile: of the policy.
-            machines: how many.
-            cost: returns what a rented machine has cost until now; None for a machine that is not rented.
-        """
-        self._assurance, self._profile, self._machines, self._cost = assurance, profile, machines, cost
+    def expect(self, record: RunRecord, cost: Callable[[], str] | None) -> None:
+        """Take what the run's policy demands and how many machines it has; `cost` is that of a rented one until now."""
+        self._assurance, self._profile, self._cost = record.assurance, record.profile, cost
+        self._machines = 1 if record.group is None else record.group.machines
 
-    def done(self, name: str, detail: str, seconds: float | None, style: str = _GOOD) -> None:
+    def done(self, name: str, detail: str, seconds: float | None = None, style: str = _GOOD) -> None:
         """Print a step that is done."""
-        detail = printable(detail)
+        detail, took = printable(detail), "" if seconds is None else format_s(seconds)
         mark = {_GOOD: "✓", _BAD: "✗"}.get(style, "!")
-        line = Table.grid(padding=(0, 1), expand=True)
-        line.add_column(width=3)
-        line.add_column(width=_NAME_CHARS, no_wrap=True)
-        line.add_column(ratio=1, overflow="fold")
-        line.add_column(justify="right", no_wrap=True, width=14)
-        line.add_row(
-            Text(f"  {mark}", style=style),
-            Text(name, style="bold"),
-            Text(detail, style="dim" if style == _GOOD else style),
-            Text("" if seconds is None else format_s(seconds), style="cyan"),
-        )
         if self._console.is_terminal:
-            self._console.print(line)
+            text = Text(detail, style="dim" if style == _GOOD else style)
+            mark_text, name_text = Text(f"  {mark}", style=style), Text(name, style="bold")
+            self._console.print(_line(mark_text, name_text, text, Text(took, style="cyan"), last_width=14))
         else:
-            took = "" if seconds is None else f"  ({format_s(seconds)})"
-            self._console.print(Text(f"{mark} {name:<{_NAME_CHARS}}{detail}{took}"), soft_wrap=True)
+            after = f"  ({took})" if took else ""
+            self._console.print(Text(f"{mark} {name:<{_NAME_CHARS}}{detail}{after}"), soft_wrap=True)
+
+    def sealed(self, sealed: Sealed) -> None:
+        super().sealed(sealed)
+        packed = f"{sealed.name}: {counted(sealed.files, 'file')}, {bytes_text(sealed.package_bytes)} sealed"
+        self.done("packed", packed, sealed.seconds)
+        if (words := left_out_words(sealed.left_out)) is not None:
+            self.done("left out", words)
+
+    def prepared(self, prepared: Prepared, seconds: float, cost: Callable[[], str] | None) -> None:
+        record = prepared.record
+        self.expect(record, cost)
+        ranks = _in_ranks(record.group)
+        self.done("prepared", f"run {record.run_id[:8]}; broker told of package and policy{ranks}", seconds)
 
     def sending(self, sent: int, size: int) -> None:
-        """Show how much of the package is at the machine where the run will be."""
         now = time.monotonic()
         if self._sending is None:
             self._sending = now, sent  # what was there before this command is no speed of its own
@@ -142,10 +144,9 @@ class View:
             self._live.update(Text(f"  · sending {done}", style="dim"), refresh=True)
 
     def event(self, event: Event, seen: Seen) -> None:
-        """Show what happened."""
-        self._heard_s = time.monotonic()
+        self._event_s = time.monotonic()
         if event.type is EventType.TRANSITION:
-            self._transition(event, seen, self._passed(event))
+            self._transition(event.state, seen, self._passed(event))
         elif event.type is EventType.START:
             self._previous_us = event.time_us
         elif event.type is EventType.NOTICE:
@@ -155,9 +156,7 @@ class View:
         self._draw(seen, force=event.type is EventType.TRANSITION)
 
     def tick(self, seen: Seen) -> None:
-        """Keep the living line alive while no event comes: frameworks that load, a script that reports nothing."""
-        if self._live is None:
-            return
+        """Redraw while no event comes: frameworks load, or a script reports nothing."""
         if seen.state is State.RELEASED:
             self._draw(seen, force=time.monotonic() - self._drawn_s >= _SPIN_S)
         elif seen.state is State.RUNNING and not _reported(seen) and self._clock(seen) != self._shown_clock:
@@ -179,10 +178,9 @@ class View:
     def _clock(self, seen: Seen) -> str:
         """Return how long it has trained: by the runtime's clock up to its last event, and by ours since then."""
         begun_us = seen.entered_us.get(State.RUNNING, seen.last_us)
-        return clock(int((seen.last_us - begun_us) / 1e6 + time.monotonic() - self._heard_s))
+        return clock(int((seen.last_us - begun_us) / 1e6 + time.monotonic() - self._event_s))
 
     def stopping(self, times: int) -> None:
-        """Say that the run was asked to stop, and that it is being zeroized."""
         if self._stopping == 0:
             self.done("stopping", "asked to stop: the worker ends, keys are wiped, memory is searched", None, _SOFT)
         if times > 1 and self._away:
@@ -192,127 +190,100 @@ class View:
         self._stopping = times
 
     def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
-        """Say that a machine of the run's group has ended; what machine 0 came to, its own events say."""
+        """Show that a machine of the run's group has ended; the end of machine 0 is shown by its own events."""
         if machine and completed:
-            self.done("machine", f"{machine} completed", None)
+            self.done("machine", f"{machine} completed")
         elif machine:
-            self.done(
-                "machine", f"{machine} ended: " + ("without a word" if code is None else self._why(code)), None, _BAD
-            )
+            why = "without a word" if code is None else self._why(code)
+            self.done("machine", f"{machine} ended: {why}", None, _BAD)
         self._group_broke |= not completed
 
     def away(self, machine: int, problem: str) -> None:
-        """Say that a machine cannot be followed at this moment, and once more when it can."""
         which = "" if self._machines == 1 else f"machine {machine}: "
         if problem:
             self._away.add(machine)
             self.done("away", f"{which}{problem}; it goes on there, and is looked for until it is found", None, _SOFT)
         else:
             self._away.discard(machine)
-            self.done("back", f"{which}followed again; nothing is lost", None)
+            self.done("back", f"{which}followed again; nothing is lost")
 
     def _why(self, code: Code) -> str:
-        """Return why something ended; whom we stop for another machine's sake was not interrupted by its owner."""
+        """Return why something ended; a run that is stopped for another machine's sake was not interrupted."""
         if code is Code.INTERRUPTED and self._group_broke and not self._stopping:
             return "stopped, because another machine of its group had ended"
         return _WHY.get(code.value, code.value)
 
-    def _transition(self, event: Event, seen: Seen, seconds: float | None) -> None:
-        match event.state:
-            case State.HARDENED:
-                self.done("hardened", self._hardening(seen), seconds)
-            case State.MEASURED:
-                self.done("measured", "files of runtime, interpreter and ciphers", seconds)
-            case State.ATTESTED:
-                whole = "" if self._machines == 1 else f", as that of all {self._machines} machines"
-                self.done("attested", f"evidence accepted by the broker{whole}", seconds)
-            case State.RELEASED:
-                self.done("released", f"key released at assurance {self._assurance}", seconds)
-            case State.OPENED:
-                self.done("opened", "commitment, index and signature hold", seconds)
-            case State.RUNNING:
-                self.done("started", "the worker has its inputs", seconds)
-            case State.SEALED:
-                self.done("trained", self._trained(seen), seconds)
-            case State.ZEROIZING:
-                if seen.code is not None:
-                    self.done("ended", self._why(seen.code), seconds, _BAD)
-                else:
-                    self.done(
-                        "sealed", f"{_count(seen.outputs, 'output')}, {_count(seen.segments, 'log segment')}", seconds
-                    )
-            case State.ZEROIZED:
-                self._zeroized(seen, seconds)
+    def _transition(self, state: State, seen: Seen, seconds: float | None) -> None:
+        whole = "" if self._machines == 1 else f", as that of all {self._machines} machines"
+        sealed = f"{counted(seen.outputs, 'output')}, {counted(seen.segments, 'log segment')}"
+        ended = state is State.ZEROIZING and seen.code is not None
+        steps = {
+            State.HARDENED: ("hardened", self._hardening(seen)),
+            State.MEASURED: ("measured", "files of runtime, interpreter and ciphers"),
+            State.ATTESTED: ("attested", f"evidence accepted by the broker{whole}"),
+            State.RELEASED: ("released", f"key released at assurance {self._assurance}"),
+            State.OPENED: ("opened", "commitment, index and signature hold"),
+            State.RUNNING: ("started", "the worker has its inputs"),
+            State.SEALED: ("trained", _trained(seen)),
+            State.ZEROIZING: ("sealed", sealed) if seen.code is None else ("ended", self._why(seen.code)),
+            State.ZEROIZED: ("zeroized", _zeroized(seen)),
+        }
+        bad = ended or (state is State.ZEROIZED and seen.outcome is Outcome.RESIDUE)
+        if state in steps:
+            self.done(*steps[state], seconds, _BAD if bad else _GOOD)
 
     def _hardening(self, seen: Seen) -> str:
         results = list(seen.checks.values())
-        words = [f"{self._profile}: {_count(results.count('passed'), 'check')} passed"]
+        words = [f"{self._profile}: {counted(results.count('passed'), 'check')} passed"]
         words += [f"{results.count(kind)} {kind}" for kind in ("unavailable", "failed") if kind in results]
         return ", ".join(words) if results else self._profile
-
-    def _trained(self, seen: Seen) -> str:
-        work = seen.work
-        if work is None or not work.done:
-            return "it reported no steps"
-        loss = f", loss {_short(work.loss)}" if work.loss else ""
-        if work.total is not None and work.done < work.total:
-            # What came within a second of the report before is in the receipt alone.
-            return f"last reported at {work.done} of {_count(work.total, work.unit)}{loss}"
-        return _count(work.done, work.unit) + loss
-
-    def _zeroized(self, seen: Seen, seconds: float | None) -> None:
-        results = list(seen.probes.values())
-        words = f"{results.count('clean')} of {_count(len(results), 'probe')} clean"
-        if "unverifiable" in results:
-            words += f", {results.count('unverifiable')} unverifiable"
-        if seen.outcome is Outcome.RESIDUE:
-            words += f", {results.count('found')} FOUND SOMETHING"
-        self.done("zeroized", words, seconds, _BAD if seen.outcome is Outcome.RESIDUE else _GOOD)
 
     def _draw(self, seen: Seen, *, force: bool) -> None:
         now = time.monotonic()
         if self._live is None or (not force and now - self._drawn_s < _REDRAW_S):
             return
         self._drawn_s = now
+        shown: RenderableType = Text("")
         if seen.state is State.RUNNING:
-            self._live.update(self._progress(seen), refresh=True)
-        elif seen.state is State.RELEASED:
-            turn = _SPINNER[int(now / _SPIN_S) % len(_SPINNER)]
-            doing = _OPENING if self._loaded else _NEXT[seen.state]
-            self._live.update(Text(f"  {turn} {doing} …", style="dim"), refresh=True)
+            shown = self._progress(seen)
         elif seen.state in _NEXT:
-            several = seen.state is State.MEASURED and self._machines > 1
-            doing = f"waiting until all {self._machines} machines are accepted" if several else _NEXT[seen.state]
-            self._live.update(Text(f"  · {doing} …", style="dim"), refresh=True)
-        else:
-            self._live.update(Text(""), refresh=True)
+            mark, doing = "·", _NEXT[seen.state]
+            if seen.state is State.RELEASED:
+                mark, doing = _SPINNER[int(now / _SPIN_S) % len(_SPINNER)], _OPENING if self._loaded else doing
+            elif seen.state is State.MEASURED and self._machines > 1:
+                doing = f"waiting until all {self._machines} machines are accepted"
+            shown = Text(f"  {mark} {doing} …", style="dim")
+        self._live.update(shown, refresh=True)
 
     def _progress(self, seen: Seen) -> Table:
-        work = seen.work if _reported(seen) else None
-        figures = _figures(seen)
-        if work is None:
-            self._shown_clock = self._clock(seen)
-            figures = [f"{self._shown_clock} elapsed"]
-        if self._cost is not None:
-            figures.append(self._cost())
-        # Narrower than the terminal: what it echoes, such as ^C, must not wrap and push the line up.
-        line = Table.grid(padding=(0, 1), expand=True)
-        line.width = self._console.width - _ECHO_CHARS
-        line.add_column(width=3)
-        line.add_column(width=_NAME_CHARS, no_wrap=True)
-        line.add_column(ratio=1)
-        line.add_column(no_wrap=True, justify="right")
+        work, figures = seen.work if _reported(seen) else None, self._figures(seen)
         total, done = (None, 0) if work is None else (work.total, work.done)
         bar = ProgressBar(total=total, completed=done, pulse=total is None, animation_time=0.0)
-        line.add_row(Text("  ▸", style="cyan"), Text("training", style="bold"), bar, Text(" · ".join(figures)))
+        line = _line(Text("  ▸", style="cyan"), Text("training", style="bold"), bar, Text(" · ".join(figures)))
+        # Narrower than the terminal: what it echoes, such as ^C, must not wrap and push the line up.
+        line.width = self._console.width - _ECHO_CHARS
         return line
 
     def _plain_progress(self, seen: Seen) -> None:
         now = time.monotonic()
         if _reported(seen) and now - self._plain_s >= _PLAIN_PROGRESS_S:
             self._plain_s = now
-            figures = _figures(seen) + ([] if self._cost is None else [self._cost()])
-            self._console.print(Text(f"  training    {' · '.join(figures)}"), soft_wrap=True)
+            self._console.print(Text(f"  training    {' · '.join(self._figures(seen))}"), soft_wrap=True)
+
+    def _figures(self, seen: Seen) -> list[str]:
+        work = seen.work
+        if work is None or not _reported(seen):
+            self._shown_clock = self._clock(seen)
+            figures = [f"{self._shown_clock} elapsed"]
+        else:
+            figures = [f"{work.done}{'' if work.total is None else f'/{work.total}'} {work.unit}s"]
+            if (rate := seen.rate_per_s) is not None:
+                figures.append(f"{rate:.3g}/s" if rate < 1000 else f"{rate:.0f}/s")
+            if work.loss is not None:
+                figures.append(f"loss {float(work.loss):.4g}")
+            if (remaining := seen.remaining_s) is not None:
+                figures.append(f"ETA {clock(remaining)}")
+        return figures if self._cost is None else [*figures, self._cost()]
 
 
 _WHY = {
@@ -336,29 +307,42 @@ _WHY = {
 }
 
 
-def _reported(seen: Seen) -> bool:
-    """Return whether the training has said how far it is; a script need not."""
-    return seen.work is not None and (seen.work.done > 0 or seen.work.total is not None)
+def _line(*cells: RenderableType, last_width: int | None = None) -> Table:
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(width=3)
+    line.add_column(width=_NAME_CHARS, no_wrap=True)
+    line.add_column(ratio=1, overflow="fold")
+    line.add_column(justify="right", no_wrap=True, width=last_width)
+    line.add_row(*cells)
+    return line
 
 
-def _figures(seen: Seen) -> list[str]:
+def _in_ranks(group: Group | None) -> str:
+    if group is None:
+        return ""
+    each = f"; {counted(group.ranks, 'rank')}"
+    return each if group.machines == 1 else f"{each} on each of {group.machines} machines"
+
+
+def _trained(seen: Seen) -> str:
     work = seen.work
-    if work is None:
-        return []
-    unit = f"{work.unit}s"
-    figures = [f"{work.done}/{work.total} {unit}" if work.total is not None else f"{work.done} {unit}"]
-    if (rate := seen.rate_per_s) is not None:
-        figures.append(f"{rate:.3g}/s" if rate < 1000 else f"{rate:.0f}/s")
-    if work.loss is not None:
-        figures.append(f"loss {_short(work.loss)}")
-    if (remaining := seen.remaining_s) is not None:
-        figures.append(f"ETA {clock(remaining)}")
-    return figures
+    if work is None or not work.done:
+        return "it reported no steps"
+    loss = f", loss {float(work.loss):.4g}" if work.loss else ""
+    if work.total is not None and work.done < work.total:
+        # What came within a second of the report before is in the receipt alone.
+        return f"last reported at {work.done} of {counted(work.total, work.unit)}{loss}"
+    return counted(work.done, work.unit) + loss
 
 
-def _short(loss: str) -> str:
-    return f"{float(loss):.4g}"
+def _zeroized(seen: Seen) -> str:
+    results = list(seen.probes.values())
+    words = f"{results.count('clean')} of {counted(len(results), 'probe')} clean"
+    if "unverifiable" in results:
+        words += f", {results.count('unverifiable')} unverifiable"
+    return words + (f", {results.count('found')} FOUND SOMETHING" if seen.outcome is Outcome.RESIDUE else "")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def _reported(seen: Seen) -> bool:
+    """Return whether the training has reported how far it is; a script need not."""
+    return seen.work is not None and (seen.work.done > 0 or seen.work.total is not None)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from glasshouse.cli.show.output import printable
+from glasshouse.errors import Code
 from glasshouse.jobs.owner.files import open_regular
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.results.run_logs import last_lines
+from glasshouse.wire.hpke import RecipientKey
 
-if TYPE_CHECKING:
-    from glasshouse.errors import Code
-    from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
-    from glasshouse.wire.hpke import RecipientKey
-
-__all__ = ["last_words", "runtime_hint"]
+__all__ = ["log_tail", "runtime_hint"]
 
 _LINES = 8
 _LINE_CHARS = 200
@@ -22,24 +20,20 @@ _HINT_CHARS = 1000
 _TAIL_BYTES = 1 << 16
 
 
-def last_words(
-    folder: RunFolder, record: RunRecord, *, sealing: RecipientKey, owner_signing: bytes
-) -> tuple[list[str], bool]:
-    """Return the last lines that a run's worker wrote, and whether its receipt vouches for them.
+def log_tail(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> tuple[list[str], bool]:
+    """Return the last lines that an ended run's worker printed, and whether its receipt vouches for them.
 
-    A log that cannot be read, or that its receipt contradicts, has no last words.
+    A log that cannot be read, or that its receipt contradicts, has none.
 
     Args:
-        folder, record: the run, which has ended.
+        folder: the run's.
         sealing: the owner's sealing key.
         owner_signing: the owner's public signing key.
     """
-    from glasshouse.jobs.results.run_logs import last_lines
-
-    found, vouched = last_lines(folder, record, sealing=sealing, owner_signing=owner_signing)
+    found, vouched = last_lines(folder, folder.load(), sealing=sealing, owner_signing=owner_signing)
     # What a progress bar drew over is not what stood there at the end.
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in found]
-    return [_shown(line) for line in lines if line][-_LINES:], vouched
+    return [_cut(line, _LINE_CHARS) for line in lines if line][-_LINES:], vouched
 
 
 def runtime_hint(folder: RunFolder, code: Code) -> str | None:
@@ -55,9 +49,9 @@ def runtime_hint(folder: RunFolder, code: Code) -> str | None:
         return None
     named = f"glasshouse runtime: {code.value}"
     after = max((number for number, line in enumerate(lines, 1) if line == named), default=len(lines))
-    return _shown(lines[after], _HINT_CHARS) if after < len(lines) else None
+    return _cut(lines[after], _HINT_CHARS) if after < len(lines) else None
 
 
-def _shown(line: str, most: int = _LINE_CHARS) -> str:
+def _cut(line: str, most: int) -> str:
     text = printable(line.expandtabs(4), keep="")
     return text if len(text) <= most else text[: most - 1] + "…"

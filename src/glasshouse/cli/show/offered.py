@@ -1,4 +1,4 @@
-"""What the command line shows of a rental: its offers, the preview before money, and what it came to."""
+"""What is shown of a rental: offers, the preview before money is spent, and what it came to."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Table
 
 from glasshouse.cli.show.output import Output
 from glasshouse.cli.show.words import bytes_text
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.owner.durations import format_s
+from glasshouse.jobs.places.rental_journal import Rental
+from glasshouse.providers.rental.provider import Offer
 
-if TYPE_CHECKING:
-    from glasshouse.jobs.define.wanted import Wanted
-    from glasshouse.jobs.places.rental_journal import Rental
-    from glasshouse.providers.rental.provider import Offer
-
-__all__ = ["agreed", "cost_words", "say_offers"]
+__all__ = ["agreed", "can_ask", "cost_words", "say_offers"]
 
 _SHOWN_OFFERS = 20
 _SLURM = "slurm"
@@ -28,8 +26,6 @@ _SLURM = "slurm"
 
 def say_offers(output: Output, found: Sequence[tuple[str, Offer]]) -> None:
     """Print offers as a table, in their order."""
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("from", "GPU", "memory", "machine", "where", "$/hour", ""):
         table.add_column(name, no_wrap=True, justify="right" if name == "$/hour" else "left")
@@ -47,43 +43,41 @@ def agreed(
     output: Output, provider: str, offers: Sequence[Offer], machine: Wanted, package: Path, *, yes: bool
 ) -> None:
     """Show what renting will cost and what leaves this machine, and ask; raises `UsageError` without a yes."""
-    first = offers[0]
+    first, longest = offers[0], format_s(machine.caps.seconds)
+    leaves = f"the sealed package ({bytes_text(package.stat().st_size)}) and Glasshouse itself"
     if provider == _SLURM:
-        asked = " ".join(machine.cluster.sbatch)
-        output.facts(
-            {
-                "rent": f"{machine.cluster.nodes} node(s) of partition {first.region} at "
-                f"{machine.cluster.login or 'this login node'}{asked and ', '}{asked}",
-                "at most": f"{format_s(machine.caps.seconds)}, waiting included; then the run ends in order",
-                "leaves": f"the sealed package ({bytes_text(package.stat().st_size)}) and Glasshouse itself",
-            }
-        )
-        _ask(output, "Submit it?", yes=yes)
-        return
-    gpu = f"{first.gpus} × {first.gpu} ({first.gpu_memory_gb} GB)" if first.gpus else "no GPU"
-    where = f", {first.region}" if first.region else ""
-    kind = "; the provider may take it back at any moment" if first.spot else ""
-    others = f"; if that is gone, {len(offers) - 1} others" if len(offers) > 1 else ""
-    output.facts(
-        {
+        question, asked = "Submit it?", " ".join(machine.cluster.sbatch)
+        facts = {
+            "rent": f"{machine.cluster.nodes} node(s) of partition {first.region} at "
+            f"{machine.cluster.login or 'this login node'}{asked and ', '}{asked}",
+            "at most": f"{longest}, waiting included; then the run ends in order",
+            "leaves": leaves,
+        }
+    else:
+        question = "Rent it?"
+        gpu = f"{first.gpus} × {first.gpu} ({first.gpu_memory_gb} GB)" if first.gpus else "no GPU"
+        where = f", {first.region}" if first.region else ""
+        kind = "; the provider may take it back at any moment" if first.spot else ""
+        others = f"; if that is gone, {len(offers) - 1} others" if len(offers) > 1 else ""
+        facts = {
             "rent": f"{gpu} of {provider}{where}, {first.usd_per_hour:.3f} $ an hour{kind}{others}",
-            "at most": f"{machine.options.most_per_hour_usd} $ an hour, {machine.caps.usd} $ and "
-            f"{format_s(machine.caps.seconds)} together; then the run ends in order and the machine is given back",
-            "leaves": f"the sealed package ({bytes_text(package.stat().st_size)}) and Glasshouse itself; the key only "
-            "to a runtime that was attested",
+            "at most": f"{machine.options.most_per_hour_usd} $ an hour, {machine.caps.usd} $ and {longest} together; "
+            "then the run ends in order and the machine is given back",
+            "leaves": f"{leaves}; the key only to a runtime that was attested",
             "sees": "the host can read the memory of what trains there: assurance software (docs/security)",
         }
-    )
-    _ask(output, "Rent it?", yes=yes)
-
-
-def _ask(output: Output, question: str, *, yes: bool) -> None:
+    output.facts(facts)
     if yes:
         return
-    if output.as_json or not sys.stdin.isatty() or not sys.stdout.isatty():
+    if not can_ask(output):
         raise UsageError(Code.USAGE, "nothing is rented without a yes", hint="--yes agrees to it, for scripts")
     if not typer.confirm(question, default=False):
         raise UsageError(Code.USAGE, "nothing was rented: that was no yes")
+
+
+def can_ask(output: Output) -> bool:
+    """Return whether there is a person at a terminal to answer a question."""
+    return not output.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def cost_words(rental: Rental) -> str:

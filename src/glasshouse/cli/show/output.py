@@ -1,12 +1,13 @@
-"""What a command prints: one JSON object for programs, or words for people; and how an error looks to each.
+"""What a command prints: one JSON object for programs, or text for people; and an error for each.
 
-Law: what comes from outside (names of outputs, paths, what a peer said) can be read on a terminal and cannot command
-it: no escape sequence, no text that turns round, no bytes that are no text. `printable` sees to that.
+Law: what comes from outside (names of outputs, paths, messages of a peer) can be read on a terminal and cannot command
+it: no escape sequence, no text that turns round, no bytes that are no text. `printable` ensures that.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Mapping
@@ -35,30 +36,25 @@ def printable(text: str, *, keep: str = "\n") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        _escape(char) if char not in keep and unicodedata.category(char) in _UNSEEN else char for char in text
+        # An escape that JSON reads back as the same character.
+        re.sub("....", r"\\u\g<0>", char.encode("utf-16-be", "surrogatepass").hex())
+        if char not in keep and unicodedata.category(char) in _UNSEEN
+        else char
+        for char in text
     )
 
 
-def _escape(char: str) -> str:
-    """Return an escape that JSON reads back as the same character."""
-    return "".join(f"\\u{unit:04x}" for unit in _units(char))
-
-
-def _units(char: str) -> list[int]:
-    data = char.encode("utf-16-be", "surrogatepass")
-    return [int.from_bytes(data[place : place + 2]) for place in range(0, len(data), 2)]
-
-
 class Output:
-    """Where a command's words go.
+    """Prints for a command.
 
     Args:
         as_json: print one object and nothing else.
+        console: prints for people; standard output by default.
     """
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, console: Console | None = None) -> None:
         self.as_json = as_json
-        self._console: Console | None = None
+        self._console = console
 
     @property
     def console(self) -> Console:
@@ -70,21 +66,21 @@ class Output:
         return self._console
 
     def result(self, value: Mapping[str, Any]) -> None:
-        """Give a program its object; people get theirs by `say`."""
+        """Print the object for programs."""
         if self.as_json:
             # Within JSON these escapes mean the character itself: a program loses nothing.
             sys.stdout.write(printable(json.dumps(value, ensure_ascii=False), keep="") + "\n")
             sys.stdout.flush()
 
     def say(self, *words: RenderableType, style: str | None = None) -> None:
-        """Tell people; what comes from outside is printed as it is, never as markup."""
+        """Print for people; what comes from outside is printed as it is, never as markup."""
         if not self.as_json:
             # Not wrapped by us: a digest or a path that is cut in two cannot be copied or searched for.
             shown = [printable(word) if isinstance(word, str) else word for word in words]
             self.console.print(*shown, style=style, markup=False, emoji=False, soft_wrap=True)
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """Tell people some facts, one a line, names aligned; a fact that is None is left out."""
+        """Print facts for people, one a line, names aligned; a fact that is None is left out."""
         known = {name: value for name, value in facts.items() if value is not None}
         if self.as_json or not known:
             return
@@ -105,7 +101,7 @@ class Output:
                 label = ""
 
     def warn(self, text: str) -> None:
-        """Tell people what they should not overlook, on standard error."""
+        """Print for people what they should not overlook, on standard error."""
         if not self.as_json:
             sys.stderr.write(f"note: {printable(text)}\n")
 

@@ -1,17 +1,21 @@
-"""Plain words for levels, outcomes and times; no verdict is ever worded without its level."""
+"""Text for levels, outcomes, sizes and times; no verdict is ever shown without its level."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
 
 __all__ = [
     "ASSURANCE",
     "OUTCOME",
     "RAW",
+    "again",
     "asked_words",
     "bytes_text",
     "clock",
+    "counted",
     "files_words",
     "left_out_words",
     "network_words",
@@ -41,7 +45,7 @@ RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the c
 
 
 def verdict_words(verdict: str | None, assurance: str | None) -> str:
-    """Say what verification of a receipt came to, and at which level."""
+    """Return what verification of a receipt came to, and at which level."""
     level = assurance or "none"
     return {
         "good": f"genuine and complete, at assurance {level}",
@@ -53,35 +57,43 @@ def verdict_words(verdict: str | None, assurance: str | None) -> str:
 
 
 def network_words(egress: Sequence[str]) -> str:
-    """Say whom a worker may reach."""
+    """Return which addresses a worker may reach."""
     return ", ".join("its own group's machines, sealed" if peer == "group" else peer for peer in egress) or "none"
 
 
 def files_words(disk: bool) -> str:
-    """Say where a worker's files may lie."""
+    """Return where a worker's files may lie."""
     return "memory, or the machine's disk where memory has too little room" if disk else "memory alone"
 
 
 def left_out_words(left_out: Sequence[str]) -> str | None:
-    """Name what of the inputs' folders is not packed, the first few of many; None for nothing."""
+    """Return what of the inputs' folders is not packed, the first few of many; None for nothing."""
     shown = ", ".join(left_out[:_SHOWN_LEFT_OUT])
     more = len(left_out) - _SHOWN_LEFT_OUT
     return (shown + (f" and {more} more" if more > 0 else "")) or None
 
 
 def asked_words(providers: Sequence[str]) -> str:
-    """Return by which providers' word beside the journals' something is said."""
+    """Return which providers were asked beside the journals here."""
     return f" and by {', '.join(providers)}" if providers else "; no provider was heard, which takes an account's key"
+
+
+def again(home: Path | None) -> str:
+    """Return what a proposed command repeats to use the same state home: ` --home DIR`, or nothing."""
+    return "" if home is None else f" --home {shlex.quote(str(home))}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 file`, `2 files`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def bytes_text(count: int) -> str:
     """Return a size for people, in powers of 1000."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable")
+    if count < 1000:
+        return f"{count} B"
+    power = min(3, (len(str(count)) - 1) // 3)
+    return f"{count / 1000**power:.1f} {' kMG'[power]}B"
 
 
 def usd_text(amount: Decimal) -> str:
