@@ -54,14 +54,10 @@ class _Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
-    """What a job's inputs are.
+    """What a job's inputs are."""
 
-    Attributes:
-        sources: each file, in the order of spec/sealed-package.md section 5.
-        left_out: what of the folders is not packed, relative to the job file's folder; a folder ends with a slash.
-    """
-
-    sources: list[Source]
+    sources: list[Source]  # each file, in the order of spec/sealed-package.md section 5
+    # What of the folders is not packed, relative to the job file's folder; a folder ends with a slash.
     left_out: list[str]
 
 

@@ -26,19 +26,12 @@ _OTHER_WAYS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse impo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """Files and parameters.
+    """Files and parameters."""
 
-    Attributes:
-        sources: in the order of their names.
-        params: the workload's, as they travel in the sealed index.
-        left_out: what of the inputs' folders is not packed, for people.
-        notes: what of the files could not be checked here, or will be passed over, for people.
-    """
-
-    sources: Sequence[Source]
-    params: Mapping[str, Json]
-    left_out: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    sources: Sequence[Source]  # in the order of their names
+    params: Mapping[str, Json]  # the workload's, as they travel in the sealed index
+    left_out: Sequence[str] = ()  # what of the inputs' folders is not packed, for people
+    notes: Sequence[str] = ()  # what of the files could not be checked here, or will be passed over, for people
 
 
 def content_of(job: Job) -> Content:

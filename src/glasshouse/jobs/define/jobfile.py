@@ -35,21 +35,13 @@ REACHABLE = frozenset({Assurance.SOFTWARE})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """The part of the policy that belongs to a deployment, not to the package.
+    """The part of the policy that belongs to a deployment, not to the package."""
 
-    Attributes:
-        max_duration_s: a longer run is wiped.
-        lease_s: a run without broker contact for so long is wiped.
-        releases: how many runtimes may be given the key.
-        valid_s: for how long the broker may give it.
-        reference: names of the installations that may be given it; none for the one at hand alone.
-    """
-
-    max_duration_s: int = 24 * 3600
-    lease_s: int = 600
-    releases: int = 1
-    valid_s: int = 24 * 3600
-    reference: tuple[str, ...] = ()
+    max_duration_s: int = 24 * 3600  # a longer run is wiped
+    lease_s: int = 600  # a run without broker contact for so long is wiped
+    releases: int = 1  # how many runtimes may be given the key
+    valid_s: int = 24 * 3600  # for how long the broker may give it
+    reference: tuple[str, ...] = ()  # names of the installations that may be given it; none for the one at hand alone
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -158,39 +150,22 @@ FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A checked job file.
+    """A checked job file."""
 
-    Attributes:
-        name: a label for people; stays on the owner's side.
-        folder: where the job file lies; inputs are below it.
-        workload: `mlp`, `lora` or `script`.
-        inputs: name in the package → path below `folder`.
-        params: the workload's own, as it wants them in the package.
-        floor: what the owner signs into the package.
-        deployment: the rest of the policy.
-        suite: the bulk cipher.
-        chunk_bytes: the package's chunk size.
-        backups: owner files whose keys may open key store entry and outputs too.
-        follow_links: whether links to regular files are inputs, wherever those files lie.
-        exclude: gitignore patterns of what the inputs' folders do not bring along.
-        gate: the name or URL of the gate that releases its key; None for a broker on this machine.
-        machine: where it shall run, and what that may cost.
-    """
-
-    name: str
-    folder: Path
-    workload: str
-    inputs: Mapping[str, str]
-    params: Mapping[str, Json]
-    floor: Floor
-    deployment: Deployment
-    suite: Suite
-    chunk_bytes: int
-    backups: tuple[Path, ...]
-    follow_links: bool = False
-    exclude: tuple[str, ...] = ()
-    gate: str | None = None
-    machine: Wanted | None = None
+    name: str  # a label for people; stays on the owner's side
+    folder: Path  # where the job file lies; inputs are below it
+    workload: str  # `mlp`, `lora` or `script`
+    inputs: Mapping[str, str]  # name in the package → path below `folder`
+    params: Mapping[str, Json]  # the workload's own, as it wants them in the package
+    floor: Floor  # what the owner signs into the package
+    deployment: Deployment  # the rest of the policy
+    suite: Suite  # the bulk cipher
+    chunk_bytes: int  # the package's chunk size
+    backups: tuple[Path, ...]  # owner files whose keys may open key store entry and outputs too
+    follow_links: bool = False  # whether links to regular files are inputs, wherever those files lie
+    exclude: tuple[str, ...] = ()  # gitignore patterns of what the inputs' folders do not bring along
+    gate: str | None = None  # the name or URL of the gate that releases its key; None for a broker on this machine
+    machine: Wanted | None = None  # where it shall run, and what that may cost
 
 
 def load(path: Path) -> Job:

@@ -20,38 +20,23 @@ __all__ = ["GivenTo", "PackageRecord"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTo:
-    """A gate that a package's key was sent to.
+    """A gate that a package's key was sent to."""
 
-    Attributes:
-        name: what it was called then.
-        public: its signing key, by which it is found whatever it is called.
-        deployed: whether it said that it has the key; otherwise it may have it.
-    """
-
-    name: str
-    public: bytes
-    deployed: bool
+    name: str  # what it was called then
+    public: bytes  # its signing key, by which it is found whatever it is called
+    deployed: bool  # whether it said that it has the key; otherwise it may have it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackageRecord:
-    """A package as its owner knows it.
+    """A package as its owner knows it."""
 
-    Attributes:
-        package_id: 32 hex characters.
-        name: label for people.
-        workload: `mlp`, `lora` or `script`.
-        deployment: how to deploy it.
-        revoked: whether its owner has revoked its key.
-        gates: those that stay and were given its key.
-    """
-
-    package_id: str
-    name: str
-    workload: str
-    deployment: Deployment
-    revoked: bool = False
-    gates: tuple[GivenTo, ...] = ()
+    package_id: str  # 32 hex characters
+    name: str  # label for people
+    workload: str  # `mlp`, `lora` or `script`
+    deployment: Deployment  # how to deploy it
+    revoked: bool = False  # whether its owner has revoked its key
+    gates: tuple[GivenTo, ...] = ()  # those that stay and were given its key
 
     def save(self, home: Home) -> None:
         """Write the record; raises `UsageError`."""

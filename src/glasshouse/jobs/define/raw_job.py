@@ -35,44 +35,27 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plain:
-    """A job in the clear.
+    """A job in the clear."""
 
-    Attributes:
-        workload: `mlp`, `lora` or `script`.
-        params: the workload's own.
-        lay: writes the inputs into a folder.
-    """
-
-    workload: str
-    params: Mapping[str, Json]
-    lay: Callable[[Path], None]
+    workload: str  # `mlp`, `lora` or `script`
+    params: Mapping[str, Json]  # the workload's own
+    lay: Callable[[Path], None]  # writes the inputs into a folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawEnded:
-    """A raw run that has ended.
+    """A raw run that has ended."""
 
-    Attributes:
-        run_id: a name for its folder.
-        folder: where its outputs lie, in the clear.
-        outcome: `completed`, `failed` or `interrupted`.
-        code: why it failed.
-        work, loss, trainable: what the workload reported.
-        outputs: name, kind, class, digest and length of each.
-        imports_s: the worker's own import of its frameworks.
-        total_s: from the start of the worker to its end.
-    """
-
-    run_id: str
-    folder: Path
-    outcome: str
-    code: str | None
-    work: Mapping[str, Any] | None
+    run_id: str  # a name for its folder
+    folder: Path  # where its outputs lie, in the clear
+    outcome: str  # `completed`, `failed` or `interrupted`
+    code: str | None  # why it failed
+    work: Mapping[str, Any] | None  # what the workload reported
     loss: Mapping[str, Any] | None
     trainable: int | None
-    outputs: tuple[Mapping[str, Any], ...]
-    imports_s: float | None
-    total_s: float
+    outputs: tuple[Mapping[str, Any], ...]  # name, kind, class, digest and length of each
+    imports_s: float | None  # the worker's own import of its frameworks
+    total_s: float  # from the start of the worker to its end
 
     @property
     def exit_code(self) -> ExitCode:

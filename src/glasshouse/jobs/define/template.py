@@ -33,15 +33,10 @@ _RECORDS = "".join(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """A job to begin with.
+    """A job to begin with."""
 
-    Attributes:
-        job: the job file.
-        files: the inputs that it names, by their names beside it.
-    """
-
-    job: str
-    files: Mapping[str, str]
+    job: str  # the job file
+    files: Mapping[str, str]  # the inputs that it names, by their names beside it
 
 
 _FILES: dict[str, dict[str, str]] = {

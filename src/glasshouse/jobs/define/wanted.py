@@ -88,54 +88,33 @@ MACHINE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caps:
-    """What ends a rental, whichever comes first.
+    """What ends a rental, whichever comes first."""
 
-    Attributes:
-        usd: all machines of it together; None where the provider takes no money.
-        seconds: from the first request on.
-        boot_s: for one machine until it can be logged in to.
-    """
-
-    usd: Decimal | None
-    seconds: int
-    boot_s: int
+    usd: Decimal | None  # all machines of it together; None where the provider takes no money
+    seconds: int  # from the first request on
+    boot_s: int  # for one machine until it can be logged in to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A Slurm cluster, and what is asked of it.
+    """A Slurm cluster, and what is asked of it."""
 
-    Attributes:
-        login: ``[user@]host[:port]`` of its login node; empty where this machine is one.
-        sbatch: further arguments of sbatch.
-        nodes: how many.
-    """
-
-    login: str = ""
-    sbatch: tuple[str, ...] = ()
-    nodes: int = 1
+    login: str = ""  # ``[user@]host[:port]`` of its login node; empty where this machine is one
+    sbatch: tuple[str, ...] = ()  # further arguments of sbatch
+    nodes: int = 1  # how many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A checked `[machine]`.
+    """A checked `[machine]`."""
 
-    Attributes:
-        on: where, as the job says; None where it does not.
-        options: what a rented machine must have; its `most_per_hour_usd` is 0 and its `image` empty where the job
-            does not say.
-        caps: what ends a rental.
-        python: the interpreter there.
-        cluster: of Slurm: which.
-        bundle: what Glasshouse is brought along as; None for one of this installation.
-    """
-
-    on: str | None
+    on: str | None  # where, as the job says; None where it does not
+    # What a rented machine must have; its `most_per_hour_usd` is 0 and its `image` empty where the job does not say.
     options: Options
-    caps: Caps
-    python: str
-    cluster: Cluster
-    bundle: Path | None
+    caps: Caps  # what ends a rental
+    python: str  # the interpreter there
+    cluster: Cluster  # of Slurm: which
+    bundle: Path | None  # what Glasshouse is brought along as; None for one of this installation
 
 
 def wanted(found: Mapping[str, Any], folder: Path) -> Wanted:

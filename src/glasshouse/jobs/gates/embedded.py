@@ -43,21 +43,13 @@ _SHORT_PLAIN = re.compile(r"[\x21-\x7e]{1,80}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """A broker that serves this home.
+    """A broker that serves this home."""
 
-    Attributes:
-        process: who serves.
-        runtime_url: what runtimes call.
-        owner_socket: what its owner calls.
-        public: its signing key, 32 bytes.
-        embedded: whether it ends with the last run.
-    """
-
-    process: ProcessName
-    runtime_url: str
-    owner_socket: Path
-    public: bytes
-    embedded: bool
+    process: ProcessName  # who serves
+    runtime_url: str  # what runtimes call
+    owner_socket: Path  # what its owner calls
+    public: bytes  # its signing key, 32 bytes
+    embedded: bool  # whether it ends with the last run
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -79,18 +79,12 @@ class Broker(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A gate that was added, and what of it is pinned.
+    """A gate that was added, and what of it is pinned."""
 
-    Attributes:
-        url: ``https://host[:port]``.
-        public: its signing key.
-        certificate: SHA-256 of its own certificate; None for one that the system's authorities signed.
-        audited: number and hash of the last record of the audit log that it showed; of none, 0 and zeros.
-    """
-
-    url: str
-    public: bytes
-    certificate: bytes | None
+    url: str  # ``https://host[:port]``
+    public: bytes  # its signing key
+    certificate: bytes | None  # SHA-256 of its own certificate; None for one that the system's authorities signed
+    # Number and hash of the last record of the audit log that it showed; of none, 0 and zeros.
     audited: tuple[int, bytes] = (0, GENESIS)
 
     def line(self) -> GateLine:

@@ -26,30 +26,19 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revoked:
-    """A package whose key is no longer released.
+    """A package whose key is no longer released."""
 
-    Attributes:
-        package_id: which.
-        running: ids of runs that already had the key.
-    """
-
-    package_id: str
-    running: tuple[str, ...]
+    package_id: str  # which
+    running: tuple[str, ...]  # ids of runs that already had the key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A gate that may have a package's key.
+    """A gate that may have a package's key."""
 
-    Attributes:
-        name: what it is called, or was.
-        gate: None for one of which nothing is known here any more.
-        deployed: whether it said that it has the key.
-    """
-
-    name: str
-    gate: Gate | None
-    deployed: bool
+    name: str  # what it is called, or was
+    gate: Gate | None  # None for one of which nothing is known here any more
+    deployed: bool  # whether it said that it has the key
 
 
 def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[Holder, ...]:

@@ -47,13 +47,9 @@ def utc(time_us: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Duration:
-    """A length of time, as `90s`, `10m`, `2h` or `7d`.
+    """A length of time, as `90s`, `10m`, `2h` or `7d`."""
 
-    Attributes:
-        limit_s: the longest, in seconds.
-    """
-
-    limit_s: int
+    limit_s: int  # the longest, in seconds
 
     @property
     def allowed(self) -> str:

@@ -48,15 +48,10 @@ _OWN_NAMES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """Names of things below one state home.
+    """Names of things below one state home."""
 
-    Attributes:
-        path: absolute; of identity, keys, package records and broker.
-        project: absolute; of the runs. None: they lie in `path` too.
-    """
-
-    path: Path
-    project: Path | None = None
+    path: Path  # absolute; of identity, keys, package records and broker
+    project: Path | None = None  # absolute; of the runs. None: they lie in `path` too.
 
     @classmethod
     def locate(cls, named: Path | None = None) -> Home:

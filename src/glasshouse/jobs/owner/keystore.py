@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import read_bounded, write_private
 from glasshouse.wire.aead import KEY_BYTES
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.hpke import OVERHEAD_BYTES, RecipientKey, recipient_id, seal
 from glasshouse.wire.kdf import lengths_prefixed
+from glasshouse.wire.record import Id, Record, Sha256, items, octets, text
 
 __all__ = ["KeyStore"]
 
-_KIND = "glasshouse-package-key"
 _MAX_BYTES = 65536
-_MAX_RECIPIENTS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SealedKey(Record, name="key.recipients"):
+    recipient: Annotated[str, text(32)]
+    sealed: Annotated[bytes, octets(KEY_BYTES + OVERHEAD_BYTES)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry(Record, name="key", max_bytes=_MAX_BYTES, constants={"kind": "glasshouse-package-key", "version": 1}):
+    package_id: Id
+    manifest_sha256: Sha256
+    recipients: Annotated[tuple[_SealedKey, ...], items(16)]
 
 
 class KeyStore:
@@ -43,19 +55,13 @@ class KeyStore:
             UsageError: `usage` or `disk-full`.
         """
         info = _info(package_id, manifest_sha256)
-        sealed: list[Json] = [
-            {"recipient": recipient_id(public), "sealed": b64encode(seal(package_key, recipient=public, info=info))}
+        sealed = [
+            _SealedKey(recipient=recipient_id(public), sealed=seal(package_key, recipient=public, info=info))
             for public in recipients
         ]
-        entry: dict[str, Json] = {
-            "kind": _KIND,
-            "manifest_sha256": manifest_sha256.hex(),
-            "package_id": package_id,
-            "recipients": sealed,
-            "version": 1,
-        }
+        entry = _Entry(package_id=package_id, manifest_sha256=manifest_sha256, recipients=tuple(sealed))
         path = self.path(package_id)
-        write_private(path, encode(entry) + b"\n", replace=False)
+        write_private(path, entry.encode() + b"\n", replace=False)
         return path
 
     def get(self, package_id: str, *, manifest_sha256: bytes, sealing: RecipientKey) -> bytes:
@@ -72,12 +78,14 @@ class KeyStore:
                 f"the key of package {package_id} is not in {self._folder}",
                 hint="the key stays where the package was sealed; copy that entry, or run from there",
             )
-        mine = recipient_id(sealing.public)
         try:
-            found = _parse(read_bounded(path, max_bytes=_MAX_BYTES, what="key"), package_id, manifest_sha256)
-            if mine not in found:
+            entry = _Entry.parse(read_bounded(path, max_bytes=_MAX_BYTES, what="key").rstrip(b"\n"))
+            if (entry.package_id, entry.manifest_sha256) != (package_id, manifest_sha256):
+                raise FormatError(Code.MANIFEST_MISMATCH, "it belongs to another manifest")
+            found = {one.recipient: one.sealed for one in entry.recipients}.get(recipient_id(sealing.public))
+            if found is None:
                 raise UsageError(Code.IDENTITY, f"the key of package {package_id} is sealed to another identity")
-            key = sealing.open(found[mine], info=_info(package_id, manifest_sha256))
+            key = sealing.open(found, info=_info(package_id, manifest_sha256))
         except FormatError as error:
             raise UsageError(Code.IDENTITY, f"the key of package {package_id} does not open: {error.message}") from None
         if len(key) != KEY_BYTES:
@@ -94,19 +102,3 @@ class KeyStore:
 
 def _info(package_id: str, manifest_sha256: bytes) -> bytes:
     return lengths_prefixed(b"glasshouse package key v1", bytes.fromhex(package_id), manifest_sha256)
-
-
-def _parse(data: bytes, package_id: str, manifest_sha256: bytes) -> dict[str, bytes]:
-    fields = Fields(decode(data.rstrip(b"\n"), max_bytes=_MAX_BYTES), "key")
-    fields.choice("kind", [_KIND])
-    fields.integer("version", low=1, high=1)
-    fields.choice("package_id", [package_id])
-    if fields.digest("manifest_sha256") != manifest_sha256:
-        raise FormatError(Code.MANIFEST_MISMATCH, "it belongs to another manifest")
-    found: dict[str, bytes] = {}
-    for item in fields.items("recipients", max_items=_MAX_RECIPIENTS):
-        one = Fields(item, "key.recipients")
-        found[one.text("recipient", max_chars=32)] = one.octets("sealed", length=KEY_BYTES + OVERHEAD_BYTES)
-        one.end()
-    fields.end()
-    return found

@@ -51,17 +51,11 @@ class Anchor(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """An owner's key, and why it may be believed.
+    """An owner's key, and why it may be believed."""
 
-    Attributes:
-        owner: the key.
-        anchor: where it came from.
-        name: what a known owner is called here.
-    """
-
-    owner: OwnerPublic
-    anchor: Anchor
-    name: str = ""
+    owner: OwnerPublic  # the key
+    anchor: Anchor  # where it came from
+    name: str = ""  # what a known owner is called here
 
     @property
     def known(self) -> bool:

@@ -8,9 +8,11 @@ always a passphrase. A new key is a new identity: nothing here rotates one in pl
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -18,78 +20,96 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields, b64encode
+from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.hpke import PRIVATE_BYTES, PUBLIC_BYTES, RecipientKey, check_public
 from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.record import LEFT_OUT, Record, integer, octets, text
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "read_private", "read_public", "unlock"]
 
 MIN_PASSPHRASE_CHARS = 8
 _MAX_BYTES = 16384
-_PUBLIC_KIND = "glasshouse-owner"
-_PRIVATE_KIND = "glasshouse-owner-private"
 # 64 MiB and about a quarter of a second: a guess costs an attacker the same.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 16, 8, 1
-# What a file may ask for: scrypt takes 128·n·r bytes, here 16 to 256 MiB.
-_SCRYPT_LEAST_N, _SCRYPT_MOST_N = 1 << 14, 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnerPublic:
-    """What everyone may know of an owner: `owner.pub`.
+class OwnerPublic(Record, name="owner", max_bytes=_MAX_BYTES, constants={"kind": "glasshouse-owner", "version": 1}):
+    """An owner's public keys under one fingerprint: `owner.pub`.
 
     Law: ``OwnerPublic.parse(o.encode()) == o``.
 
-    Attributes:
-        signing: Ed25519 public key, 32 bytes.
-        sealing: HPKE public key, 1216 bytes.
+    Raises:
+        FormatError: `owner-mismatch` when the fingerprint is of other keys.
     """
 
-    signing: bytes
-    sealing: bytes
+    signing: Annotated[bytes, octets(32)]  # Ed25519
+    sealing: Annotated[bytes, octets(PUBLIC_BYTES)]  # HPKE
+    # SHA-256 over both keys, hex in groups of four for people to compare; left to be computed.
+    fingerprint: Annotated[str, text(64, re.compile(r".+", re.DOTALL))] = ""
 
-    @property
-    def fingerprint(self) -> str:
-        """The identity's one name: SHA-256 over both keys, hex in groups of four for people to compare."""
+    def __post_init__(self) -> None:
+        check_public(self.sealing)
         digest = sha256(lengths_prefixed(b"glasshouse owner v1", self.signing, self.sealing))[:20].hex()
-        return "-".join(digest[place : place + 4] for place in range(0, len(digest), 4))
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "fingerprint": self.fingerprint,
-            "kind": _PUBLIC_KIND,
-            "sealing": b64encode(self.sealing),
-            "signing": b64encode(self.signing),
-            "version": 1,
-        }
+        fingerprint = "-".join(digest[place : place + 4] for place in range(0, len(digest), 4))
+        if self.fingerprint not in ("", fingerprint):
+            raise FormatError(Code.OWNER_UNKNOWN, "an owner file whose fingerprint belongs to other keys")
+        object.__setattr__(self, "fingerprint", fingerprint)
 
     def encode(self) -> bytes:
-        return encode(self.to_json()) + b"\n"
+        return Record.encode(self) + b"\n"
 
     @classmethod
-    def parse(cls, data: bytes) -> OwnerPublic:
-        """Inverse of `encode`.
+    def parse(cls, data: bytes | bytearray | memoryview, **apart: Any) -> OwnerPublic:
+        return cls.from_json(decode(bytes(data).removesuffix(b"\n"), max_bytes=_MAX_BYTES))
 
-        Raises:
-            FormatError: `schema-invalid`, `not-canonical`; or `owner-mismatch` when the fingerprint is of
-                other keys.
-        """
-        return cls.from_json(decode(data.removesuffix(b"\n"), max_bytes=_MAX_BYTES))
 
-    @classmethod
-    def from_json(cls, value: Json) -> OwnerPublic:
-        """Inverse of `to_json`; raises as `parse` does."""
-        fields = Fields(value, "owner")
-        fields.choice("kind", [_PUBLIC_KIND])
-        fields.integer("version", low=1, high=1)
-        owner = cls(signing=fields.octets("signing", length=32), sealing=fields.octets("sealing", length=PUBLIC_BYTES))
-        check_public(owner.sealing)
-        if fields.text("fingerprint", max_chars=64) != owner.fingerprint:
-            raise FormatError(Code.OWNER_UNKNOWN, "an owner file whose fingerprint belongs to other keys")
-        fields.end()
-        return owner
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lock(Record, name="identity.lock", constants={"kdf": "scrypt", "p": _SCRYPT_P, "r": _SCRYPT_R}):
+    """The private keys under a passphrase."""
+
+    # The cost is bounded before it is paid: scrypt takes 128·n·r bytes, and a hostile file must not take all memory.
+    n: Annotated[int, integer(1 << 14, 1 << 18)]
+    nonce: Annotated[bytes, octets(12)]
+    salt: Annotated[bytes, octets(16)]
+    sealed: Annotated[bytes, octets(max_length=_MAX_BYTES)]
+
+    def __post_init__(self) -> None:
+        if self.n & (self.n - 1):
+            raise FormatError(Code.SCHEMA, "identity.lock.n is not a power of two")
+
+    def open(self, passphrase: str | None, owner: OwnerPublic) -> bytes:
+        if passphrase is None:
+            raise UsageError(
+                Code.IDENTITY,
+                "this identity is protected by a passphrase",
+                hint="type it when asked, or name a file with --passphrase-file",
+            )
+        key = AESGCM(_stretch(passphrase, self.salt, self.n))
+        try:
+            return key.decrypt(self.nonce, self.sealed, encode(owner.to_json()))
+        except InvalidTag:
+            raise UsageError(Code.IDENTITY, "the passphrase is wrong, or the identity file was changed") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Secret(Record, name="secret", max_bytes=_MAX_BYTES):
+    sealing: Annotated[bytes, octets(PRIVATE_BYTES)]
+    signing: Annotated[bytes, octets(32)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PrivateFile(
+    Record, name="identity", max_bytes=_MAX_BYTES, constants={"kind": "glasshouse-owner-private", "version": 1}
+):
+    owner: OwnerPublic
+    secret: Annotated[bytes | None, octets(), LEFT_OUT] = None
+    lock: Annotated[_Lock | None, LEFT_OUT] = None
+
+    def __post_init__(self) -> None:
+        if (self.secret is None) == (self.lock is None):
+            raise FormatError(Code.SCHEMA, "identity has not one of secret and lock")
 
 
 class Identity:
@@ -120,26 +140,18 @@ class Identity:
         Raises:
             UsageError: `identity` for a passphrase that is too short.
         """
-        public = self.public.to_json()
-        secret = encode({"sealing": b64encode(self.sealing.private()), "signing": b64encode(self.signing.seed())})
+        secret = _Secret(sealing=self.sealing.private(), signing=self.signing.seed()).encode()
         if passphrase is None:
-            return encode({"kind": _PRIVATE_KIND, "owner": public, "secret": b64encode(secret), "version": 1}) + b"\n"
+            return _PrivateFile(owner=self.public, secret=secret).encode() + b"\n"
         if len(passphrase) < MIN_PASSPHRASE_CHARS:
             raise UsageError(
                 Code.IDENTITY, f"a passphrase of fewer than {MIN_PASSPHRASE_CHARS} characters protects nothing"
             )
         salt, nonce = os.urandom(16), os.urandom(12)
-        sealed = AESGCM(_stretch(passphrase, salt, _SCRYPT_N)).encrypt(nonce, secret, encode(public))
-        lock: dict[str, Json] = {
-            "kdf": "scrypt",
-            "n": _SCRYPT_N,
-            "nonce": b64encode(nonce),
-            "p": _SCRYPT_P,
-            "r": _SCRYPT_R,
-            "salt": b64encode(salt),
-            "sealed": b64encode(sealed),
-        }
-        return encode({"kind": _PRIVATE_KIND, "lock": lock, "owner": public, "version": 1}) + b"\n"
+        key = AESGCM(_stretch(passphrase, salt, _SCRYPT_N))
+        sealed = key.encrypt(nonce, secret, encode(self.public.to_json()))
+        lock = _Lock(n=_SCRYPT_N, nonce=nonce, salt=salt, sealed=sealed)
+        return _PrivateFile(owner=self.public, lock=lock).encode() + b"\n"
 
     @classmethod
     def parse(cls, data: bytes, passphrase: str | None) -> Identity:
@@ -149,18 +161,13 @@ class Identity:
             UsageError: `identity` when the passphrase is missing or wrong, or the file is damaged.
         """
         try:
-            public, fields = _open_frame(data)
-            secret = _unlock(fields, public, passphrase) if fields.has("lock") else fields.octets("secret")
-            fields.end()
-            keys = Fields(decode(secret, max_bytes=_MAX_BYTES), "secret")
-            found = cls(
-                signing=SigningKey(keys.octets("signing", length=32)),
-                sealing=RecipientKey(keys.octets("sealing", length=PRIVATE_BYTES)),
-            )
-            keys.end()
+            file = _parse(data)
+            opened = file.lock.open(passphrase, file.owner) if file.lock else file.secret or b""
+            secret = _Secret.parse(opened)
         except FormatError as error:
             raise UsageError(Code.IDENTITY, f"not a usable identity file: {error.message}") from None
-        if found.public != public:
+        found = cls(signing=SigningKey(secret.signing), sealing=RecipientKey(secret.sealing))
+        if found.public != file.owner:
             raise UsageError(Code.IDENTITY, "an identity file whose private keys do not belong to its public ones")
         return found
 
@@ -203,7 +210,7 @@ def read_private(path: Path) -> bytes:
 def is_encrypted(data: bytes) -> bool:
     """Return whether a private file or export asks for a passphrase; raises `UsageError`."""
     try:
-        return _open_frame(data)[1].has("lock")
+        return _parse(data).lock is not None
     except FormatError as error:
         raise UsageError(Code.IDENTITY, f"not a usable identity file: {error.message}") from None
 
@@ -224,35 +231,8 @@ def unlock(path: Path, passphrase: str | Callable[[], str] | None = None) -> Ide
     return Identity.parse(data, passphrase() if callable(passphrase) else passphrase)
 
 
-def _open_frame(data: bytes) -> tuple[OwnerPublic, Fields]:
-    fields = Fields(decode(data.rstrip(b"\n"), max_bytes=_MAX_BYTES), "identity")
-    fields.choice("kind", [_PRIVATE_KIND])
-    fields.integer("version", low=1, high=1)
-    return OwnerPublic.from_json(fields.any("owner")), fields
-
-
-def _unlock(fields: Fields, public: OwnerPublic, passphrase: str | None) -> bytes:
-    lock = fields.child("lock")
-    lock.choice("kdf", ["scrypt"])
-    # The cost is bounded before it is paid: a hostile file must not take all memory.
-    cost = lock.integer("n", low=_SCRYPT_LEAST_N, high=_SCRYPT_MOST_N)
-    lock.integer("r", low=_SCRYPT_R, high=_SCRYPT_R)
-    lock.integer("p", low=_SCRYPT_P, high=_SCRYPT_P)
-    salt, nonce = lock.octets("salt", length=16), lock.octets("nonce", length=12)
-    sealed = lock.octets("sealed", max_length=_MAX_BYTES)
-    lock.end()
-    if cost & (cost - 1):
-        raise FormatError(Code.SCHEMA, "identity.lock.n is not a power of two")
-    if passphrase is None:
-        raise UsageError(
-            Code.IDENTITY,
-            "this identity is protected by a passphrase",
-            hint="type it when asked, or name a file with --passphrase-file",
-        )
-    try:
-        return AESGCM(_stretch(passphrase, salt, cost)).decrypt(nonce, sealed, encode(public.to_json()))
-    except InvalidTag:
-        raise UsageError(Code.IDENTITY, "the passphrase is wrong, or the identity file was changed") from None
+def _parse(data: bytes) -> _PrivateFile:
+    return _PrivateFile.parse(data.rstrip(b"\n"))
 
 
 def _stretch(passphrase: str, salt: bytes, cost: int) -> bytes:

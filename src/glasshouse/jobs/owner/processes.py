@@ -14,15 +14,10 @@ __all__ = ["ProcessName"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessName:
-    """A process id and when that process began.
+    """A process id and when that process began."""
 
-    Attributes:
-        pid: process id.
-        started: start time in clock ticks since boot; 0 where the system does not say.
-    """
-
-    pid: int
-    started: int
+    pid: int  # process id
+    started: int  # start time in clock ticks since boot; 0 where the system does not say
 
     @classmethod
     def of(cls, pid: int | None = None) -> ProcessName:

@@ -64,66 +64,41 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What `run.json` says.
+    """What `run.json` says."""
 
-    Attributes:
-        run_id: 32 hex characters.
-        name: label for people.
-        workload: `mlp`, `lora` or `script`.
-        package: path of the sealed package, in this folder; of an earlier version's record, anywhere.
-        package_id, manifest_sha256: which package, hex.
-        assurance, profile: what its owner demands.
-        created_us: when it was started.
-        max_duration_s: a longer run is wiped.
-        phase: where it is.
-        deployment: the broker's id for it, once there is one.
-        broker: the owner socket of its broker, once there is one.
-        supervisor, agent: the processes that run it; of a place elsewhere the second is None.
-        ended_us: when it ended.
-        outcome, code: how it ended; `lost` when that is not known.
-        verdict: what verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
-        exit_code: what its supervisor ended with.
-        progress: the last that its events said of the work, so that a list of runs need not read their logs.
-        group: its place in a group of ranks; None for a run in one process. The record of machine 0 tells how the
-            whole group ended.
-        blamed: of a group that did not complete: the machine because of which.
-        place: where it runs, `local` or a machine's name or address.
-        placed: of a place elsewhere: whether it was ever asked to start it.
-        placed_us: and when; None on this machine.
-        sent: what its package is called there; None where it is not sent.
-        gate: the name of the gate that releases its key; None for the embedded broker.
-        max_output_bytes: the most that its outputs may have together; None for a run on this machine.
-    """
-
-    run_id: str
-    name: str
-    workload: str
-    package: Path
-    package_id: str
+    run_id: str  # 32 hex characters
+    name: str  # label for people
+    workload: str  # `mlp`, `lora` or `script`
+    package: Path  # path of the sealed package, in this folder; of an earlier version's record, anywhere
+    package_id: str  # which package, hex
     manifest_sha256: str
-    assurance: str
+    assurance: str  # what its owner demands
     profile: str
-    created_us: int
-    max_duration_s: int
-    phase: Phase = Phase.PREPARING
-    deployment: str | None = None
-    broker: Path | None = None
-    supervisor: ProcessName | None = None
+    created_us: int  # when it was started
+    max_duration_s: int  # a longer run is wiped
+    phase: Phase = Phase.PREPARING  # where it is
+    deployment: str | None = None  # the broker's id for it, once there is one
+    broker: Path | None = None  # the owner socket of its broker, once there is one
+    supervisor: ProcessName | None = None  # the processes that run it; of a place elsewhere the second is None
     agent: ProcessName | None = None
-    ended_us: int | None = None
-    outcome: str | None = None
+    ended_us: int | None = None  # when it ended
+    outcome: str | None = None  # how it ended; `lost` when that is not known
     code: str | None = None
+    # What verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
     verdict: str | None = None
-    exit_code: int | None = None
+    exit_code: int | None = None  # what its supervisor ended with
+    # The last that its events said of the work, so that a list of runs need not read their logs.
     progress: dict[str, Any] | None = None
+    # Its place in a group of ranks; None for a run in one process. The record of machine 0 tells how the whole group
+    # ended.
     group: Group | None = None
-    blamed: int | None = None
-    place: str = "local"
-    placed: bool = False
-    placed_us: int | None = None
-    sent: str | None = None
-    max_output_bytes: int | None = None
-    gate: str | None = None
+    blamed: int | None = None  # of a group that did not complete: the machine because of which
+    place: str = "local"  # where it runs, `local` or a machine's name or address
+    placed: bool = False  # of a place elsewhere: whether it was ever asked to start it
+    placed_us: int | None = None  # and when; None on this machine
+    sent: str | None = None  # what its package is called there; None where it is not sent
+    max_output_bytes: int | None = None  # the most that its outputs may have together; None for a run on this machine
+    gate: str | None = None  # the name of the gate that releases its key; None for the embedded broker
 
     @property
     def alive(self) -> bool:

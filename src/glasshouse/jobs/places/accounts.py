@@ -24,17 +24,11 @@ _MAX_KEY_BYTES = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Account:
-    """How a provider is asked.
+    """How a provider is asked."""
 
-    Attributes:
-        key: the environment's name for the account's key.
-        url: the environment's name for where its interface is, for those who have one of their own.
-        make: returns the provider for a key and a URL, None for its usual one.
-    """
-
-    key: str
-    url: str
-    make: Callable[[str, str | None], Provider]
+    key: str  # the environment's name for the account's key
+    url: str  # the environment's name for where its interface is, for those who have one of their own
+    make: Callable[[str, str | None], Provider]  # returns the provider for a key and a URL, None for its usual one
 
 
 def _runpod(key: str, url: str | None) -> Provider:

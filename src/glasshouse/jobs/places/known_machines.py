@@ -46,23 +46,16 @@ _GATE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A machine that is reached by SSH, or a node of a Slurm job.
+    """A machine that is reached by SSH, or a node of a Slurm job."""
 
-    Attributes:
-        url: ``ssh://[user@]host[:port]``, or ``slurm://[[user@]login[:port]]/JOB/NODE``.
-        python: the interpreter there in which Glasshouse is installed, or that a bundle is unpacked for.
-        folder: where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder. Of a node, the
-            folder that its job's batch script was made with; `OWN_FOLDER` for `NODE_FOLDER`.
-        config: a configuration file of ssh; None for the user's own.
-        address: where the other machines of a group reach it; None for where ssh does.
-        bundle: a file that `glasshouse runtime bundle` made, to be had there; None where Glasshouse is installed.
-    """
-
-    url: str
-    python: str = "python3"
+    url: str  # ``ssh://[user@]host[:port]``, or ``slurm://[[user@]login[:port]]/JOB/NODE``
+    python: str = "python3"  # the interpreter there in which Glasshouse is installed, or that a bundle is unpacked for
+    # Where runs are kept there while they last; `OWN_FOLDER` for the user's own data folder. Of a node, the folder
+    # that its job's batch script was made with; `OWN_FOLDER` for `NODE_FOLDER`.
     folder: str = OWN_FOLDER
-    config: str | None = None
-    address: str | None = None
+    config: str | None = None  # a configuration file of ssh; None for the user's own
+    address: str | None = None  # where the other machines of a group reach it; None for where ssh does
+    # A file that `glasshouse runtime bundle` made, to be had there; None where Glasshouse is installed.
     bundle: str | None = None
 
     def way(self) -> tuple[Way, str]:

@@ -61,38 +61,22 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One machine that was asked for.
+    """One machine that was asked for."""
 
-    Attributes:
-        tag: its name at the provider.
-        nonce: what it repeats beside its host key.
-        offer: what was shown before it was asked for.
-        asked_us: when.
-        step: where it is.
-        machine: the provider's id, once there is one.
-        host, port: where its sshd answers.
-        places: where its places are, if it has no sshd of its own: one for each node.
-        host_key: that it printed; None where it was accepted without.
-        up_us: when it could be logged in to.
-        gone_us: when it was shown to be gone; what it costs ends at the latest then.
-        bill_usd: by the provider's word; None where it has none.
-        why: why it was given back, if not at the end of the run.
-    """
-
-    tag: str
-    nonce: str
-    offer: Offer
-    asked_us: int
-    step: Step = Step.ASKED
-    machine: str | None = None
-    host: str | None = None
+    tag: str  # its name at the provider
+    nonce: str  # what it repeats beside its host key
+    offer: Offer  # what was shown before it was asked for
+    asked_us: int  # when
+    step: Step = Step.ASKED  # where it is
+    machine: str | None = None  # the provider's id, once there is one
+    host: str | None = None  # where its sshd answers
     port: int | None = None
-    places: tuple[str, ...] = ()
-    host_key: str | None = None
-    up_us: int | None = None
-    gone_us: int | None = None
-    bill_usd: Decimal | None = None
-    why: str = ""
+    places: tuple[str, ...] = ()  # where its places are, if it has no sshd of its own: one for each node
+    host_key: str | None = None  # that it printed; None where it was accepted without
+    up_us: int | None = None  # when it could be logged in to
+    gone_us: int | None = None  # when it was shown to be gone; what it costs ends at the latest then
+    bill_usd: Decimal | None = None  # by the provider's word; None where it has none
+    why: str = ""  # why it was given back, if not at the end of the run
 
     def cost_usd(self, now_us: int) -> Decimal:
         """Return what it costs by its price, from when it was asked for until now or until it was gone."""
@@ -104,36 +88,24 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rental:
-    """What `rental.json` says.
+    """What `rental.json` says."""
 
-    Attributes:
-        run_id: whose run it is for.
-        provider: from whom.
-        created_us: when it was decided.
-        caps: what ends it.
-        python: the interpreter on the machine.
-        keeper: the process that gives it back when its run has ended; another one may when that is gone, and has
-            claimed the journal.
-        keeper_host, keeper_boot: where that runs, and since which start of that machine.
-        cluster: of a provider that is one; None for others.
-        account: by which it is rented, as of `Provider.account` with the run's id; what another one does not find says
-            nothing of it.
-        stopped_by: the cap that ended the run, in words; empty where none did.
-        attempts: the machines that were asked for, in order.
-    """
-
-    run_id: str
-    provider: str
-    created_us: int
-    caps: Caps
-    python: str
+    run_id: str  # whose run it is for
+    provider: str  # from whom
+    created_us: int  # when it was decided
+    caps: Caps  # what ends it
+    python: str  # the interpreter on the machine
+    # The process that gives it back when its run has ended; another one may when that is gone, and has claimed the
+    # journal.
     keeper: ProcessName | None
-    keeper_host: str = ""
+    keeper_host: str = ""  # where that runs, and since which start of that machine
     keeper_boot: str = ""
-    cluster: Cluster | None = None
+    cluster: Cluster | None = None  # of a provider that is one; None for others
+    # By which it is rented, as of `Provider.account` with the run's id; what another one does not find says nothing
+    # of it.
     account: str = ""
-    stopped_by: str = ""
-    attempts: tuple[Attempt, ...] = ()
+    stopped_by: str = ""  # the cap that ended the run, in words; empty where none did
+    attempts: tuple[Attempt, ...] = ()  # the machines that were asked for, in order
 
     @property
     def place(self) -> str:

@@ -40,17 +40,11 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """What a bundle says of itself.
+    """What a bundle says of itself."""
 
-    Attributes:
-        python: the minor version that its native code is for, e.g. ``3.11``.
-        machine: the architecture, as `uname` has it.
-        distributions: name → version of what is in it.
-    """
-
-    python: str
-    machine: str
-    distributions: dict[str, str]
+    python: str  # the minor version that its native code is for, e.g. ``3.11``.
+    machine: str  # the architecture, as `uname` has it
+    distributions: dict[str, str]  # name → version of what is in it
 
     def encode(self) -> bytes:
         return encode(

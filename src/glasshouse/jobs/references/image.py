@@ -51,21 +51,13 @@ _CHANGES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Interpreter:
-    """An interpreter of a tree, as it would be started.
+    """An interpreter of a tree, as it would be started."""
 
-    Attributes:
-        program: the path that starts it.
-        base: the program that its virtual environment was made with; itself where it is in none.
-        minor: of its version 3.N.
-        stdlib: its standard library.
-        sites: its site directories that are there.
-    """
-
-    program: str
-    base: str
-    minor: int
-    stdlib: str
-    sites: tuple[str, ...]
+    program: str  # the path that starts it
+    base: str  # the program that its virtual environment was made with; itself where it is in none
+    minor: int  # of its version 3.N
+    stdlib: str  # its standard library
+    sites: tuple[str, ...]  # its site directories that are there
 
 
 def image_files(tree: Path, *, python: str | None = None, bundle: Path | None = None) -> Files:

@@ -51,17 +51,11 @@ Files = Mapping[str, Mapping[str, bytes]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A file in which an installation is another than a reference.
+    """A file in which an installation is another than a reference."""
 
-    Attributes:
-        part: whose file it is.
-        name: the file, as the specification names it.
-        how: `changed`, `missing` or `more`, as seen from the reference.
-    """
-
-    part: str
-    name: str
-    how: str
+    part: str  # whose file it is
+    name: str  # the file, as the specification names it
+    how: str  # `changed`, `missing` or `more`, as seen from the reference
 
 
 def measured_at(home: Home, machine: str = LOCAL) -> Files:

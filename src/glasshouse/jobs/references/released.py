@@ -39,16 +39,12 @@ class Released:
     """What the files of a release measure to.
 
     Law: ``Released.parse(r.sign(key).encode(), signed_by=key.public) == r``.
-
-    Attributes:
-        python, machine: what its native code is for, as a bundle says it.
-        distributions: name → version of what is in it.
-        files: of `glasshouse`, and where they are part of the release of `cryptography`: name → SHA-256.
     """
 
-    python: str
+    python: str  # what its native code is for, as a bundle says it
     machine: str
-    distributions: Mapping[str, str]
+    distributions: Mapping[str, str]  # name → version of what is in it
+    # Of `glasshouse`, and where they are part of the release of `cryptography`: name → SHA-256.
     files: Mapping[str, Mapping[str, bytes]]
 
     @classmethod

@@ -33,24 +33,15 @@ _FOLDER = "outputs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """An output as its owner sees it, checked against the receipt.
+    """An output as its owner sees it, checked against the receipt."""
 
-    Attributes:
-        sequence: its number in the receipt.
-        name: as the workload called it.
-        kind: `output` or `checkpoint`.
-        plain_bytes, sha256: of the plaintext.
-        salt: with it the plaintext's digest compares with what the receipt commits to.
-        path: where it lies decrypted, once it was fetched.
-    """
-
-    sequence: int
-    name: str
-    kind: str
-    plain_bytes: int
+    sequence: int  # its number in the receipt
+    name: str  # as the workload called it
+    kind: str  # `output` or `checkpoint`
+    plain_bytes: int  # of the plaintext
     sha256: bytes
-    salt: bytes
-    path: Path | None = None
+    salt: bytes  # with it the plaintext's digest compares with what the receipt commits to
+    path: Path | None = None  # where it lies decrypted, once it was fetched
 
 
 def require_receipt(conclusion: Conclusion) -> Receipt:

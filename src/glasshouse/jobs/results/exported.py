@@ -23,17 +23,11 @@ __all__ = ["ExportedRun", "export_keys", "exported_run", "public_pem"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedRun:
-    """A run whose receipt and files all hold.
+    """A run whose receipt and files all hold."""
 
-    Attributes:
-        bundle: the receipt bundle's bytes.
-        verdict: of it, with log, heads and sealed files.
-        outputs: opened and compared with it.
-    """
-
-    bundle: bytes
-    verdict: Verdict
-    outputs: tuple[Opened, ...]
+    bundle: bytes  # the receipt bundle's bytes
+    verdict: Verdict  # of it, with log, heads and sealed files
+    outputs: tuple[Opened, ...]  # opened and compared with it
 
     def require_good(self) -> None:
         """Raise `UsageError` unless the run completed, on one machine, and its receipt is whole."""

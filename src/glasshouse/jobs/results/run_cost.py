@@ -27,15 +27,10 @@ _WORDS = frozenset({"overhead", "equivalent", "inconclusive"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Some of a run's time, and what it cost.
+    """Some of a run's time, and what it cost."""
 
-    Attributes:
-        seconds: how long; negative at an end of an interval that has 0 in it.
-        usd: by the price; None without one.
-    """
-
-    seconds: Decimal
-    usd: Decimal | None
+    seconds: Decimal  # how long; negative at an end of an interval that has 0 in it
+    usd: Decimal | None  # by the price; None without one
 
     def to_json(self) -> dict[str, Any]:
         return {"seconds": f"{self.seconds:.3f}", "usd": None if self.usd is None else f"{self.usd:.4f}"}
@@ -43,24 +38,15 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slowdown:
-    """What a measurement says that protection does to a training step.
+    """What a measurement says that protection does to a training step."""
 
-    Attributes:
-        delta: by how much a protected step is longer than a raw one, as a part of the raw one.
-        low, high: the 95 % interval; None where there is none.
-        word: the measurement's; empty where no session counts.
-        whole: whether nothing is missing by which its word would stand.
-        workload: of what kind it was measured: `lora`, `mlp` or `script`.
-        cpu, gpu: on which machine; None where the measurement does not say, or it had no GPU.
-    """
-
-    delta: Decimal | None
-    low: Decimal | None
+    delta: Decimal | None  # by how much a protected step is longer than a raw one, as a part of the raw one
+    low: Decimal | None  # the 95 % interval; None where there is none
     high: Decimal | None
-    word: str
-    whole: bool
-    workload: str
-    cpu: str | None
+    word: str  # the measurement's; empty where no session counts
+    whole: bool  # whether nothing is missing by which its word would stand
+    workload: str  # of what kind it was measured: `lora`, `mlp` or `script`
+    cpu: str | None  # on which machine; None where the measurement does not say, or it had no GPU
     gpu: str | None
 
     @property
@@ -83,47 +69,32 @@ class Slowdown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a run cost; what is None is not known.
+    """What a run cost; what is None is not known."""
 
-    Attributes:
-        rented: whether a machine was rented for it.
-        over: whether it costs no more: every machine is shown to be gone, or none was rented.
-        usd_per_hour: of the machine that it was on.
-        since_us: when the first machine was asked for.
-        total: of all machines that were asked for, until each was shown to be gone; on a machine of the owner's, the
-            run.
-        booting: until the run's machine could be logged in to, with all of those that never could.
-        uploading: from then until the runtime was asked for: logging in, looking at the machine, the package.
-        training: what the workload itself took.
-        protecting: what the runtime took beside the training and the worker's own imports: F. Outputs that were sealed
-            while the training went on count in both.
-        rest: of the total: imports, fetching, giving back; None also where the parts are more than the total.
-        fits: whether the parts are no more than the total.
-        slowdown: what a measurement says; None where none was named.
-        slowed: what of the training that makes, at the two ends of the interval; None where nothing bears it.
-        unit, done, usd_per_unit: the work that the receipt names, and what one costs of the total, to three digits.
-        billed_usd: by the provider's word.
-        most_usd, most_s: the caps.
-    """
-
-    rented: bool
-    over: bool
-    usd_per_hour: Decimal | None
-    since_us: int | None
+    rented: bool  # whether a machine was rented for it
+    over: bool  # whether it costs no more: every machine is shown to be gone, or none was rented
+    usd_per_hour: Decimal | None  # of the machine that it was on
+    since_us: int | None  # when the first machine was asked for
+    # Of all machines that were asked for, until each was shown to be gone; on a machine of the owner's, the run.
     total: Share | None
-    booting: Share | None
+    booting: Share | None  # until the run's machine could be logged in to, with all of those that never could
+    # From then until the runtime was asked for: logging in, looking at the machine, the package.
     uploading: Share | None
-    training: Share | None
+    training: Share | None  # what the workload itself took
+    # What the runtime took beside the training and the worker's own imports: F. Outputs that were sealed while the
+    # training went on count in both.
     protecting: Share | None
+    # Of the total: imports, fetching, giving back; None also where the parts are more than the total.
     rest: Share | None
-    fits: bool
-    slowdown: Slowdown | None
+    fits: bool  # whether the parts are no more than the total
+    slowdown: Slowdown | None  # what a measurement says; None where none was named
+    # What of the training that makes, at the two ends of the interval; None where nothing bears it.
     slowed: tuple[Share, Share] | None
-    unit: str | None
+    unit: str | None  # the work that the receipt names, and what one costs of the total, to three digits
     done: int | None
     usd_per_unit: Decimal | None
-    billed_usd: Decimal | None
-    most_usd: Decimal | None
+    billed_usd: Decimal | None  # by the provider's word
+    most_usd: Decimal | None  # the caps
     most_s: int | None
 
     @property

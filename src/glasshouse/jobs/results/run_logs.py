@@ -38,32 +38,20 @@ _LAST_SEGMENTS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A piece of the log.
+    """A piece of the log."""
 
-    Attributes:
-        sequence: its number.
-        name: what it is called inside; says which stream it is of.
-        data: what was written.
-    """
-
-    sequence: int
-    name: str
-    data: bytes
+    sequence: int  # its number
+    name: str  # what it is called inside; says which stream it is of
+    data: bytes  # what was written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Named:
-    """The segments that a run's event log names.
+    """The segments that a run's event log names."""
 
-    Attributes:
-        events: one for each, in order.
-        vouched: whether the receipt of an attested run, countersigned by the broker, vouches for this log.
-        why: why not, for people; empty when it does.
-    """
-
-    events: Sequence[Event]
-    vouched: bool
-    why: str = ""
+    events: Sequence[Event]  # one for each, in order
+    vouched: bool  # whether the receipt of an attested run, countersigned by the broker, vouches for this log
+    why: str = ""  # why not, for people; empty when it does
 
 
 def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:

@@ -34,23 +34,14 @@ __all__ = ["Account", "account_of", "missing_checks", "rental_and_cost", "summar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """What a run that has ended came to, as far as the keys at hand show it.
+    """What a run that has ended came to, as far as the keys at hand show it."""
 
-    Attributes:
-        outputs: as their owner sees them; empty while they stay sealed.
-        lost: what a script wrote outside of its output folders.
-        rental: the statement of its rental; None where nothing was rented.
-        cost: what that came to.
-        problem: why something of this could not be read; empty where all could.
-        facts: all of it as `summary` returns it.
-    """
-
-    outputs: tuple[Opened, ...]
-    lost: Uncollected | None
-    rental: Mapping[str, Any] | None
-    cost: Cost | None
-    problem: str
-    facts: Mapping[str, Any]
+    outputs: tuple[Opened, ...]  # as their owner sees them; empty while they stay sealed
+    lost: Uncollected | None  # what a script wrote outside of its output folders
+    rental: Mapping[str, Any] | None  # the statement of its rental; None where nothing was rented
+    cost: Cost | None  # what that came to
+    problem: str  # why something of this could not be read; empty where all could
+    facts: Mapping[str, Any]  # all of it as `summary` returns it
 
 
 def account_of(
