@@ -122,11 +122,13 @@ def test_the_home_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GLASSHOUSE_HOME", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert Home.locate() == Home(path=tmp_path / "data" / "glasshouse", project=tmp_path / ".glasshouse")
+    home = Home.locate()
+    assert (home.path, home.project) == (tmp_path / "data" / "glasshouse", tmp_path / ".glasshouse")
     assert Home.locate().runs == tmp_path / ".glasshouse" / "runs"
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "elsewhere"))
     assert Home.locate().path == tmp_path / "elsewhere"
-    assert Home.locate(Path("named")) == Home(path=tmp_path / "named")
+    home = Home.locate(Path("named"))
+    assert (home.path, home.project) == (tmp_path / "named", None)
     assert Home.locate(Path("named")).runs == tmp_path / "named" / "runs"
     with pytest.raises(UsageError) as refused:
         Home.locate().require()

@@ -13,7 +13,7 @@ from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.results import WEIGHTS
 from glasshouse.jobs.owner.files import read_bounded, write_private
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.leak_patterns import canaries_of
+from glasshouse.jobs.owner.leak_patterns import leak_patterns
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import look_inside, require_receipt
@@ -45,7 +45,7 @@ def command(
     data = make_artifact(
         bundle,
         owner=identity.signing,
-        canaries=canaries_of(found.folder, found.record, home=home, identity=identity),
+        canaries=leak_patterns(found.folder, found.record, home=home, identity=identity),
         numbers=_numbers(number or []),
         revealed=_weights(found.folder, home, identity) if reveal_weights else None,
     )

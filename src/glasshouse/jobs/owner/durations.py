@@ -1,4 +1,4 @@
-"""Lengths of time as people write them, `90s`, `10m`, `2h`, `7d`; and moments as they read them."""
+"""Lengths of time, `90s`, `10m`, `2h`, `7d`, and moments, as text."""
 
 from __future__ import annotations
 

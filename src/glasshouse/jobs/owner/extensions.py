@@ -1,9 +1,8 @@
 """What other distributions add to this one: found by their entry points, and loaded only when it is asked for.
 
 Laws: naming what is installed loads none of it; what cannot be loaded is an error of its own command alone; nothing
-here runs in an agent or a worker. A name in `OURS` is taken from its own distribution and from no other, and a name
-that two distributions claim from neither. This keeps mistakes apart and is no protection: a package that is installed
-beside this one can change what any command does.
+here runs in an agent or a worker. A name in `OURS` is taken from its own distribution alone, and a name that two
+distributions claim from neither. This is no protection: any installed package can change what a command does.
 """
 
 from __future__ import annotations
@@ -32,13 +31,10 @@ def installed(group: str) -> tuple[str, ...]:
 
 
 def load(group: str, name: str, kind: type = object) -> Any:
-    """Return what stands under a name.
-
-    Args:
-        kind: what it must be.
+    """Return the `kind` of object that stands under a name.
 
     Raises:
-        UsageError: `requirement-missing`: it is not installed, lacks a library, is claimed twice or cannot be loaded.
+        UsageError: `requirement-missing`: it is not installed, lacks a library, is claimed twice or does not load.
     """
     found = [one for one in entry_points(group=group, name=name) if OURS.get(name) in (None, _distribution(one))]
     if not found:

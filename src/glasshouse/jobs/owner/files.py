@@ -35,16 +35,18 @@ __all__ = [
 MAX_STATE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+# `Path.is_file` and its like raise for a name that is too long, or behind a closed folder; these return False.
+is_there, is_file, is_folder = os.path.lexists, os.path.isfile, os.path.isdir
+
 
 def private_folder(path: Path, *, close: bool = True) -> Path:
     """Make a folder (and its parents) that only its owner may enter, and return it.
 
     Args:
-        path: the folder.
-        close: whether one that was there already is closed to others too.
+        close: whether a folder that exists is closed to others too.
 
     Raises:
-        UsageError: `disk-full`, or `usage` when something else stands there, or the folder belongs to somebody else.
+        UsageError: `disk-full`, or `usage` for something else of that name, or another user's folder.
     """
     try:
         for folder in reversed((path, *path.parents)):
@@ -69,9 +71,7 @@ def write_private(path: Path, content: bytes | Callable[[BinaryIO], None], *, re
     """Write a file with mode 0600 in one step.
 
     Args:
-        path: where it shall be.
-        content: the bytes, or what writes them into a seekable file.
-        replace: whether a file that is already there may be replaced.
+        content: the bytes, or a function that writes them to a seekable file.
 
     Raises:
         UsageError: `disk-full`, or `usage` when it cannot be written or must not be replaced.
@@ -106,13 +106,11 @@ def _put(temporary: Path, path: Path, replace: bool) -> None:
     try:
         # A hard link fails when the name exists: no window between looking and renaming.
         path.hardlink_to(temporary)
-    except FileExistsError:
-        raise UsageError(Code.USAGE, f"{path} exists already", hint="--force replaces it") from None
     except OSError as error:
+        if is_there(path):
+            raise UsageError(Code.USAGE, f"{path} exists already", hint="--force replaces it") from None
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
             raise
-        if path.exists() or path.is_symlink():
-            raise UsageError(Code.USAGE, f"{path} exists already", hint="--force replaces it") from None
         temporary.rename(path)
 
 
@@ -120,33 +118,27 @@ def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "f
     """Return a regular file's bytes.
 
     Args:
-        path: of the file.
-        max_bytes: a longer one is refused.
-        what: it is, for people.
-        private: refuse one that its group or others may open.
+        what: the file's kind, for messages.
+        private: refuse a file that its group or others may open.
 
     Raises:
-        UsageError: `file-missing` when it is not there, is no regular file or is unreadable, `too-large`, or
-            `identity` when others may open it.
+        UsageError: `file-missing` when it is missing, not regular or unreadable; `too-large`; or `identity` when
+            others may open it.
     """
     try:
+        # Asked of what was opened: the name may be exchanged between a look and the opening.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise UsageError(Code.FILE_MISSING, f"cannot read the {what} {path}: {_reason(error)}") from None
-    # Asked of what was opened: between a look at the name and its opening the file may be exchanged.
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise UsageError(Code.FILE_MISSING, f"the {what} {path} is not a regular file")
-    if private and mode & 0o077:
-        os.close(descriptor)
-        raise UsageError(
-            Code.IDENTITY,
-            f"others may open the {what} {path}: its mode is {stat.S_IMODE(mode):04o}",
-            hint=f"chmod 600 {shlex.quote(str(path))}",
-        )
-    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+            raise UsageError(Code.FILE_MISSING, f"the {what} {path} is not a regular file")
         with os.fdopen(descriptor, "rb") as source:
+            if private and mode & 0o077:
+                raise UsageError(
+                    Code.IDENTITY,
+                    f"others may open the {what} {path}: its mode is {stat.S_IMODE(mode):04o}",
+                    hint=f"chmod 600 {shlex.quote(str(path))}",
+                )
             data = source.read(max_bytes + 1)
     except OSError as error:
         raise UsageError(Code.FILE_MISSING, f"cannot read the {what} {path}: {_reason(error)}") from None
@@ -155,37 +147,8 @@ def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "f
     return data
 
 
-def is_there(path: Path) -> bool:
-    """Return whether something stands under a name, also a link to nowhere; a name that cannot be does not."""
-    try:
-        path.lstat()
-    except OSError:
-        return False
-    return True
-
-
-def is_file(path: Path) -> bool:
-    """Return whether a path leads to a regular file; one that is too long or closed to us leads nowhere."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether a path leads to a folder; one that is too long or closed to us leads nowhere."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file that came from a rented machine: a regular one, no link, and never one that waits for a writer.
-
-    Raises:
-        OSError: it is something else, or not there.
-    """
+    """Open a regular file that came from a rented machine; raises `OSError` for a link, a pipe or anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -199,11 +162,7 @@ def write_state(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path, *, what: str) -> dict[str, Any]:
-    """Return the object that `write_state` wrote.
-
-    Raises:
-        UsageError: `file-missing` when it is not there, `usage` when it is damaged.
-    """
+    """Return the object that `write_state` wrote; raises `UsageError`: `file-missing`, or `usage` when damaged."""
     try:
         value = json.loads(read_bounded(path, what=what))
     except (ValueError, RecursionError):
@@ -215,9 +174,8 @@ def read_state(path: Path, *, what: str) -> dict[str, Any]:
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
     if error.errno in _FULL:
-        return UsageError(
-            Code.DISK_FULL, f"no room to write {path}; nothing was left under that name", hint="free some space"
-        )
+        why = f"no room to write {path}; nothing was left under that name"
+        return UsageError(Code.DISK_FULL, why, hint="free some space")
     return UsageError(Code.USAGE, f"cannot write {path}: {_reason(error)}")
 
 

@@ -29,7 +29,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
@@ -46,12 +45,25 @@ _OWN_NAMES = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """Names of things below one state home."""
+    """The paths below one state home.
 
-    path: Path  # absolute; of identity, keys, package records and broker
-    project: Path | None = None  # absolute; of the runs. None: they lie in `path` too.
+    Args:
+        path: absolute; of identity, keys, package records and broker.
+        project: absolute; of the runs. None: they lie in `path` too.
+    """
+
+    def __init__(self, *, path: Path, project: Path | None = None) -> None:
+        self.path, self.project = path, project
+        self.owner_public, self.owner_private = path / "owner.pub", path / "owner.key"
+        self.keys, self.model_signing = path / "keys", path / "model-signing.json"
+        self.owners = path / "owners"
+        self.packages = path / "packages"
+        self.machines, self.gates = path / "machines.json", path / "gates.json"
+        self.accounts, self.rentals = path / "accounts", path / "rentals"
+        self.references = path / "references"
+        self.broker = path / "broker"
+        self.runs, self.raw = (project or path) / "runs", (project or path) / "raw"
 
     @classmethod
     def locate(cls, named: Path | None = None) -> Home:
@@ -73,11 +85,7 @@ class Home:
         return self
 
     def require(self) -> Home:
-        """Return the home if it holds an identity.
-
-        Raises:
-            UsageError: `identity`.
-        """
+        """Return the home if it holds an identity; raises `UsageError`: `identity`."""
         if is_file(self.owner_public):
             return self
         self.refuse_old()
@@ -116,62 +124,6 @@ class Home:
                     project = Path(read_state(note, what="project record")["path"])
                     if project != self.project:
                         yield Home(path=self.path, project=project)
-
-    @property
-    def owner_public(self) -> Path:
-        return self.path / "owner.pub"
-
-    @property
-    def owner_private(self) -> Path:
-        return self.path / "owner.key"
-
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys"
-
-    @property
-    def model_signing(self) -> Path:
-        return self.path / "model-signing.json"
-
-    @property
-    def owners(self) -> Path:
-        return self.path / "owners"
-
-    @property
-    def rentals(self) -> Path:
-        return self.path / "rentals"
-
-    @property
-    def accounts(self) -> Path:
-        return self.path / "accounts"
-
-    @property
-    def machines(self) -> Path:
-        return self.path / "machines.json"
-
-    @property
-    def gates(self) -> Path:
-        return self.path / "gates.json"
-
-    @property
-    def references(self) -> Path:
-        return self.path / "references"
-
-    @property
-    def packages(self) -> Path:
-        return self.path / "packages"
-
-    @property
-    def runs(self) -> Path:
-        return (self.project or self.path) / "runs"
-
-    @property
-    def raw(self) -> Path:
-        return (self.project or self.path) / "raw"
-
-    @property
-    def broker(self) -> Path:
-        return self.path / "broker"
 
 
 def state_folder(path: Path) -> Path:

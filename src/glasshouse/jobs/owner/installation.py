@@ -18,26 +18,20 @@ DISTRIBUTION = "glasshouse-train"
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the libraries of an extra, such as `train`, beside this Glasshouse.
-
-    Args:
-        extra: one of those that pyproject.toml names.
-    """
-    pip = f"{_python()} -m pip install"
-    checkout, editable = _checkout()
-    if checkout is None:
-        return f"{pip} {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
-    where = "." if checkout == Path.cwd() else str(checkout)
-    return f"{pip} {'-e ' if editable else ''}{shlex.quote(f'{where}[{extra}]')}"
+    """Return the command that installs an extra of pyproject.toml, such as `train`, beside this Glasshouse."""
+    return _pip_install(f"{DISTRIBUTION}[{extra}]", "", f"[{extra}]")
 
 
 def beside(folder: str, distribution: str) -> str:
     """Return the command that installs another distribution of this project, which is a checkout's `folder`."""
+    return _pip_install(distribution, f"/{folder}", "")
+
+
+def _pip_install(named: str, below: str, extra: str) -> str:
     checkout, editable = _checkout()
-    if checkout is None:
-        return f"{_python()} -m pip install {shlex.quote(distribution)}"
-    where = f"./{folder}" if checkout == Path.cwd() else str(checkout / folder)
-    return f"{_python()} -m pip install {'-e ' if editable else ''}{shlex.quote(where)}"
+    if checkout is not None:
+        named = f"{'.' if checkout == Path.cwd() else checkout}{below}{extra}"
+    return f"{_python()} -m pip install {'-e ' if editable else ''}{shlex.quote(named)}"
 
 
 def _python() -> str:

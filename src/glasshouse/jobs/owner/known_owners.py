@@ -1,7 +1,7 @@
-"""Whose key proves something: owners that this home knows, and where the key of a verification was taken from.
+"""The owners that a home knows, and where the key of a verification came from.
 
 Law: a key counts as known only if it is the home's own, was added to its known owners, or has the fingerprint that was
-asked for. Any other key, wherever it was found, may be the forger's own, and `Trust` says so.
+asked for. Any other key may be the forger's own, and `Trust` has a warning.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Trust:
 
     @property
     def warning(self) -> str:
-        """What must be said beside a verdict under this key; empty for a known owner."""
+        """What stands beside a verdict under this key; empty for a known owner."""
         if self.known:
             return ""
         came = "came with what it should prove" if self.anchor is Anchor.CAME_ALONG else "is of an owner not known here"
@@ -87,15 +87,10 @@ def known_owners(home: Home) -> dict[str, OwnerPublic]:
 
 
 def add_owner(home: Home, name: str, owner: OwnerPublic, *, replace: bool = False) -> None:
-    """Keep an owner's key under a name.
-
-    Raises:
-        UsageError: `usage` for a name that is none or is taken, or a key that is there under another name.
-    """
+    """Keep an owner's key under a name; raises `UsageError` for a name or a key that is taken, or no name."""
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            Code.USAGE, f"{name[:64]!r} is not a name: small letters, digits, '.', '_' and '-', at most 64"
-        )
+        form = "small letters, digits, '.', '_' and '-', at most 64"
+        raise UsageError(Code.USAGE, f"{name[:64]!r} is not a name: {form}")
     other = [kept for kept, public in known_owners(home).items() if public == owner and kept != name]
     if other:
         raise UsageError(Code.USAGE, f"this owner is known already, as {other[0]}")
@@ -125,10 +120,8 @@ def trusted_owner(home: Home, document: Path, *, named: str | None = None, finge
     """Decide with whose key something is verified.
 
     Args:
-        home: its own owner and its known owners.
-        document: what is to be verified: a receipt, artifact, package or statement.
+        document: a receipt, artifact, package or statement.
         named: a known owner's name or fingerprint, or the path of an `owner.pub` file.
-        fingerprint: that the key must have.
 
     Raises:
         UsageError: `identity` where no key is at hand, `file-missing`; `usage` for text that is no fingerprint.

@@ -1,4 +1,4 @@
-"""A run's live secrets and names, for the check that none of them stands in what is made public of it."""
+"""Patterns for the secret-leak scan: the secrets and names of a run, none of which may stand in its artifact."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.package.read import Package
 
-__all__ = ["canaries_of"]
+__all__ = ["leak_patterns"]
 
 
-def canaries_of(folder: RunFolder, record: RunRecord, *, home: Home, identity: Identity) -> list[bytes | str]:
-    """Return what must not be public: keys, the names of inputs and of the job, paths on the owner's side.
+def leak_patterns(folder: RunFolder, record: RunRecord, *, home: Home, identity: Identity) -> list[bytes | str]:
+    """Return what must not be public: keys, names of inputs and of the job, paths on the owner's side.
 
     Raises:
-        UsageError, PackageError, FormatError: the package cannot be opened any more: what was in it is unknown then,
-            and nothing is made public.
+        UsageError, PackageError, FormatError: the package does not open, so that its contents are unknown.
     """
     key = KeyStore(home.keys).get(
         record.package_id, manifest_sha256=bytes.fromhex(record.manifest_sha256), sealing=identity.sealing

@@ -23,7 +23,11 @@ class ProcessName:
     def of(cls, pid: int | None = None) -> ProcessName:
         """Name a running process, ourselves by default."""
         number = os.getpid() if pid is None else pid
-        return cls(pid=number, started=_started(number) or 0)
+        try:
+            process = Process.of(number)
+        except OSError:  # gone, or a system without /proc
+            return cls(pid=number, started=0)
+        return cls(pid=number, started=process.started if process.lives else 0)
 
     @property
     def alive(self) -> bool:
@@ -63,12 +67,3 @@ class ProcessName:
         if not isinstance(value, dict) or not isinstance(value.get("pid"), int) or value["pid"] <= 1:
             return None
         return cls(pid=value["pid"], started=int(value.get("started") or 0))
-
-
-def _started(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat; None for a process that is gone, a zombie, or without /proc."""
-    try:
-        process = Process.of(pid)
-    except OSError:
-        return None
-    return process.started if process.lives else None

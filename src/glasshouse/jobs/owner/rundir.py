@@ -15,12 +15,13 @@ runs/ID/            0700
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -47,11 +48,6 @@ GIVEN_UP = Code.PLACE_UNREACHABLE
 
 _ID_CHARS = 32
 _PIECE_BYTES = 1 << 20
-# What records of earlier versions do not have.
-_LATER = {
-    "blamed": None, "gate": None, "group": None, "max_output_bytes": None, "place": "local", "placed": True,
-    "placed_us": None, "sent": None,
-}  # fmt: skip
 
 
 class Phase(StrEnum):
@@ -111,37 +107,35 @@ class RunRecord:
         return self.phase is not Phase.ENDED and self.alive
 
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        value["package"] = str(self.package)
-        value["broker"] = None if self.broker is None else str(self.broker)
-        value["phase"] = self.phase.value
-        for name in ("supervisor", "agent", "group"):
-            value[name] = None if value[name] is None else value[name].to_json()
-        return value
+        """Return the object in `run.json`."""
+        return asdict(self) | {
+            "package": str(self.package),
+            "broker": self.broker and str(self.broker),
+            "group": self.group and self.group.to_json(),
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunRecord:
-        """Inverse of `to_json`; raises KeyError, TypeError or ValueError."""
-        value = _LATER | value
-        known = {field.name: value[field.name] for field in fields(cls)}
-        known["package"] = Path(known["package"])
-        known["broker"] = None if known["broker"] is None else Path(known["broker"])
-        known["phase"] = Phase(known["phase"])
-        for name in ("supervisor", "agent"):
-            known[name] = ProcessName.from_json(known[name])
-        try:
-            known["group"] = None if known["group"] is None else Group.from_json(known["group"])
-        except FormatError as error:
-            raise ValueError("a group that is none") from error
+        """Inverse of `to_json`; raises KeyError, TypeError, ValueError or FormatError."""
+        value = {"placed": True} | value  # which records of earlier versions do not have
+        known = {field.name: value[field.name] for field in fields(cls) if field.name in value}
+        known |= {"package": Path(known["package"]), "phase": Phase(known["phase"])}
+        for name, read in _READ.items():
+            if known.get(name) is not None:
+                known[name] = read(known[name])
         return cls(**known)
 
 
-class RunFolder:
-    """One run's folder.
+_READ: dict[str, Callable[[Any], Any]] = {
+    "agent": ProcessName.from_json,
+    "broker": Path,
+    "group": Group.from_json,
+    "supervisor": ProcessName.from_json,
+}
 
-    Args:
-        path: the folder; its name is the run id.
-    """
+
+class RunFolder:
+    """One run's folder, whose name is the run id."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,7 +155,11 @@ class RunFolder:
     def create(cls, home: Home) -> RunFolder:
         """Make the folder of a new run; raises `UsageError`."""
         home.note_project()
-        folder = cls(private_folder(home.runs) / secrets.token_hex(16))
+        return cls._made(home.runs)
+
+    @classmethod
+    def _made(cls, parent: Path) -> RunFolder:
+        folder = cls(private_folder(parent) / secrets.token_hex(16))
         private_folder(folder.path)
         private_folder(folder.scratch)
         return folder
@@ -173,14 +171,13 @@ class RunFolder:
 
     @classmethod
     def find(cls, home: Home, name: str) -> RunFolder:
-        """Return the run with this id, with this unique beginning of an id, or the `latest`.
-
-        Raises:
-            UsageError: `run-unknown`.
-        """
+        """Return the run with this id or unique prefix of one, or the `latest`; raises `UsageError`: `run-unknown`."""
         runs = list(cls.all(home))
         if name == "latest":
-            ages = {folder: age for folder in runs if (age := _created_us(folder)) is not None}
+            ages = {}
+            for folder in runs:
+                with contextlib.suppress(UsageError):  # a damaged record is never the latest
+                    ages[folder] = folder.load().created_us
             if not ages:
                 raise UsageError(Code.RUN_UNKNOWN, f"no run in {home.runs}", hint="start one with: glasshouse run")
             return max(ages, key=lambda folder: ages[folder])
@@ -210,13 +207,9 @@ class RunFolder:
             yield from cls.all(one)
 
     def keep(self, package: Path) -> Path:
-        """Keep a run's package, whatever becomes of the name that was given, and return its path here.
+        """Link a run's package into its folder, or copy it where the file system cannot, and return its path here.
 
-        A link is the same file: what is written into one in its place (``cp new.sealed job.sealed``) is in the other
-        too. Nothing of ours writes so.
-
-        Args:
-            package: sealed; linked to, or copied where the file system cannot.
+        A link is the same file: a write in place (``cp new.sealed job.sealed``) changes both. Nothing of ours does so.
 
         Raises:
             UsageError: `file-missing`, `disk-full`, or `usage` when it cannot be written.
@@ -224,7 +217,7 @@ class RunFolder:
         if is_there(self.package):
             return self.package
         try:
-            # The file itself: a link would go with its name, and a pipe would wait for a writer for ever.
+            # The file itself: a symbolic link goes with its name, and a pipe would block until a writer comes.
             with open_regular(package.resolve()) as source:
                 try:
                     os.link(package.resolve(), self.package)
@@ -237,10 +230,7 @@ class RunFolder:
 
     def add_machine(self) -> RunFolder:
         """Make the folder of another machine of this run's group; raises `UsageError`."""
-        folder = RunFolder(private_folder(self._machines) / secrets.token_hex(16))
-        private_folder(folder.path)
-        private_folder(folder.scratch)
-        return folder
+        return RunFolder._made(self._machines)
 
     def machines(self) -> list[RunFolder]:
         """Return the folders of all machines of the run's group in order, this one first; raises `UsageError`."""
@@ -271,7 +261,7 @@ class RunFolder:
         value = read_state(self._record, what="run record")
         try:
             return RunRecord.from_json(value)
-        except (KeyError, TypeError, ValueError):
+        except (FormatError, KeyError, TypeError, ValueError):
             raise UsageError(Code.USAGE, f"the run record {self._record} is damaged") from None
 
     def save(self, record: RunRecord) -> RunRecord:
@@ -286,14 +276,6 @@ class RunFolder:
     def end(self, **changes: Any) -> RunRecord:
         """Record the end of the run."""
         return self.update(phase=Phase.ENDED, ended_us=time.time_ns() // 1000, **changes)
-
-
-def _created_us(folder: RunFolder) -> int | None:
-    """Return when a run was started; None for a damaged record, which is never the latest."""
-    try:
-        return folder.load().created_us
-    except UsageError:
-        return None
 
 
 def _machine(folder: RunFolder) -> int:
