@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def test_a_dead_runs_record_does_not_keep_the_broker(home: Home) -> None:
 
 def test_a_broker_lives_as_long_as_a_run_of_any_project_needs_it(home: Home, tmp_path: Path) -> None:
     """Projects share the owner's broker; the end of a run in one of them does not take it from the others."""
-    here, there = (replace(home, project=tmp_path / name) for name in ("here", "there"))
+    here, there = (Home(path=home.path, project=tmp_path / name) for name in ("here", "there"))
     run = a_run(there, ProcessName.of())
     broker = Embedded(here)
     broker.ensure()

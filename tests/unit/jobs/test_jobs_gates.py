@@ -16,17 +16,9 @@ from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.http.service import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
-from glasshouse.jobs.gates.known_gates import (
-    Gate,
-    Standing,
-    add_gate,
-    audit_gate,
-    gate_name,
-    gate_of,
-    known_gates,
-    remove_gate,
-)
+from glasshouse.jobs.gates.known_gates import Gate, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
 from glasshouse.jobs.gates.revocation import Revoked, holders, revoke
+from glasshouse.jobs.gates.run_broker import Standing
 from glasshouse.jobs.owner.home import Home
 from glasshouse.tamper.stage import Owner
 from glasshouse.wire.signing import SigningKey

@@ -18,13 +18,10 @@ _USUAL = GitIgnoreSpec.from_lines(ALWAYS_LEFT_OUT)
 
 
 class Excluded:
-    """The patterns of one job.
-
-    Args:
-        patterns: as in a `.gitignore` that lies beside the job file; the last that matches decides.
+    """A job's patterns, as in a `.gitignore` beside the job file.
 
     Raises:
-        UsageError: `job-invalid` for one that gitignore could not read.
+        UsageError: `job-invalid` for text that is no pattern.
     """
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
@@ -38,7 +35,7 @@ class Excluded:
         self._patterns = GitIgnoreSpec.from_lines(patterns)
 
     def asked(self, path: str) -> bool | None:
-        """Return what the job says of a path: leave it out, take it back, or nothing.
+        """Return whether the job leaves a path out (True), takes it back (False) or names it in no pattern (None).
 
         Args:
             path: from the job file's folder; a folder's ends with a slash.
@@ -47,9 +44,5 @@ class Excluded:
 
     @staticmethod
     def usual(path: str) -> bool:
-        """Return whether a path is left out where the job says nothing of it.
-
-        Args:
-            path: from the input's own folder, so that a job which names `.venv` itself gets what is in it.
-        """
+        """Return whether a path, from the input's own folder, is left out where the job has no pattern for it."""
         return _USUAL.check_file(path).include is True

@@ -27,14 +27,11 @@ def is_hub_id(workload: str, params: Mapping[str, Json]) -> bool:
 
 
 def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json]]:
-    """Download a model and return its files as inputs, and the parameters that name them.
-
-    Args:
-        params: of a `lora` job whose model is a hub id.
+    """Download a `lora` job's model and return its files as inputs, and the parameters that name them.
 
     Raises:
-        UsageError: `model-not-found` when the hub does not have it, has it for others only, or cannot be reached;
-            `requirement-missing` without the hub's client.
+        UsageError: `model-not-found`: unknown, private, or the hub cannot be reached; `requirement-missing` without
+            the hub's client.
     """
     name, revision = str(params["model"]), params.get("revision")
     snapshot = _download(name, None if revision is None else str(revision))
@@ -47,7 +44,7 @@ def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json
     if not any(source.path.endswith(".safetensors") for source in sources):
         raise UsageError(Code.MODEL_NOT_FOUND, f"the model {name!r} has no weights in the form of safetensors")
     kept = {key: value for key, value in params.items() if key != "revision"}
-    # Who loads the adapter later finds its base on the hub, not in our package.
+    # The adapter is loaded later on a base from the hub, not from the package.
     return sources, {"base_name": name} | kept | {"model": f"inputs:{folder}"}
 
 

@@ -1,10 +1,9 @@
 """The owner's files on their way into a package: found, checked, opened without following a link.
 
-Laws: every file is reached from the job file's folder component by component, with O_NOFOLLOW, so nothing
-outside it and nothing that is not a regular file can enter a package, also when the folder changes while
-it is sealed; a file that changed since it was listed is refused. A job may opt in to links: each is resolved
-once, when the inputs are listed, must lead to a regular file, and that file is then reached from the root in the
-same way. Nothing of a state home enters one, by whatever way it is reached, and no private key of ours under any name.
+Laws: every file is reached from the job file's folder component by component, with O_NOFOLLOW, so that only regular
+files below it enter a package, also when the folder changes while it is sealed; a file that changed since it was listed
+is refused. A link, where a job opts in, is resolved once, at listing, and its file reached from the root in that way.
+Nothing of a state home enters a package, and no private key of ours under any name.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ class _Found:
         stream = _open_file(self.folder, self.parts)
         if _identity(os.fstat(stream.fileno())) != self.identity:
             stream.close()
-            raise UsageError(
-                Code.SOURCE_CHANGED, f"{self.folder.joinpath(*self.parts)} changed while it was being sealed"
-            )
+            where = self.folder.joinpath(*self.parts)
+            raise UsageError(Code.SOURCE_CHANGED, f"{where} changed while it was being sealed")
         return stream
 
 
@@ -70,17 +68,23 @@ def gather(
         folder: the job file's folder.
         inputs: name in the package → file or folder below `folder`; a folder's files keep their names below it.
         follow_links: whether a link to a regular file stands for that file, wherever it lies.
-        exclude: gitignore patterns, from the job file's folder, of what folders do not bring along.
+        exclude: gitignore patterns, from the job file's folder, of what is left out of folders.
 
     Raises:
-        UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an
-            empty folder, two inputs that would have one name, a private key of ours, or what lies in a state home.
+        UsageError: `file-missing`; `job-invalid` for a link, a device, a path that leaves the folder, an empty folder,
+            two inputs of one name, a private key of ours, or what lies in a state home.
         PackageError: `package-path` for a name that no file in a package can have.
     """
     sources: dict[str, Source] = {}
     walk = _Walk(excluded=Excluded(exclude), left_out=[])
     for name, path in inputs.items():
-        parts = _parts(name, path)
+        parts = PurePosixPath(path).parts
+        if path.startswith(("/", "~")) or ".." in parts or "\x00" in path:
+            raise UsageError(
+                Code.JOB_INVALID,
+                f"inputs.{name!r} = {path!r} leaves the job file's folder",
+                hint="inputs lie beside the job file or below it; copy or bind-mount what lies elsewhere",
+            )
         for package_name, found in _files(folder, name, parts, follow_links, walk):
             _refuse_private(name, found)
             if package_name in sources:
@@ -102,15 +106,8 @@ def _too_many() -> UsageError:
     )
 
 
-def _parts(name: str, path: str) -> tuple[str, ...]:
-    parts = PurePosixPath(path).parts
-    if path.startswith(("/", "~")) or ".." in parts or "\x00" in path:
-        raise UsageError(
-            Code.JOB_INVALID,
-            f"inputs.{name!r} = {path!r} leaves the job file's folder",
-            hint="inputs lie beside the job file or below it; copy or bind-mount what lies elsewhere",
-        )
-    return parts
+def _invalid(name: str, why: str, hint: str = "") -> UsageError:
+    return UsageError(Code.JOB_INVALID, f"inputs.{name!r}{why}", hint=hint)
 
 
 def _files(
@@ -124,13 +121,11 @@ def _files(
         yield name, _file(folder, parts, found, name, follow_links)
         return
     _refuse_inside_state(name, where.resolve())
-    empty = True
-    for below in sorted(walk.below(name, where, parts)):
+    paths = sorted(walk.below(name, where, parts))
+    for below in paths:
         inner = parts + below
-        entry = _look(folder, inner, name)
-        empty = False
-        yield "/".join((name, *below)), _file(folder, inner, entry, name, follow_links)
-    if empty:
+        yield "/".join((name, *below)), _file(folder, inner, _look(folder, inner, name), name, follow_links)
+    if not paths:
         but = " but those that are left out" if walk.left_out else ""
         raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: the folder {where} has no files{but}")
 
@@ -141,13 +136,10 @@ def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str
         return _Found(folder=folder, parts=parts, identity=_identity(found))
     where = folder.joinpath(*parts)
     if not stat.S_ISLNK(found.st_mode):
-        raise UsageError(Code.JOB_INVALID, f"inputs.{name!r}: {where} is a device or a pipe; only files and folders")
+        raise _invalid(name, f": {where} is a device or a pipe; only files and folders")
     if not follow_links:
-        raise UsageError(
-            Code.JOB_INVALID,
-            f"inputs.{name!r}: {where} is a link; only files and folders",
-            hint="to pack the files that links lead to, say so in the job file: [package] follow_links = true",
-        )
+        hint = "to pack the files that links lead to, say so in the job file: [package] follow_links = true"
+        raise _invalid(name, f": {where} is a link; only files and folders", hint)
     try:
         target = where.resolve(strict=True)
     except (OSError, RuntimeError):  # a ring of links is the latter until Python 3.13
@@ -155,9 +147,7 @@ def _file(folder: Path, parts: tuple[str, ...], found: os.stat_result, name: str
     _refuse_inside_state(name, target.parent, f"the link {where}")
     led_to = _look(Path(target.anchor), target.parts[1:], name)
     if not stat.S_ISREG(led_to.st_mode):
-        raise UsageError(
-            Code.JOB_INVALID, f"inputs.{name!r}: the link {where} leads to {target}, which is no regular file"
-        )
+        raise _invalid(name, f": the link {where} leads to {target}, which is no regular file")
     return _Found(folder=Path(target.anchor), parts=target.parts[1:], identity=_identity(led_to))
 
 
@@ -213,37 +203,28 @@ def _is_package(entry: os.DirEntry[str]) -> bool:
 def _is_runs_alone(name: str, folder: Path) -> bool:
     """Return whether a folder keeps runs alone; raises `UsageError` for one that keeps keys."""
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise UsageError(
-            Code.JOB_INVALID,
-            f"inputs.{name!r}: the folder {folder} cannot be read",
-            hint="make it readable, or leave it out: [package] exclude = [...]",
-        )
+        hint = "make it readable, or leave it out: [package] exclude = [...]"
+        raise _invalid(name, f": the folder {folder} cannot be read", hint)
     if not is_state(folder):
         return False
     if holds_keys(folder):
-        raise UsageError(
-            Code.JOB_INVALID,
-            f"inputs.{name!r} contains a state home with private keys: {folder}",
-            hint="name the folders that the job needs instead; keys that an earlier version left in a project move to "
+        raise _invalid(
+            name,
+            f" contains a state home with private keys: {folder}",
+            "name the folders that the job needs instead; keys that an earlier version left in a project move to "
             "your own data folder with: glasshouse identity move",
         )
     return True
 
 
 def _refuse_inside_state(name: str, path: Path, what: str = "") -> None:
-    """Refuse what lies in a state home, or is one.
-
-    Args:
-        name: of the input.
-        path: where it really lies, all links resolved.
-        what: it is called, where that is not its path.
-    """
+    """Refuse what lies in a state home, or is one, with all links resolved."""
     for folder in (path, *path.parents):
         if is_state(folder):
-            raise UsageError(
-                Code.JOB_INVALID,
-                f"inputs.{name!r}: {f'{what} leads to what' if what else path} lies in a state home, {folder}",
-                hint="keys and runs never go into a package; copy what the job needs to a folder of its own",
+            raise _invalid(
+                name,
+                f": {f'{what} leads to what' if what else path} lies in a state home, {folder}",
+                "keys and runs never go into a package; copy what the job needs to a folder of its own",
             )
 
 
@@ -252,11 +233,8 @@ def _refuse_private(name: str, found: _Found) -> None:
     with found.open() as stream:
         kind = key_kind(stream.read(own_state.LOOKED_AT_BYTES))
     if kind is not None:
-        raise UsageError(
-            Code.JOB_INVALID,
-            f"inputs.{name!r}: {found.folder.joinpath(*found.parts)} holds {kind}",
-            hint="a private key never goes into a package; take it out of the inputs",
-        )
+        hint = "a private key never goes into a package; take it out of the inputs"
+        raise _invalid(name, f": {found.folder.joinpath(*found.parts)} holds {kind}", hint)
 
 
 def _look(folder: Path, parts: tuple[str, ...], name: str) -> os.stat_result:
@@ -272,9 +250,8 @@ def _look(folder: Path, parts: tuple[str, ...], name: str) -> os.stat_result:
     except FileNotFoundError:
         raise UsageError(Code.FILE_MISSING, f"inputs.{name!r}: {where} does not exist") from None
     except OSError as error:
-        raise UsageError(
-            Code.JOB_INVALID, f"inputs.{name!r}: {where} cannot be reached without following a link ({error.strerror})"
-        ) from None
+        why = f": {where} cannot be reached without following a link ({error.strerror})"
+        raise _invalid(name, why) from None
 
 
 def _descend(folder: Path, parts: tuple[str, ...]) -> int:

@@ -13,7 +13,7 @@ from glasshouse.jobs.define.jobfile import Job
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.builtin.pickles import parsed_source, pickle_hints
-from glasshouse.workloads.params import LoraParams, MlpParams, ScriptParams
+from glasshouse.workloads.params import LoraParams, MlpParams, Params, ScriptParams
 from glasshouse.workloads.params import parse as parse_params
 from glasshouse.workloads.preflight import examine
 
@@ -21,7 +21,7 @@ __all__ = ["Content", "content_of", "script_warnings"]
 
 _MAX_SOURCE_BYTES = 1 << 20
 _TEXTS = (".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".yaml", ".yml")
-_OTHER_WAYS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse import task")
+_MENTIONS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse import task")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +35,11 @@ class Content:
 
 
 def content_of(job: Job) -> Content:
-    """List a job's files, fetch its model if that comes from the hub, and check that parameters name inputs.
+    """List a job's files, with its model if that comes from the hub, and check them against its parameters.
 
     Raises:
-        UsageError: as `inputs.gather` and `hub.pack_model`; `job-invalid` for a parameter that names an input which
-            the package will not have, and as `preflight.examine`: found here, not on a rented machine.
+        UsageError: as `gather`, `pack_model` and `preflight.examine`; `job-invalid` for a parameter that names no
+            input of the package.
     """
     gathered = _inputs(job)
     sources, params = gathered.sources, dict(job.params)
@@ -49,8 +49,9 @@ def content_of(job: Job) -> Content:
         if taken:
             raise UsageError(Code.JOB_INVALID, f"the input {min(taken)!r} has the name of a file of the model")
         sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
-    _check_named(job.workload, params, [source.path for source in sources])
-    notes = examine(parse_params(job.workload, params), {source.path: source for source in sources})
+    parsed = parse_params(job.workload, params)
+    _check_named(parsed, [source.path for source in sources])
+    notes = examine(parsed, {source.path: source for source in sources})
     return Content(sources=sources, params=params, left_out=gathered.left_out, notes=notes)
 
 
@@ -59,11 +60,7 @@ def _inputs(job: Job) -> Gathered:
 
 
 def script_warnings(job: Job) -> list[str]:
-    """Return one line for each thing in a script job that a run would refuse or lose.
-
-    Raises:
-        UsageError: as `inputs.gather`, or `source-changed`.
-    """
+    """Return a line for each thing in a script job that a run refuses or loses; raises `UsageError` as `gather`."""
     parsed = parse_params(job.workload, job.params)
     if not isinstance(parsed, ScriptParams):
         return []
@@ -74,9 +71,10 @@ def script_warnings(job: Job) -> list[str]:
                 files[source.path] = stream.read(_MAX_SOURCE_BYTES)
     refused = "; a run refuses it as an output unless params.allow_pickle = true"
     lines = [] if parsed.allow_pickle else [line + refused for line in pickle_hints(files)]
-    said = [text.encode() for text in (*parsed.arguments, *parsed.env.values())]
+    given = [text.encode() for text in (*parsed.arguments, *parsed.env.values())]
     texts = [text for name, source in files.items() for text in _texts(name, source)]
-    if not any(word in text for text in (*texts, *said) for word in _ways_out(parsed)):
+    mentions = (*(folder.encode() for folder in parsed.outputs), *_MENTIONS)
+    if not any(word in text for text in (*texts, *given) for word in mentions):
         folders = ", ".join(f"{folder}/" for folder in parsed.outputs)
         lines.append(
             f"nothing in {parsed.what} or the files beside it mentions an output folder ({folders}): what is written "
@@ -87,9 +85,7 @@ def script_warnings(job: Job) -> list[str]:
 
 def _texts(name: str, source: bytes) -> list[bytes]:
     """Return what in a file may name a folder or a module: of Python, its texts and imports, and no variable's name."""
-    if not name.endswith(".py"):
-        return [source]
-    tree = parsed_source(source)
+    tree = parsed_source(source) if name.endswith(".py") else None
     if tree is None:
         return [source]
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
@@ -97,29 +93,19 @@ def _texts(name: str, source: bytes) -> list[bytes]:
     return [text.encode(errors="replace") for text in found]
 
 
-def _ways_out(params: ScriptParams) -> list[bytes]:
-    """Return the words one of which stands in a job that gives anything back."""
-    return [*(folder.encode() for folder in params.outputs), *_OTHER_WAYS]
-
-
-def _check_named(workload: str, params: Mapping[str, Json], names: list[str]) -> None:
-    parsed = parse_params(workload, params)
-    wanted: list[tuple[str, str]] = []
-    match parsed:
-        case ScriptParams(script=str(script)):
-            wanted.append(("script", script))
-        case MlpParams(data=str(data)) | LoraParams(data=data):
-            wanted.append(("data", data))
-    if isinstance(parsed, LoraParams) and parsed.model.startswith("inputs:"):
-        folder = parsed.model.removeprefix("inputs:").rstrip("/")
+def _check_named(params: Params, names: list[str]) -> None:
+    if isinstance(params, LoraParams) and params.model.startswith("inputs:"):
+        folder = params.model.removeprefix("inputs:").rstrip("/")
         if not any(name.startswith(f"{folder}/") for name in names):
-            raise UsageError(
-                Code.JOB_INVALID, f"params.model names the folder {folder!r}, which is not among the [inputs]"
-            )
-    for key, name in wanted:
-        if name not in names:
-            raise UsageError(
-                Code.JOB_INVALID,
-                f"params.{key} = {name!r} is not among the [inputs]: {', '.join(names[:5])}"
-                + (" ..." if len(names) > 5 else ""),
-            )
+            why = f"params.model names the folder {folder!r}, which is not among the [inputs]"
+            raise UsageError(Code.JOB_INVALID, why)
+    match params:
+        case ScriptParams(script=str(name)):
+            key = "script"
+        case MlpParams(data=str(name)) | LoraParams(data=name):
+            key = "data"
+        case _:
+            return
+    if name not in names:
+        listed = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+        raise UsageError(Code.JOB_INVALID, f"params.{key} = {name!r} is not among the [inputs]: {listed}")

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from glasshouse.attestation.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
@@ -23,6 +23,7 @@ from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
+from glasshouse.wire.record import LEFT_OUT, Record, items, text
 from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Table, Text, Texts, invalid, read
 from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
 
@@ -34,23 +35,16 @@ REACHABLE = frozenset({Assurance.SOFTWARE})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deployment:
+class Deployment(Record, name="deployment"):
     """The part of the policy that belongs to a deployment, not to the package."""
 
     max_duration_s: int = 24 * 3600  # a longer run is wiped
     lease_s: int = 600  # a run without broker contact for so long is wiped
     releases: int = 1  # how many runtimes may be given the key
     valid_s: int = 24 * 3600  # for how long the broker may give it
-    reference: tuple[str, ...] = ()  # names of the installations that may be given it; none for the one at hand alone
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "lease_s": self.lease_s,
-            "max_duration_s": self.max_duration_s,
-            "reference": list(self.reference),
-            "releases": self.releases,
-            "valid_s": self.valid_s,
-        }
+    reference: Annotated[
+        tuple[str, ...], items(MAX_REFERENCES, text(64)), LEFT_OUT
+    ] = ()  # names of the installations that may be given it; none for the one at hand alone
 
 
 @dataclass(frozen=True, slots=True)

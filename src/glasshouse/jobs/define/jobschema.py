@@ -91,13 +91,10 @@ def _kind(kind: Kind) -> dict[str, Any]:
         case kinds.Flag():
             return {"type": "boolean"}
         case kinds.Texts():
-            listed = {
-                "type": "array",
-                "items": _text(kind.item),
-                "minItems": kind.min_items,
-                "maxItems": kind.max_items,
-            }
-            return listed | ({"uniqueItems": True} if kind.distinct else {})
+            limits = {"minItems": kind.min_items, "maxItems": kind.max_items}
+            return {"type": "array", "items": _text(kind.item), **limits} | (
+                {"uniqueItems": True} if kind.distinct else {}
+            )
         case kinds.Mapped():
             return {
                 "type": "object",
@@ -117,12 +114,8 @@ def _kind(kind: Kind) -> dict[str, Any]:
 
 
 def _text(kind: kinds.Text) -> dict[str, Any]:
-    return {
-        "type": "string",
-        "minLength": kind.min_chars,
-        "maxLength": kind.max_chars,
-        "pattern": _whole(kind.form),
-    }
+    limits = {"minLength": kind.min_chars, "maxLength": kind.max_chars}
+    return {"type": "string", **limits, "pattern": _whole(kind.form)}
 
 
 def _whole(form: str) -> str:

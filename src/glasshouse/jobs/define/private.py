@@ -1,8 +1,8 @@
 """What never enters a package: our private keys, and the folders in which they and the runs are kept.
 
-Laws: a key is recognised by what it holds, under any name, through a hard link, or copied into another text; a
-folder by what lies in it, and the keys of rentals by where they lie alone. What cannot be looked at counts as holding
-a key. A key inside a compressed or encrypted file is not found (docs/security/threat-model.md).
+Laws: a key is recognised by its content, under any name, through a hard link, or copied into another text; a folder by
+what lies in it, and the keys of rentals by where they lie. What cannot be read counts as a key. A key inside a
+compressed or encrypted file is not found (docs/security/threat-model.md).
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ _NOT_BASE64 = re.compile(rb"\\+[nrt]|[^A-Za-z0-9+/=]")
 
 
 def key_kind(data: bytes) -> str | None:
-    """Return what private key of ours a file is or holds, for people; None for anything else.
-
-    Args:
-        data: its first `own_state.LOOKED_AT_BYTES`.
-    """
+    """Return the kind of private key of ours in a file's first `own_state.LOOKED_AT_BYTES`; None without one."""
     if kind := own_state.key_kind(data):
         return kind
     if b"PRIVATE KEY-----" not in data:

@@ -1,4 +1,4 @@
-"""The raw leg: the same worker and workload on the plain inputs, with no protection at all, for comparison.
+"""The raw leg: the same worker and workload, unprotected, on plain inputs, for comparison.
 
 The inputs lie in the clear in a private folder while it runs, and the outputs stay in the clear.
 """
@@ -59,6 +59,7 @@ class RawEnded:
 
     @property
     def exit_code(self) -> ExitCode:
+        """What a command ends with."""
         return {"completed": ExitCode.DONE, "interrupted": ExitCode.INTERRUPTED}.get(self.outcome, ExitCode.RUN_FAILED)
 
 
@@ -106,14 +107,11 @@ def run_raw(
     log: BinaryIO,
     ranks: int | None = None,
 ) -> RawEnded:
-    """Run a job in the clear.
+    """Run a job in the clear until it ends; Ctrl-C stops it in order.
 
     Args:
-        plain: the job.
-        home: its `raw/` gets the folder.
-        event: told of every message of the worker's.
-        log: a real file; gets what the training prints, in the clear.
-        ranks: in how many processes of one group a script runs; None for one process without a group.
+        event: called with every message of the worker.
+        home, log, ranks: as of `RawProcess`.
 
     Raises:
         RunError: `worker-failed` when the worker cannot be started.
@@ -134,13 +132,12 @@ def run_raw(
 
 
 class RawProcess:
-    """A raw worker, from its start to its end; leaving the block kills it if need be and removes the plain inputs.
+    """A raw worker; leaving the block kills it and removes the plain inputs.
 
     Args:
-        plain: the job.
         home: its `raw/` gets the folder.
-        log: a real file; gets what the training prints, in the clear.
-        ranks: in how many processes of one group a script runs; None for one process without a group.
+        log: a real file for what the training prints, in the clear.
+        ranks: the processes of one group that a script runs in; None for one process without a group.
         program: what Python runs as the worker.
 
     Raises:
@@ -159,9 +156,9 @@ class RawProcess:
         self.run_id = secrets.token_hex(16)
         folder = private_folder(home.raw / self.run_id)
         self._inputs, self._outputs = private_folder(folder / "inputs"), private_folder(folder / "outputs")
-        params, events = folder / "params.json", folder / "events.jsonl"
-        self._said: list[dict[str, Any]] = []
-        self._reader = _Lines(events)
+        self._events, self._offset = folder / "events.jsonl", 0
+        self._messages: list[dict[str, Any]] = []
+        params = folder / "params.json"
         try:
             plain.lay(self._inputs)
             write_private(params, json.dumps(plain.params).encode())
@@ -169,13 +166,23 @@ class RawProcess:
                 sys.executable,
                 *("-I", "-B", *program, "--raw", "--workload", plain.workload),
                 *("--params", str(params), "--inputs", str(self._inputs), "--outputs", str(self._outputs)),
-                *("--events", str(events)),
+                *("--events", str(self._events)),
                 *(() if ranks is None else ("--ranks", str(ranks))),
             ]
             self._began = time.monotonic()
-            self._process = _start(command, folder, log)
-        except BaseException:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
+                umask=0o077,
+            )
+        except BaseException as error:
             shutil.rmtree(self._inputs, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
             raise
 
     def __enter__(self) -> RawProcess:
@@ -186,22 +193,33 @@ class RawProcess:
 
     @property
     def pid(self) -> int:
+        """The worker's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
+        """Whether the worker still runs."""
         return self._process.poll() is None
 
     @property
     def exit_status(self) -> int | None:
-        """Of a worker that has ended; negative for a signal."""
+        """Exit status of a worker that has ended; negative for a signal."""
         return self._process.poll()
 
     def news(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what the worker has said since the last call."""
-        for message in self._reader.read():
-            self._said.append(message)
-            yield message
+        """Yield the worker's messages since the last call."""
+        if not self._events.exists():
+            return
+        with self._events.open("rb") as source:
+            source.seek(self._offset)
+            for line in source:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    self._messages.append(message)
+                    yield message
 
     def stop(self) -> None:
         """Ask the job to stop and to save what it has."""
@@ -220,82 +238,38 @@ class RawProcess:
         total_s = time.monotonic() - self._began
         for _ in self.news():
             pass
-        return _ended(self.run_id, self._outputs, self._said, stopped=stopped, total_s=total_s)
+        last = {str(message.get("type")): message for message in self._messages}
+        finished, failed, imported = last.get("finished"), last.get("failed"), last.get("imported")
+        work = finished or {"work": None, "loss": None, "trainable": None}
+        return RawEnded(
+            run_id=self.run_id,
+            folder=self._outputs,
+            outcome="interrupted" if stopped else "completed" if finished else "failed",
+            code=str(failed["code"]) if failed else None if finished else Code.WORKER_KILLED.value,
+            work=work["work"],
+            loss=work["loss"],
+            trainable=work["trainable"],
+            outputs=tuple(_outputs(self._messages)),
+            imports_s=imported["us"] / 1e6 if imported else None,
+            total_s=total_s,
+        )
 
     def close(self) -> None:
-        """Kill the worker if it lives, and remove the plain inputs."""
+        """Kill the worker if it still runs, and remove the plain inputs."""
         if self.alive:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._inputs, ignore_errors=True)
 
 
-def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
-            umask=0o077,
-        )
-    except OSError as error:
-        raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
-
-
-class _Lines:
-    """Reads whole lines of JSON from a growing file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as source:
-            source.seek(self._offset)
-            for line in source:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                message = json.loads(line)
-                if isinstance(message, dict):
-                    yield message
-
-
-def _ended(run_id: str, outputs: Path, said: list[dict[str, Any]], *, stopped: bool, total_s: float) -> RawEnded:
-    last = {str(message.get("type")): message for message in said}
-    finished, failed, imported = last.get("finished"), last.get("failed"), last.get("imported")
-    outcome = "completed" if finished and not stopped else "interrupted" if stopped else "failed"
-    return RawEnded(
-        run_id=run_id,
-        folder=outputs,
-        outcome=outcome,
-        code=str(failed["code"]) if failed else None if finished else Code.WORKER_KILLED.value,
-        work=finished["work"] if finished else None,
-        loss=finished["loss"] if finished else None,
-        trainable=finished["trainable"] if finished else None,
-        outputs=tuple(_outputs(said)),
-        imports_s=imported["us"] / 1e6 if imported else None,
-        total_s=total_s,
-    )
-
-
-def _outputs(said: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _outputs(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     begun: dict[str, Any] | None = None
-    for message in said:
+    for message in messages:
         if message.get("type") == "output":
             begun = message
         elif message.get("type") == "output-end" and begun is not None:
-            yield {
-                "name": begun["name"],
-                "kind": begun["kind"],
-                "class": begun["class"],
-                "sha256": message["sha256"],
-                "bytes": begun["bytes"],
-            }
+            whole = begun | {"sha256": message["sha256"]}
+            yield {key: whole[key] for key in ("name", "kind", "class", "sha256", "bytes")}
             begun = None
 
 

@@ -1,8 +1,7 @@
 """Seals a job: the owner's files under a fresh package key, the manifest under the owner's signature.
 
-Order matters: the package is written under a temporary name, its key and its record are stored durably, and only
-then does the package get its final name. A package without a key never appears; a failure before that leaves
-nothing, and after it (the folder cannot be synced) the key stays with the package.
+Law: a package never appears without its key. It is written under a temporary name, its key and record are stored, and
+then it gets its final name; a failure before that leaves nothing, and one after it leaves the key with the package.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +54,7 @@ _POLICY = {"assurance": "software", "profile": "standard", "max_duration": "1h"}
 
 
 def template(workload: str) -> Template:
-    """Return the job to begin with.
-
-    Args:
-        workload: one of `params.KINDS`.
-    """
+    """Return the job to begin with, for one of `params.KINDS`."""
     files = _FILES[workload]
     chosen: dict[str, Any] = {
         "workload": workload,
@@ -111,11 +108,6 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _wrapped(text: str) -> Iterator[str]:
-    line = "#"
-    for word in text.split():
-        if len(line) + 1 + len(word) > _COMMENT_CHARS:
-            yield line
-            line = "#"
-        line += f" {word}"
-    yield line
+def _wrapped(text: str) -> list[str]:
+    width = _COMMENT_CHARS - len("# ")
+    return ["# " + line for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]

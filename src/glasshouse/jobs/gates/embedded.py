@@ -1,9 +1,8 @@
 """The embedded broker: one process per state home, shared by the runs of all projects, gone when the last has ended.
 
-Laws: `broker/lock` is held while a broker is started or stopped, so two runs never start two; a run writes
-its record before it asks for a broker, and marks it ended before it gives the broker back, so a broker is
-never stopped under a run, and ends by itself when the last one's supervisor was killed. A broker that died is
-started again on the same data, sockets and key.
+Laws: `broker/lock` is held while a broker is started or stopped, so two runs never start two; a run writes its record
+before it asks for a broker, and marks it ended before it gives the broker back, so a broker is never stopped under a
+run, and ends by itself when the last supervisor was killed. A broker that died is started again on the same data.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ class Serving:
     embedded: bool  # whether it ends with the last run
 
     def to_json(self) -> dict[str, Any]:
+        """Return the object in `serving.json`."""
         return {
             "broker_public": b64encode(self.public),
             "embedded": self.embedded,
@@ -65,30 +65,25 @@ class Serving:
         """Inverse of `to_json`; None for anything else."""
         try:
             process = ProcessName.from_json(value["process"])
-            return (
-                None
-                if process is None
-                else cls(
-                    process=process,
-                    runtime_url=str(value["runtime_url"]),
-                    owner_socket=Path(value["owner_socket"]),
-                    public=b64decode(value["broker_public"]),
-                    embedded=value["embedded"] is True,
-                )
+            if process is None:
+                return None
+            return cls(
+                process=process,
+                runtime_url=str(value["runtime_url"]),
+                owner_socket=Path(value["owner_socket"]),
+                public=b64decode(value["broker_public"]),
+                embedded=value["embedded"] is True,
             )
         except (KeyError, TypeError, GlasshouseError):
             return None
 
     def client(self) -> OwnerClient:
+        """Return a client of its owner."""
         return OwnerClient(self.owner_socket)
 
 
 class Embedded:
-    """The broker of one state home.
-
-    Args:
-        home: whose runs it serves.
-    """
+    """The broker of one state home."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -100,21 +95,14 @@ class Embedded:
     @property
     def serving(self) -> Serving | None:
         """The broker that the record names, if its process lives."""
-        if not self._record.exists():
-            return None
         try:
             found = Serving.from_json(read_state(self._record, what="broker record"))
-        except UsageError:
+        except UsageError:  # missing or damaged
             return None
-        self._reap()
-        return found if found is not None and found.process.alive else None
+        return found if found is not None and self._lives(found) else None
 
     def ensure(self) -> Serving:
-        """Return the broker that answers, starting one if need be.
-
-        Raises:
-            PeerError: `broker-unreachable` when none can be started, or the one there does not answer.
-        """
+        """Return the broker once it answers, started if need be; raises `PeerError`: `broker-unreachable`."""
         private_folder(self._home.broker)
         with self._locked():
             return self._answering() or self._start()
@@ -130,11 +118,7 @@ class Embedded:
 
     @contextlib.contextmanager
     def announced(self, serving: Serving) -> Iterator[None]:
-        """Say that a broker serves this home that was started by other means, until the block ends.
-
-        Raises:
-            UsageError: `usage` when another one does already.
-        """
+        """Record a broker that was started by other means until the block ends; raises `UsageError` beside another."""
         private_folder(self._home.broker)
         with self._locked():
             self._refuse_second()
@@ -147,18 +131,13 @@ class Embedded:
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:
-        """Let no broker start on this home's data until the block ends.
-
-        Raises:
-            UsageError: `usage` when one serves it, or a run needs it.
-        """
+        """Let no broker start until the block ends; raises `UsageError` when one serves, or a run needs it."""
         private_folder(self._home.broker)
         with self._locked():
             self._refuse_second()
             if self.needed():
-                raise UsageError(
-                    Code.USAGE, f"a run still needs the broker of {self._home.path}", hint="see: glasshouse status"
-                )
+                why = f"a run still needs the broker of {self._home.path}"
+                raise UsageError(Code.USAGE, why, hint="see: glasshouse status")
             yield
 
     def _refuse_second(self) -> None:
@@ -166,9 +145,9 @@ class Embedded:
             raise UsageError(Code.USAGE, f"a broker already serves {self._home.path}")
 
     def retire(self) -> bool:
-        """Make way, as the broker's own process, if no run needs one: its end follows.
+        """Take the lock for good, as the broker's own process before it ends; return False if a run needs a broker.
 
-        Until that process is gone no other is started; a broker that is being started or stopped stays.
+        No other is started before that process is gone; a broker that is being started or stopped stays.
         """
         try:
             descriptor = self._open_lock()
@@ -176,10 +155,10 @@ class Embedded:
             return True  # the home is gone
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            needed = self.needed()
         except OSError:
-            os.close(descriptor)
-            return False
-        if self.needed():
+            needed = True
+        if needed:
             os.close(descriptor)
             return False
         serving = self.serving
@@ -190,11 +169,9 @@ class Embedded:
     def needed(self) -> bool:
         """Return whether any run still needs the broker."""
         for folder in RunFolder.everywhere(self._home):
-            try:
+            with contextlib.suppress(UsageError):  # a damaged record belongs to no run that could still need it
                 if folder.active():
                     return True
-            except UsageError:
-                continue  # a damaged record belongs to no run that could still need it
         return False
 
     def _answering(self) -> Serving | None:
@@ -249,9 +226,8 @@ class Embedded:
         except (KeyError, ValueError, GlasshouseError):
             child.kill()
             child.wait()
-            raise PeerError(
-                Code.BROKER_UNREACHABLE, "the embedded broker did not start", hint=f"its words are in {self._log}"
-            ) from None
+            hint = f"its log is {self._log}"
+            raise PeerError(Code.BROKER_UNREACHABLE, "the embedded broker did not start", hint=hint) from None
         write_state(self._record, serving.to_json())
         self._children.add(child.pid)
         child.returncode = 0  # it may outlive this object and this process: `_reap` waits for it
@@ -294,19 +270,19 @@ class Embedded:
 
 
 def _ready_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Return what the broker says when it is ready; raises ValueError."""
+    """Return the line that the broker prints when it is ready; raises ValueError."""
     assert child.stdout is not None  # noqa: S101 - asked for in `_start`
-    deadline, said = time.monotonic() + START_TIMEOUT_S, b""
+    deadline, read = time.monotonic() + START_TIMEOUT_S, b""
     with child.stdout as out:
-        while b"\n" not in said:
+        while b"\n" not in read:
             ready, _, _ = select.select([out], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(out.fileno(), 65536) if ready else b""
-            if not data or len(said) > 65536:
-                raise ValueError("the broker said nothing")
-            said += data
-    line = json.loads(said.partition(b"\n")[0])
+            if not data or len(read) > 65536:
+                raise ValueError("no line of the broker")
+            read += data
+    line = json.loads(read.partition(b"\n")[0])
     if not isinstance(line, dict):
-        raise ValueError("the broker said something else")
+        raise ValueError("another line of the broker")
     return line
 
 

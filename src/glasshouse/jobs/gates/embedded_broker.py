@@ -1,6 +1,6 @@
 """The program of the embedded broker: `python -I -m glasshouse.jobs.gates.embedded_broker HOME [OPTION...]`.
 
-It ends by itself once no run needs it: a supervisor that was killed gives nothing back.
+It ends by itself once no run needs it, also when a supervisor was killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from glasshouse.jobs.owner.home import Home
 
 __all__ = ["main"]
 
-# Twice in a row, so that a command without a run, which asks for a moment, is not interrupted.
+# Twice in a row, so that a short request of a command without a run is not interrupted.
 LOOK_S = 5.0
 _LOOKS = 2
 

@@ -1,7 +1,6 @@
-"""The gates that an owner has added, by name, and a run's broker: such a gate, or the embedded one.
+"""The gates that an owner has added, by name.
 
-Laws: a gate is identified by its pinned signing key, and a package key is sent to its pinned certificate alone; what a
-run needs after its beginning needs no private key of the owner's.
+Law: a gate is identified by its pinned signing key, and a package key is sent to its pinned certificate alone.
 """
 
 from __future__ import annotations
@@ -12,38 +11,31 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated
 
 from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
 from glasshouse.broker.client.gate_client import GateClient
-from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.package_records import PackageRecord
-from glasshouse.jobs.gates.embedded import Embedded, socket_folder
+from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.files import is_there, read_state, write_state
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.providers.protocol.line import GateLine
-from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.record import Record, Sha256, digest, fixed, integer, text
 from glasshouse.wire.signing import SigningKey
 
 __all__ = [
-    "Broker",
     "Gate",
-    "Reached",
-    "Standing",
     "add_gate",
     "audit_gate",
     "audit_own",
-    "broker_of",
     "gate_by_key",
     "gate_name",
     "gate_named",
     "gate_of",
     "known_gates",
-    "relay_of",
     "remove_gate",
 ]
 
@@ -51,41 +43,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Reached(Protocol):
-    """A broker that can be called."""
-
-    @property
-    def runtime_url(self) -> str: ...
-
-    @property
-    def public(self) -> bytes: ...
-
-    @property
-    def owner_socket(self) -> Path | None: ...
-
-    def client(self) -> OwnerClient: ...
-
-
-class Broker(Protocol):
-    """What a run needs of its broker: `Embedded`, or `Standing`."""
-
-    @property
-    def serving(self) -> Reached | None: ...
-
-    def ensure(self) -> Reached: ...
-
-    def give_back(self) -> bool: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
+class Gate(Record, name="gate"):
     """A gate that was added, and what of it is pinned."""
 
-    url: str  # ``https://host[:port]``
-    public: bytes  # its signing key
-    certificate: bytes | None  # SHA-256 of its own certificate; None for one that the system's authorities signed
+    url: Annotated[str, text(4096)]  # ``https://host[:port]``
+    public: Sha256  # its signing key
+    certificate: Sha256 | None  # SHA-256 of its own certificate; None for one that the system's authorities signed
     # Number and hash of the last record of the audit log that it showed; of none, 0 and zeros.
-    audited: tuple[int, bytes] = (0, GENESIS)
+    audited: Annotated[tuple[int, bytes], fixed(records=integer(), sha256=digest())] = (0, GENESIS)
 
     def line(self) -> GateLine:
         """Return how it is reached; raises `UsageError` for an address that is none."""
@@ -95,31 +61,15 @@ class Gate:
         """Return the client of an owner, or one without a signature."""
         return GateClient(self.url, self.line().connect, self.public, owner)
 
-    def to_json(self) -> dict[str, Any]:
-        certificate = None if self.certificate is None else self.certificate.hex()
-        audited = {"records": self.audited[0], "sha256": self.audited[1].hex()}
-        return {"audited": audited, "certificate": certificate, "public": self.public.hex(), "url": self.url}
-
 
 def gate_of(url: str, *, key: str, certificate: str | None) -> Gate:
-    """Return a gate as it is written on a command line.
-
-    Args:
-        url: its address.
-        key: its signing key, in hex.
-        certificate: SHA-256 of its certificate, in hex.
-
-    Raises:
-        UsageError: `usage`.
-    """
-    for what, text in (("key", key), ("certificate", certificate)):
-        if text is not None and not _DIGEST.fullmatch(text):
-            raise UsageError(
-                Code.USAGE, f"not a gate's {what}: 64 hexadecimal digits", hint="the gate prints both when it starts"
-            )
-    gate = Gate(
-        url=url, public=bytes.fromhex(key), certificate=None if certificate is None else bytes.fromhex(certificate)
-    )
+    """Return a gate from its URL, its signing key and the SHA-256 of its certificate in hex; raises `UsageError`."""
+    hint = "the gate prints both when it starts"
+    for what, given in (("key", key), ("certificate", certificate)):
+        if given is not None and not _DIGEST.fullmatch(given):
+            raise UsageError(Code.USAGE, f"not a gate's {what}: 64 hexadecimal digits", hint=hint)
+    pinned = None if certificate is None else bytes.fromhex(certificate)
+    gate = Gate(url=url, public=bytes.fromhex(key), certificate=pinned)
     gate.line()
     return gate
 
@@ -130,16 +80,7 @@ def known_gates(home: Home) -> dict[str, Gate]:
 
 
 def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, Gate] | None:
-    """Return the gate with a signing key, and its name; also one that has none any more, as it was last recorded.
-
-    Args:
-        home: the state home.
-        public: the key.
-        called: its name if it has several.
-
-    Raises:
-        UsageError: a damaged list.
-    """
+    """Return a gate by its signing key, and its name, also after that was removed; `called` chooses among several."""
     listed = _listed(home)
     found = [name for name, gate in listed.items() if gate.public == public]
     if not found:
@@ -149,19 +90,13 @@ def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, Gate] |
 
 
 def _listed(home: Home) -> dict[str, Gate]:
-    """Return all gates, also those that have no name any more: see `_unnamed`."""
+    """Return all gates, also those whose name was removed: see `_unnamed`."""
     if not is_there(home.gates):
         return {}
     listed = read_state(home.gates, what="list of gates")
     try:
-        return {
-            name: replace(
-                gate_of(one["url"], key=one["public"], certificate=one["certificate"]),
-                audited=(int(one["audited"]["records"]), bytes.fromhex(one["audited"]["sha256"])),
-            )
-            for name, one in sorted(listed.items())
-        }
-    except (KeyError, TypeError, ValueError):
+        return {name: Gate.from_json(one) for name, one in sorted(listed.items())}
+    except FormatError:
         raise UsageError(Code.USAGE, f"the list of gates {home.gates} is damaged") from None
 
 
@@ -180,7 +115,7 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
     gate.client().check_known()
     with _locked(home):
         listed = _unnamed(_listed(home), name)
-        # What it showed of its audit log is the gate's, whatever its name: to add it again loses nothing of it.
+        # What was audited belongs to the gate under all its names: adding it again loses nothing of it.
         audited = _audited(listed, gate)
         listed.pop(_without_name(gate), None)
         _write(home, listed | {name: replace(gate, audited=audited)})
@@ -190,28 +125,22 @@ def remove_gate(home: Home, name: str) -> Gate:
     """Remove a gate's name and return what it was.
 
     Raises:
-        UsageError: no such gate; or one that a run that goes on needs, or that has the key of a package that is not
-            revoked and no other name by which it could be.
+        UsageError: no such gate; a run still needs it; or a package that is not revoked could be revoked by this name
+            alone.
     """
     known = known_gates(home)
     gate = gate_named(home, name)
     for folder in RunFolder.everywhere(home):
         record = folder.load()
         if record.gate == name and record.phase is not Phase.ENDED:
-            raise UsageError(
-                Code.USAGE,
-                f"run {record.run_id[:8]} needs it",
-                hint=f"stop it first: glasshouse stop {record.run_id[:8]}",
-            )
+            run = record.run_id[:8]
+            raise UsageError(Code.USAGE, f"run {run} needs it", hint=f"stop it first: glasshouse stop {run}")
     if not any(one.public == gate.public for other, one in known.items() if other != name):
         for path in sorted(home.packages.glob("*.json")):
             package = PackageRecord.load(home, path.stem, workload="unknown")
             if not package.revoked and any(one.public == gate.public for one in package.gates):
-                raise UsageError(
-                    Code.USAGE,
-                    f"{name} has the key of package {package.package_id} ({package.name})",
-                    hint=f"revoke it first: glasshouse revoke {package.package_id}",
-                )
+                why = f"{name} has the key of package {package.package_id} ({package.name})"
+                raise UsageError(Code.USAGE, why, hint=f"revoke it first: glasshouse revoke {package.package_id}")
     with _locked(home):
         _write(home, _unnamed(_listed(home), name))
     return gate
@@ -222,12 +151,8 @@ def _without_name(gate: Gate) -> str:
 
 
 def _unnamed(listed: dict[str, Gate], name: str) -> dict[str, Gate]:
-    """Return the list without a name: under its key, which is no name, its last gate is kept."""
-    others = {other: one for other, one in listed.items() if other != name}
-    if name not in listed:
-        return others
-    gate = listed[name]
-    return others | {_without_name(gate): gate}
+    """Return the list with a gate under its key, which is no name, in place of its name."""
+    return {_without_name(one) if other == name else other: one for other, one in listed.items()}
 
 
 def gate_named(home: Home, name: str) -> Gate:
@@ -244,14 +169,10 @@ def gate_named(home: Home, name: str) -> Gate:
 
 
 def gate_name(home: Home, given: str) -> str:
-    """Return the name of the gate that a command line or a job file means.
-
-    Args:
-        home: the state home.
-        given: its name, or its URL.
+    """Return the name of a gate that was given by its name or URL.
 
     Raises:
-        UsageError: none that was added is called so, or reached there; or several are that differ in what is pinned.
+        UsageError: no gate of that name or URL was added, or several of that URL that differ in what is pinned.
     """
     if "://" not in given:
         gate_named(home, given)
@@ -276,21 +197,17 @@ def gate_name(home: Home, given: str) -> str:
 
 
 def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool = False) -> list[Json]:
-    """Return what a gate's audit log has of this owner, verified, and record where it ends.
+    """Return this owner's records in a gate's audit log, verified, and record where the log ends.
 
     Args:
-        home: the state home.
-        gate: its name, or the gate.
-        owner: asks it.
-        newer: whether to request only what was not recorded before.
+        newer: request only what was not recorded before.
 
     Raises:
         UsageError: no such gate.
         PeerError, RefusedError: as `GateClient`.
-        VerificationError: `log-invalid`: it does not hold, or is not the one that the gate showed before.
+        VerificationError: `log-invalid`: it does not verify, or does not continue the log of before.
     """
     found = gate_named(home, gate) if isinstance(gate, str) else gate
-    # What it showed is the gate's, by whichever of its names it was called.
     records, audited = found.client(owner).own_audit(kept=_audited(_listed(home), found), newer=newer)
     with _locked(home):
         listed = _listed(home)  # anew: gates may have been added and removed while it answered
@@ -301,7 +218,7 @@ def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool =
 
 
 def audit_own(home: Home) -> list[Json]:
-    """Return the audit log of this home's own broker, verified; it is started if need be.
+    """Return the verified audit log of this home's own broker, started if need be.
 
     Raises:
         PeerError: `broker-unreachable`.
@@ -318,96 +235,14 @@ def audit_own(home: Home) -> list[Json]:
     return records
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _AtGate:
-    """A gate, as a run's broker."""
-
-    gate: Gate
-    owner: SigningKey | None
-    runtime_url: str = ""  # a runtime calls its keeper: see `relay_of`
-    owner_socket: None = None
-
-    @property
-    def public(self) -> bytes:
-        return self.gate.public
-
-    def client(self) -> OwnerClient:
-        if self.owner is None:
-            raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
-        return self.gate.client(self.owner)
-
-
-class Standing:
-    """A gate that stays, as the broker of one run.
-
-    Args:
-        home: the state home.
-        name: of the gate.
-        owner: signs the requests; None where there are none.
-
-    Raises:
-        UsageError: no such gate.
-    """
-
-    def __init__(self, home: Home, name: str, owner: SigningKey | None = None) -> None:
-        self._gate = gate_named(home, name)
-        self.serving = _AtGate(gate=self._gate, owner=owner)
-
-    def ensure(self) -> Reached:
-        """Return the gate, which answers.
-
-        Raises:
-            PeerError: `broker-unreachable`, or `broker-untrusted` for another than was added.
-        """
-        self._gate.client().check_known()
-        return self.serving
-
-    def stores(self) -> bool:
-        """Return whether it keeps what runs on other machines leave: a run that outlives its machine needs that.
-
-        Raises:
-            PeerError: `broker-unreachable`, or `broker-untrusted` for another certificate.
-        """
-        return self._gate.client().stores()
-
-    def give_back(self) -> bool:
-        """Leave it running: it serves others too."""
-        return False
-
-
-def broker_of(home: Home, folder: RunFolder) -> Broker:
-    """Return the broker of a run that was prepared; raises `UsageError`."""
-    gate = folder.load().gate
-    return Embedded(home) if gate is None else Standing(home, gate)
-
-
-def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
-    """Return where the keeper of a runtime carries its calls; None for the embedded broker, which it calls itself.
-
-    Args:
-        home: the state home.
-        gate: the run's, by name.
-        run_id: of the runtime's machine; on this machine its socket is called after it.
-
-    Raises:
-        UsageError: no such gate.
-    """
-    if gate is None:
-        return None
-    found = gate_named(home, gate)
-    certificate = None if found.certificate is None else found.certificate.hex()
-    path = socket_folder(home) / f"g-{run_id[:12]}"
-    return RelayOrder(url=found.url, certificate=certificate, socket=str(path))
-
-
 def _audited(listed: dict[str, Gate], gate: Gate) -> tuple[int, bytes]:
-    """Return the most that a gate showed of its audit log by any of its names."""
+    """Return where a gate's audit log ended last, under any of its names."""
     return max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
 
 
 @contextlib.contextmanager
 def _locked(home: Home) -> Iterator[None]:
-    """Let no other command change the list of gates in between."""
+    """Lock the list of gates against other commands."""
     try:
         descriptor = os.open(home.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -36,17 +36,13 @@ class Revoked:
 class Holder:
     """A gate that may have a package's key."""
 
-    name: str  # what it is called, or was
-    gate: Gate | None  # None for one of which nothing is known here any more
-    deployed: bool  # whether it said that it has the key
+    name: str  # as it is called, or was
+    gate: Gate | None  # None where its record is gone
+    deployed: bool  # whether it confirmed that it has the key
 
 
 def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[Holder, ...]:
-    """Return every gate that was given a package's key, and one more if it is named: revoked has to be true of all.
-
-    Raises:
-        UsageError: no gate of this name, or a damaged record.
-    """
+    """Return every gate that was given a package's key, and the one named by `also`; raises `UsageError`."""
     found = {}
     for given in PackageRecord.load(home, package_id, workload="unknown").gates:
         name, gate = gate_by_key(home, given.public, called=given.name) or (given.name, None)
@@ -72,9 +68,8 @@ def resolve(name: str, home: Home) -> str:
     try:
         return RunFolder.find(home, name).load().package_id
     except UsageError:
-        raise UsageError(
-            Code.RUN_UNKNOWN, f"{name[:80]!r} is no sealed package, package id or run of {home.path}"
-        ) from None
+        why = f"{name[:80]!r} is no sealed package, package id or run of {home.path}"
+        raise UsageError(Code.RUN_UNKNOWN, why) from None
 
 
 def revoke(
@@ -85,24 +80,22 @@ def revoke(
     owner: SigningKey | None = None,
     running: bool = False,
 ) -> Revoked:
-    """Revoke at the home's own broker, which is started if need be, and at gates, and remember it here.
+    """Revoke at the home's own broker, started if need be, and at gates, and record it here.
 
     Args:
-        package_id: which package.
-        home: the state home.
         gates: all that may have its key: see `holders`. Each is tried, whatever comes of the others.
-        owner: signs what gates are asked.
-        running: whether runs that have the key already are ended too: their leases run out.
+        owner: signs the requests to gates.
+        running: let the leases of runs that have the key run out, too.
 
     Raises:
         PeerError: names all that did not revoke it, with the code of the first: `broker-unreachable`, or
-            `deployment-unknown` of a gate that had the key. Nothing was remembered then.
+            `deployment-unknown` of a gate that had the key. Nothing is recorded then.
     """
     failed: list[tuple[str, GlasshouseError]] = []
     for holder in gates:
         try:
             if holder.gate is None:
-                raise PeerError(Code.BROKER_UNREACHABLE, "nothing is known of it here any more")
+                raise PeerError(Code.BROKER_UNREACHABLE, "its record is gone from here")
             _revoke_at(holder.gate.client(owner), package_id, running=running, deployed=holder.deployed)
             _remember(home, holder.gate, owner)
         except GlasshouseError as error:
@@ -115,10 +108,10 @@ def revoke(
     finally:
         broker.give_back()
     if failed:
-        said = "; ".join(f"{name}: {error.message}" for name, error in failed)
+        reasons = "; ".join(f"{name}: {error.message}" for name, error in failed)
         raise PeerError(
             failed[0][1].code,
-            f"not revoked everywhere, and so not remembered as revoked: {said}",
+            f"not revoked everywhere, and so not remembered as revoked: {reasons}",
             hint="everywhere else it is; revoke it again when they answer, and ask who runs a gate that lacks it",
         )
     record = PackageRecord.load(home, package_id, workload="unknown")
@@ -133,9 +126,9 @@ def revoke(
 
 
 def _remember(home: Home, gate: Gate, owner: SigningKey | None) -> None:
-    """Remember a gate's audit log with the revocation in it: from here on it has to show that, or is given no key."""
+    """Record a gate's audit log with the revocation in it: a log that lacks it is refused from here on."""
     if owner is not None:
-        with contextlib.suppress(GlasshouseError):  # it was revoked; a log that does not hold is the next run's affair
+        with contextlib.suppress(GlasshouseError):  # it was revoked; the next run refuses a log that does not verify
             audit_gate(home, gate, owner, newer=True)
 
 
@@ -143,7 +136,6 @@ def _revoke_at(client: OwnerClient, package_id: str, *, running: bool, deployed:
     try:
         client.revoke(package_id, running=running)
     except UsageError as error:
-        # A package that was never deployed has no key there; from here on it is not deployed either. A gate that had
-        # it has forgotten it, and would forget this too.
+        # A package that was never deployed has no key there, nor will it; a gate that lost a deployment may lose this.
         if deployed or error.code is not Code.DEPLOYMENT_UNKNOWN:
             raise

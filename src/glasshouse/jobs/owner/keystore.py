@@ -17,6 +17,7 @@ from glasshouse.wire.record import Id, Record, Sha256, items, octets, text
 __all__ = ["KeyStore"]
 
 _MAX_BYTES = 65536
+_KIND = "glasshouse-package-key"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +27,7 @@ class _SealedKey(Record, name="key.recipients"):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry(Record, name="key", max_bytes=_MAX_BYTES, constants={"kind": "glasshouse-package-key", "version": 1}):
+class _Entry(Record, name="key", max_bytes=_MAX_BYTES, constants={"kind": _KIND, "version": 1}):
     package_id: Id
     manifest_sha256: Sha256
     recipients: Annotated[tuple[_SealedKey, ...], items(16)]

@@ -30,6 +30,7 @@ __all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "r
 
 MIN_PASSPHRASE_CHARS = 8
 _MAX_BYTES = 16384
+_PRIVATE_KIND = "glasshouse-owner-private"
 # 64 MiB and about a quarter of a second: a guess costs an attacker the same.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 16, 8, 1
 
@@ -100,9 +101,7 @@ class _Secret(Record, name="secret", max_bytes=_MAX_BYTES):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _PrivateFile(
-    Record, name="identity", max_bytes=_MAX_BYTES, constants={"kind": "glasshouse-owner-private", "version": 1}
-):
+class _PrivateFile(Record, name="identity", max_bytes=_MAX_BYTES, constants={"kind": _PRIVATE_KIND, "version": 1}):
     owner: OwnerPublic
     secret: Annotated[bytes | None, octets(), LEFT_OUT] = None
     lock: Annotated[_Lock | None, LEFT_OUT] = None

@@ -23,7 +23,8 @@ from glasshouse.handshake.tokens import parse_token_at_issue
 from glasshouse.jobs.define.jobfile import Deployment, check_reachable
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
 from glasshouse.jobs.define.seal_job import public_part
-from glasshouse.jobs.gates.known_gates import Broker, Reached, audit_gate, relay_of
+from glasshouse.jobs.gates.known_gates import audit_gate
+from glasshouse.jobs.gates.run_broker import Broker, Reached, relay_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.keystore import KeyStore

@@ -22,7 +22,8 @@ from glasshouse.jobs.define.jobfile import Job, load
 from glasshouse.jobs.define.seal_job import Sealed, seal
 from glasshouse.jobs.define.wanted import PROVIDERS, Wanted
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.gates.known_gates import Broker, Standing, gate_name
+from glasshouse.jobs.gates.known_gates import gate_name
+from glasshouse.jobs.gates.run_broker import Broker, Standing
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError
-from glasshouse.jobs.gates.known_gates import Broker
+from glasshouse.jobs.gates.run_broker import Broker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder

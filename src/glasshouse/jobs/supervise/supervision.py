@@ -17,7 +17,7 @@ from typing import Protocol
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
-from glasshouse.jobs.gates.known_gates import Broker, relay_of
+from glasshouse.jobs.gates.run_broker import Broker, relay_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord

@@ -16,7 +16,7 @@ from pathlib import Path
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
-from glasshouse.jobs.gates.known_gates import broker_of
+from glasshouse.jobs.gates.run_broker import broker_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder

@@ -1,0 +1,113 @@
+"""The broker of a run: a gate that its owner added, or the embedded one.
+
+Law: after its preparation a run needs no private key of the owner's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.gates.embedded import Embedded, socket_folder
+from glasshouse.jobs.gates.known_gates import Gate, gate_named
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.providers.protocol.order import RelayOrder
+from glasshouse.wire.signing import SigningKey
+
+__all__ = ["Broker", "Reached", "Standing", "broker_of", "relay_of"]
+
+
+class Reached(Protocol):
+    """A broker that can be called."""
+
+    @property
+    def runtime_url(self) -> str:
+        """What runtimes call."""
+
+    @property
+    def public(self) -> bytes:
+        """Its signing key."""
+
+    @property
+    def owner_socket(self) -> Path | None:
+        """What its owner calls; None for a gate."""
+
+    def client(self) -> OwnerClient:
+        """Return a client of its owner."""
+
+
+class Broker(Protocol):
+    """What a run needs of its broker: `Embedded`, or `Standing`."""
+
+    @property
+    def serving(self) -> Reached | None:
+        """The broker, if it serves."""
+
+    def ensure(self) -> Reached:
+        """Return the broker once it answers, started if need be."""
+
+    def give_back(self) -> bool:
+        """Stop the broker if no run needs it; return whether it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AtGate:
+    """A gate, as a run's broker."""
+
+    gate: Gate
+    owner: SigningKey | None
+    runtime_url: str = ""  # a runtime calls its keeper: see `relay_of`
+    owner_socket: None = None
+
+    @property
+    def public(self) -> bytes:
+        return self.gate.public
+
+    def client(self) -> OwnerClient:
+        if self.owner is None:
+            raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
+        return self.gate.client(self.owner)
+
+
+class Standing:
+    """A gate as the broker of a run; `owner` signs the requests. Raises `UsageError` for an unknown gate."""
+
+    def __init__(self, home: Home, name: str, owner: SigningKey | None = None) -> None:
+        self._gate = gate_named(home, name)
+        self.serving = _AtGate(gate=self._gate, owner=owner)
+
+    def ensure(self) -> Reached:
+        self._gate.client().check_known()
+        return self.serving
+
+    def stores(self) -> bool:
+        """Return whether it stores what a run elsewhere leaves after its machine is gone; raises `PeerError`."""
+        return self._gate.client().stores()
+
+    def give_back(self) -> bool:
+        return False  # it serves others too
+
+
+def broker_of(home: Home, folder: RunFolder) -> Broker:
+    """Return the broker of a run that was prepared; raises `UsageError`."""
+    gate = folder.load().gate
+    return Embedded(home) if gate is None else Standing(home, gate)
+
+
+def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
+    """Return where the keeper of a runtime relays its calls; None for the embedded broker, which it calls directly.
+
+    Args:
+        gate: the run's, by name; raises `UsageError` for an unknown one.
+        run_id: of the runtime's machine; names the relay's socket.
+    """
+    if gate is None:
+        return None
+    found = gate_named(home, gate)
+    certificate = None if found.certificate is None else found.certificate.hex()
+    path = socket_folder(home) / f"g-{run_id[:12]}"
+    return RelayOrder(url=found.url, certificate=certificate, socket=str(path))
