@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from glasshouse.jobs.places import rent
+from glasshouse.jobs.places import rent, rental_watch
 from glasshouse.providers.rental.runpod import RunPod
 from glasshouse.providers.rental.vast import Vast
 
-rent.POLL_S, rent._PROOF_GAP_S, rent._WATCH_S = 0.3, 0.5, 1.0
+rent.POLL_S = rental_watch.POLL_S = 0.3
+rent._PROOF_GAP_S, rental_watch._WATCH_S = 0.5, 1.0
 RunPod.settles_s = Vast.settles_s = 3.0
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ def test_reference_values_are_read_or_refused_as_the_vector_says(name: str) -> N
     given, expected = CASES[name]["input"], CASES[name]["expect"]
     data, signed_by = given["envelope"].encode(), bytes.fromhex(given["signed_by"])
     if expected["code"] is None:
-        found = parts_of(Released.parse(data, signed_by=signed_by).files)
+        found = parts_of(Released.verified(data, signed_by=signed_by).files)
         assert {part: digest.hex() for part, digest in found.items()} == expected["parts"]
         return
     with pytest.raises(FormatError) as caught:
-        Released.parse(data, signed_by=signed_by)
+        Released.verified(data, signed_by=signed_by)
     assert caught.value.code is Code(expected["code"])
 
 

@@ -26,8 +26,7 @@ from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
-from glasshouse.jobs.places import accounts, rented_machine
-from glasshouse.jobs.places import rent as rentals_clock
+from glasshouse.jobs.places import accounts, rent, rental_watch, rented_machine
 from glasshouse.jobs.places.known_machines import _to_rented
 from glasshouse.jobs.places.rent import Renter
 from glasshouse.jobs.places.rental_journal import Journal, Step
@@ -75,7 +74,7 @@ class Rents:
         self.machine = replace(rented_machine.NO_MACHINE, options=OPTIONS, caps=caps)
         (tmp_path / "package").write_bytes(b"sealed")
         self.package = tmp_path / "package"
-        for module in (rented_machine, rentals_clock):
+        for module in (rented_machine, rent, rental_watch):
             monkeypatch.setattr(module, "SystemClock", lambda: self.world.clock)
         monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: self.provider)
         monkeypatch.setattr(rented_machine, "make_bundle", lambda path: path.write_bytes(b"bundle"))
@@ -274,7 +273,7 @@ def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
     """A host that reads nothing is not waited for: what waits for it hears of the cap by a signal."""
     rents.world.clock.us = int(time.time() * 1e6)
     with rents.rented(Output(as_json=True)):
-        monkeypatch.setattr(rentals_clock, "deadline_us", lambda _rental: (0, "money"))
+        monkeypatch.setattr(rental_watch, "deadline_us", lambda _rental: (0, "money"))
         with (
             pytest.raises(KeyboardInterrupt),
             runner.stoppable(),
@@ -315,7 +314,7 @@ def test_a_home_with_marks_of_sshs_in_its_name_has_its_key_found(rents: Rents, h
 def test_a_home_that_ssh_cannot_be_given_is_refused_before_money_is_spent(
     rents: Rents, tmp_path: Path, home: str
 ) -> None:
-    rents.home = replace(rents.home, path=tmp_path / home)
+    rents.home = Home(path=tmp_path / home, project=rents.home.project)
     rents.home.path.mkdir(mode=0o700)
     with pytest.raises(UsageError, match="ssh cannot be given a file in") as caught, rents.rented(Output(as_json=True)):
         pass

@@ -59,13 +59,13 @@ def card(run: ExportedRun, name: str = "ward-seven") -> str:
 
 def test_every_claim_stands_beside_whose_word_it_is(run: ExportedRun) -> None:
     found = claims(run.verdict, run.outputs, fingerprint=FINGERPRINT)
-    assert {one.who for one in found} == {"The owner", "The owner's broker", "The runtime"}
+    assert {one.maker for one in found} == {"The owner", "The owner's broker", "The runtime"}
     # What only the runtime can have seen is never said without the level.
-    assert all("assurance software" in one.rests_on for one in found if one.who == "The runtime")
+    assert all("assurance software" in one.rests_on for one in found if one.maker == "The runtime")
     text = card(run)
     assert run.verdict.sentence in html.unescape(text)
     for one in found:
-        assert html.escape(one.says) in text
+        assert html.escape(one.text) in text
         assert html.escape(one.rests_on) in text
     lines = snippet(run.verdict, run.outputs, name="x", fingerprint=FINGERPRINT)
     for output, named in zip(run.outputs, run.verdict.chain.receipt.outputs, strict=True):

@@ -115,5 +115,5 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, damage: bytes) -> None:
 def test_a_file_is_signed_again_in_the_same_bytes(bundle: Path) -> None:
     key = SigningKey.generate()
     released = Released.of_bundle(bundle)
-    assert Released.parse(released.sign(key).encode(), signed_by=key.public) == released
+    assert Released.verified(released.sign(key).encode(), signed_by=key.public) == released
     assert released.sign(key) == Released.of_bundle(bundle).sign(key)

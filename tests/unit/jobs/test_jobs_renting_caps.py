@@ -18,8 +18,8 @@ from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.files import write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.places import rented_machine
-from glasshouse.jobs.places.rent import POLL_S, SystemClock, Watch, deadline_us
 from glasshouse.jobs.places.rental_journal import Journal
+from glasshouse.jobs.places.rental_watch import POLL_S, SystemClock, Watch, deadline_us
 from glasshouse.jobs.places.rented_machine import NO_MACHINE
 from glasshouse.jobs.supervise import runner
 from glasshouse.providers.rental.start_script import READY

@@ -103,26 +103,15 @@ def remove_machine(home: Home, name: str) -> Machine:
         for one in folder.machines():
             record = one.load()
             if record.place == name and record.phase is not Phase.ENDED:
-                raise UsageError(
-                    Code.USAGE,
-                    f"run {record.run_id[:8]} goes on there",
-                    hint=f"stop it first: glasshouse stop {record.run_id[:8]}",
-                )
+                run = record.run_id[:8]
+                raise UsageError(Code.USAGE, f"run {run} goes on there", hint=f"stop it first: glasshouse stop {run}")
     machine = known.pop(name)
     _write(home, known)
     return machine
 
 
 def place_of(home: Home, name: str) -> Place:
-    """Return the place on a machine.
-
-    Args:
-        home: whose machines.
-        name: `LOCAL`, a name, or an address.
-
-    Raises:
-        UsageError: no such machine.
-    """
+    """Return the place on a machine: `LOCAL`, a name or an address; raises `UsageError` for an unknown one."""
     if name == LOCAL:
         return LocalPlace()
     if (rented := _rented(home, name)) is not None:
@@ -152,17 +141,14 @@ def _rented(home: Home, name: str) -> SshPlace | None:
     rental = journal.load()
     up = rental.up
     if up is None or (up.host is None and node >= len(up.places)):
-        raise UsageError(
-            Code.RUN_UNKNOWN,
-            f"the machine {name} was given back, or was never up",
-            hint="see: glasshouse machine rented",
-        )
+        why = f"the machine {name} was given back, or was never up"
+        raise UsageError(Code.RUN_UNKNOWN, why, hint="see: glasshouse machine rented")
     way, folder = Machine(url=up.places[node]).way() if up.host is None else (_to_rented(journal, up), OWN_FOLDER)
     return SshPlace(name, way, rental.python, folder, connect=partial(_gate, home), bundle=journal.bundle)
 
 
 def files_of(journal: Journal) -> tuple[str, str]:
-    """Return ssh's options for the files of a rental; raises `UsageError` for a home that ssh cannot be given."""
+    """Return ssh's options for the files of a rental; raises `UsageError` for a home whose path ssh cannot take."""
     return file_option("IdentityFile", journal.key), file_option("UserKnownHostsFile", journal.known_hosts)
 
 
@@ -184,12 +170,7 @@ def _to_rented(journal: Journal, up: Attempt) -> SshHost:
 
 
 def examine(home: Home, name: str) -> list[Finding]:
-    """Look at a machine that has a name or an address.
-
-    Raises:
-        UsageError: no such machine.
-        PeerError, PlatformError: it cannot be reached, or looked at.
-    """
+    """Return the findings of a machine about itself; raises `UsageError`, `PeerError` or `PlatformError`."""
     place = place_of(home, name)
     if not isinstance(place, SshPlace):
         raise UsageError(Code.USAGE, f"{name} is this machine")
@@ -203,15 +184,10 @@ def examine(home: Home, name: str) -> list[Finding]:
 def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
     """Remove from a machine what is left there of this home's runs that have ended.
 
-    One that was given up ends first if it goes on, and what it left is fetched; another that goes on there is stopped,
-    unread.
-
-    Args:
-        home: whose runs.
-        name: a machine's name or address.
+    A run that was given up is interrupted and fetched first; any other that still runs there is stopped, unread.
 
     Returns:
-        How many runs' leavings were removed, and why each of the others that are there is left, by its id.
+        How many runs were removed, and for each other run there, by its id, why it is left.
 
     Raises:
         UsageError: no such machine.
@@ -227,7 +203,7 @@ def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
             for one in folder.machines():
                 record = one.load()
                 run = record.run_id
-                # One that was not placed yet when its command was killed has a package there at most.
+                # A run whose command was killed before it was placed has a package there at most.
                 over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
                 if record.place == name and over:
                     with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
@@ -246,17 +222,14 @@ def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, g
     """Remove what a machine has of a run that is over here, and return None, or why it is left.
 
     Args:
-        home: whose run it is.
-        folder, record: the run's.
-        placed: the run there.
-        goes_on: what the machine says of it; None where it has nothing but a package at most.
+        goes_on: whether the machine lists it as running; None where it has a package at most.
     """
-    # Nothing is added to what is kept here of any other: what is there is the machine's word alone.
+    # To any other run nothing is added here: what is there is the machine's claim alone.
     if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):
         if goes_on:
             Embedded(home).ensure()  # signs for its end
             placed.interrupt()
-        if not see_out(placed):  # what is removed there has to be here: the next sweep fetches the rest
+        if not see_out(placed):  # what is removed there has to be here first; the next sweep fetches the rest
             return "is not here whole yet" + (f": {placed.problem}" if placed.problem else "")
     elif goes_on:
         placed.connect()
@@ -282,7 +255,7 @@ def _write(home: Home, machines: dict[str, Machine]) -> None:
 
 
 def _gate(home: Home) -> socket.socket:
-    """Connect to the broker of a home, for a call of a runtime elsewhere; raises `OSError`."""
+    """Connect to a home's broker, for a call of a runtime elsewhere; raises `OSError`."""
     serving = Embedded(home).serving
     if serving is None:
         raise ConnectionRefusedError("no broker serves")

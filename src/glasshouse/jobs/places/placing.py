@@ -17,14 +17,13 @@ from glasshouse.providers.protocol.order import Order, RelayOrder
 
 __all__ = ["STOP_PATIENCE_S", "LeftError", "Placing", "see_out"]
 
-# A runtime that was asked to stop has a worker that may take seconds to end and memory to search.
+# A runtime that was asked to stop has a worker that takes seconds to end, and memory to search.
 STOP_PATIENCE_S = 120.0
-# For the word to get there.
 _KILL_S = 5.0
 
 
 class LeftError(PeerError):
-    """Its owner would not wait any longer for a machine that cannot be reached; the run may go on there."""
+    """The owner gave up waiting for a machine that cannot be reached; the run may go on there."""
 
     def __init__(self, run_id: str, place: str) -> None:
         self._name = name = run_id[:8]
@@ -36,28 +35,24 @@ class LeftError(PeerError):
         )
 
     def rented(self) -> LeftError:
-        """Return this for a machine that is rented, and stays so."""
+        """Return this error for a machine that stays rented."""
         self.message += "; its rented machine is not given back, and costs money on"
-        self.hint = (
-            "glasshouse sweep gives it back, and fetches what can be reached; "
-            f"glasshouse attach {self._name} waits for it"
-        )
+        self.hint = "glasshouse sweep gives it back, and fetches what can be reached; "
+        self.hint += f"glasshouse attach {self._name} waits for it"
         return self
 
 
 class Placing:
-    """The runtimes of a run's machines, for as long as the block lasts.
+    """The runtimes of a run's machines while the block lasts.
 
     A block that raises stops those that were started and waits for their ends; either way nothing is left at a place
     that can be reached. One that raises `LeftError` leaves them as they are.
 
     Args:
-        places: of the machines, in order.
-        folders: of the machines.
-        relays: where their runtimes' keepers carry their calls, each or None.
+        relays: where the runtimes' keepers relay their calls, each or None.
 
     Attributes:
-        placed: their handles.
+        placed: handles of the runtimes.
     """
 
     def __init__(
@@ -82,21 +77,18 @@ class Placing:
             for placed in self._started:
                 see_out(placed)
         for placed, folder in zip(self.placed, self._folders, strict=True):
-            # All of it is here. What cannot be reached at this moment is left to a sweep.
+            # What cannot be reached now is left to a sweep.
             if kind is None or not issubclass(kind, LeftError):
                 with contextlib.suppress(GlasshouseError):
                     placed.remove(folder.load().sent)
             placed.close()
 
     def start(self, launches: Sequence[bytes], check: Callable[[], None]) -> None:
-        """Start the runtimes of all machines, which have their package.
+        """Start the runtimes of all machines, which have their package; raises as `Placed`.
 
         Args:
             launches: the launch files, in the order of the machines.
             check: called between tries; may raise.
-
-        Raises:
-            PlatformError, UsageError, PeerError: as `Placed`.
         """
         peers = self._addresses() if len(self.placed) > 1 else ()
         for placed, folder, relay, launch in zip(self.placed, self._folders, self._relays, launches, strict=True):
@@ -104,13 +96,13 @@ class Placing:
             self._start(placed, folder, launch, peers, relay, check)
 
     def take_over(self) -> None:
-        """Stay with runtimes that were started before, and whose supervisor is gone."""
+        """Supervise runtimes that were started before, and whose supervisor is gone."""
         self._started = list(self.placed)
         for folder in self._folders:
             folder.update(supervisor=ProcessName.of())
 
     def _addresses(self) -> tuple[str, ...]:
-        """Return where each machine will be reached; those of one place are drawn at once, and differ."""
+        """Return the address of each machine; those of one place are drawn at once, so that they differ."""
         number = Counter(place.name for place in self._places)
         drawn = {place.name: place for place in self._places}
         addresses = {name: iter(place.addresses(number[name])) for name, place in drawn.items()}
@@ -131,7 +123,7 @@ class Placing:
         order = Order(package=package, max_seconds=record.max_duration_s, ranks=ranks, peers=peers, relay=relay)
         here = record.place == LocalPlace.name
         if not here:
-            # Before it is asked for: if this process is killed now, somebody has to look there.
+            # Recorded before the start: if this process is killed now, the place has to be looked at.
             now_us = time.time_ns() // 1000
             folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), placed=True, placed_us=now_us)
         self._started.append(placed)  # perhaps: the answer may be what is lost
@@ -142,11 +134,7 @@ class Placing:
 
 
 def see_out(placed: Placed) -> bool:
-    """Give a runtime that was asked to stop the time to wipe itself, and end it otherwise.
-
-    Returns:
-        Whether it has ended, and all that it left is here.
-    """
+    """Wait for a runtime that was asked to stop, else kill it; return whether it ended and what it left is here."""
     if placed.wait(STOP_PATIENCE_S) is not None:
         return True
     placed.kill()

@@ -1,8 +1,8 @@
 """Rents a machine, and gives it back: each step is journalled before it is taken, and the end is shown, not assumed.
 
-Laws: what was asked for is given back, whatever fails in between: a terminal that has gone and a full disk too; a
-machine is gone when its provider does not find it by its id, and lists it in none of two listings some time apart;
-times come from a clock that is passed in.
+Laws: what was asked for is given back, whatever fails in between, such as a lost terminal or a full disk; a machine is
+gone when its provider neither finds it by its id nor lists it in two listings some time apart; times come from a clock
+that is passed in.
 """
 
 from __future__ import annotations
@@ -10,103 +10,33 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import threading
-import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Protocol
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.jobs.owner.files import write_private
 from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
+from glasshouse.jobs.places.rental_watch import HOUR_S, POLL_S, Clock, SystemClock, cap_reached, deadline_us
 from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.rental.start_script import host_key, started_anew
+from glasshouse.providers.rental.start_script import host_key
 
-__all__ = ["Clock", "Renter", "SystemClock", "Watch", "cap_reached", "deadline_us", "give_back_all"]
+__all__ = ["Renter", "give_back_all"]
 
-POLL_S = 15.0
-"""Between two questions about a machine that is awaited, or shall be gone."""
-
-_WATCH_S = 120.0
-# Of listings, before what they lack was never made, however soon a provider says that they are complete.
+# Listings without a machine before it counts as never made, however soon a provider calls them complete.
 _LEAST_LOOKS = 3
 _PROOF_GAP_S = 20.0
 _PROOF_S = 900.0
-# Between the order to stop and the cap: for sealing, wiping, fetching and giving back.
-_RESERVE_S = 300
 _LEAST_S = 600
 _MOST_ATTEMPTS = 5
 # What a provider may round.
 _SAME_PRICE = Decimal("1.01")
-_HOUR_S = 3600
-
-
-class Clock(Protocol):
-    """The time, and waiting."""
-
-    def now_us(self) -> int:
-        """Return microseconds since 1970."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-
-
-class SystemClock:
-    """The machine's own, as it was when this process began, and what has passed since: sleep counts, setting does not.
-
-    A clock that is set meanwhile ends no run early and stretches no cap; from one process to the next the machine's
-    clock is taken as it is.
-    """
-
-    def now_us(self) -> int:
-        return _BEGAN_US + _passed_us()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-def _passed_us() -> int:
-    # That of Linux counts while the machine sleeps; where there is none, as on macOS, the other one does.
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
-
-
-_BEGAN_US = time.time_ns() // 1000 - _passed_us()
-
-
-def deadline_us(rental: Rental) -> tuple[int, str]:
-    """Return when a run on a rented machine is asked to end, and by which cap; leaves time to give the machine back.
-
-    Args:
-        rental: with a machine.
-    """
-    by_time_us = rental.created_us + (rental.caps.seconds - _RESERVE_S) * 1_000_000
-    attempt = next(one for one in reversed(rental.attempts) if not one.step.over)
-    price = attempt.offer.usd_per_hour
-    if rental.caps.usd is None or not price:
-        return by_time_us, "time"
-    spent = sum((one.cost_usd(attempt.asked_us) for one in rental.attempts if one.tag != attempt.tag), Decimal(0))
-    by_money_us = attempt.asked_us + (int((rental.caps.usd - spent) / price * _HOUR_S) - _RESERVE_S) * 1_000_000
-    return min((by_time_us, "time"), (by_money_us, "money"))
-
-
-def cap_reached(cap: str) -> UsageError:
-    """Return what a run ends with whose cap was reached before it was placed."""
-    return UsageError(
-        Code.CAP_REACHED,
-        f"the cap of {cap} was reached before a runtime was placed: no key was released",
-        hint="raise most_usd or most_time in [machine]",
-    )
 
 
 def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock, *, seen: bool = True) -> int:
-    """Give back a machine and all others of its tag, and show that they are gone; return since when they are.
+    """Give back a machine and all others of its tag, and return since when they are shown to be gone.
 
     Args:
-        provider: whose.
-        machine: the provider's id.
-        tag: the name that the machine was made with.
-        clock: the time.
-        seen: whether the provider has shown it before: one that it was silent of so far may be shown later.
+        seen: whether the provider has shown the machine before; one that it has not may still be shown later.
 
     Raises:
         PeerError: one of them is still there, or the provider away, after a quarter of an hour.
@@ -142,10 +72,7 @@ class Renter:
     """Takes a machine for one rental, and gives back all that were asked for.
 
     Args:
-        journal: the rental's.
-        provider: whom to ask.
-        clock: the time.
-        say: called with each step for people; what it cannot write to has gone, and nothing else has.
+        say: called with each step for people; a terminal that has gone stops nothing.
     """
 
     def __init__(
@@ -169,16 +96,14 @@ class Renter:
         """Rent the first of some offers that comes up in time.
 
         Args:
-            offers: in the order in which they are tried.
-            options: what they were chosen by.
-            owner: the beginning of every tag of this owner, see `tag_prefix`.
+            owner: the prefix of every tag of this owner, see `tag_prefix`.
             ssh_public: the key that may log in.
             accept: whether a machine will do that does not print its host key.
 
         Raises:
             PlatformError: `no-offer`: none is to be had any more; `boot-failed`: none came up.
             UsageError: `cap-reached`, also while it boots; `provider-key`, `provider-money`.
-            PeerError: the provider is away, or whether a machine was made is not known.
+            PeerError: the provider is away, or it is uncertain whether a machine was made.
         """
         reasons: list[str] = []
         for offer in offers[:_MOST_ATTEMPTS]:
@@ -200,30 +125,27 @@ class Renter:
         )
 
     def give_back(self) -> None:
-        """Give back every machine that was asked for, and show that it is gone.
-
-        Raises:
-            PeerError: `rental-left`: that could not be shown.
-        """
+        """Give back every machine that was asked for; raises `PeerError` (`rental-left`) if one may still be there."""
         for attempt in self._journal.load().attempts:
-            if not attempt.step.over:
-                try:
-                    self._return(attempt)
-                except (Exception, KeyboardInterrupt) as error:
-                    # Of a defect its kind alone: what its text would hold is not known.
-                    defect = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-                    why = error.message if isinstance(error, GlasshouseError) else defect
-                    raise PeerError(
-                        Code.RENTAL_LEFT,
-                        f"the machine {attempt.machine or attempt.tag} of {self._provider.name} is not shown to be "
-                        f"gone, and may cost {attempt.offer.usd_per_hour:.2f} $ an hour: {why}",
-                        hint="glasshouse sweep with the key it was rented with, until it finds nothing; or end it on "
-                        "the provider's own page",
-                    ) from None
+            if attempt.step.over:
+                continue
+            try:
+                self._return(attempt)
+            except (Exception, KeyboardInterrupt) as error:
+                # A defect's kind alone: its text may hold anything.
+                defect = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+                why = error.message if isinstance(error, GlasshouseError) else defect
+                raise PeerError(
+                    Code.RENTAL_LEFT,
+                    f"the machine {attempt.machine or attempt.tag} of {self._provider.name} is not shown to be gone, "
+                    f"and may cost {attempt.offer.usd_per_hour:.2f} $ an hour: {why}",
+                    hint="glasshouse sweep with the key it was rented with, until it finds nothing; or end it on the "
+                    "provider's own page",
+                ) from None
         self._journal.forget_key()
 
     def _ask(self, offer: Offer, options: Options, owner: str, ssh_public: str, reasons: list[str]) -> Attempt | None:
-        """Ask for a machine; return None, and say why in `reasons`, where certainly none was made."""
+        """Ask for a machine; return None, and add to `reasons`, where certainly none was made."""
         rental, now_us = self._journal.load(), self._clock.now_us()
         seconds = self._seconds_left(rental, offer, now_us)
         tag = f"{owner}{rental.run_id[:8]}-{len(rental.attempts) + 1}"
@@ -265,7 +187,7 @@ class Renter:
         left_s = rental.caps.seconds - (now_us - rental.created_us) // 1_000_000
         if rental.caps.usd is not None and offer.usd_per_hour:
             money = rental.caps.usd - rental.cost_usd(now_us)
-            left_s = min(left_s, int(money / offer.usd_per_hour * _HOUR_S))
+            left_s = min(left_s, int(money / offer.usd_per_hour * HOUR_S))
         if left_s < _LEAST_S:
             raise UsageError(
                 Code.CAP_REACHED,
@@ -278,8 +200,7 @@ class Renter:
     def _settle(self, attempt: Attempt) -> str | None:
         """Find the machine of a request that was not answered; None once it would be listed if it were there.
 
-        For how long it was looked for is counted from now on and in waits: when it was asked for, and what a clock
-        says that was set meanwhile, show nothing of what a provider had time to list.
+        The time is counted in waits from now on: a clock may be set, and the request may be old.
         """
         looks = max(_LEAST_LOOKS, 1 + math.ceil(self._provider.settles_s / POLL_S))
         self._say(f"looking for {attempt.tag} in listings, for {(looks - 1) * POLL_S:.0f} s at most")
@@ -294,7 +215,7 @@ class Renter:
         return None
 
     def _note(self, attempt: Attempt, **changes: object) -> None:
-        """Journal what a machine can be given back without: a disk without room does not keep one."""
+        """Journal what giving back does not depend on, so that a full disk keeps no machine."""
         with contextlib.suppress(GlasshouseError, OSError):
             self._journal.note(attempt.tag, **changes)
 
@@ -322,7 +243,7 @@ class Renter:
                     key = host_key(self._provider.output(attempt.machine), attempt.nonce)
                 except ValueError:
                     return "its image has no sshd, by which a run is placed there"
-                # One that prints nothing in half of its time is not waited for where that will do.
+                # A machine without a printed host key is awaited for half of its time, where it will do at all.
                 if key is not None or (accept and waited_us > boot_us // 2):
                     self._up(attempt, found, key)
                     return None
@@ -386,76 +307,3 @@ class Renter:
             return self._provider.bill(machine)
         except Exception:
             return None
-
-
-class Watch(threading.Thread):
-    """Looks after a rented machine while a run is on it.
-
-    It asks the run to end shortly before its cap. At the cap it gives the machine back, whatever the machine says of
-    the run; that it is gone is shown later, by `Renter.give_back`.
-
-    Args:
-        journal: the rental's.
-        provider: whom to ask.
-        stop: called once shortly before a cap is reached.
-        clock: the time.
-
-    Attributes:
-        gone: set when its provider does not run it any more, or started it anew, or took it back at the cap.
-        stopped_by: the cap that was reached; empty before.
-    """
-
-    def __init__(self, journal: Journal, provider: Provider, stop: Callable[[], None], clock: Clock | None = None):
-        super().__init__(daemon=True, name="rental-watch")
-        self._provider, self._ask_to_end, self._clock = provider, stop, clock or SystemClock()
-        rental = journal.load()
-        self._deadline_us, self._cap = deadline_us(rental)
-        self._up = rental.up
-        self._machine = rental.up.machine if rental.up is not None else None
-        self._over = threading.Event()
-        self.gone = threading.Event()
-        self.stopped_by = ""
-
-    def __enter__(self) -> Watch:
-        self.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
-        self.join()
-
-    def run(self) -> None:
-        missed, next_us = 0, self._clock.now_us() + int(_WATCH_S * 1e6)
-        cap_us = self._deadline_us + _RESERVE_S * 1_000_000
-        while not self._over.wait(0.5):
-            now_us = self._clock.now_us()
-            if now_us > self._deadline_us and not self.stopped_by:
-                self.stopped_by = self._cap
-                with contextlib.suppress(Exception):  # it is given back at the cap all the same
-                    self._ask_to_end()
-            if self._machine is None or self.gone.is_set():
-                continue
-            if now_us > cap_us:
-                self._give_back(self._machine)
-                cap_us = now_us + int(POLL_S * 1e6)
-            elif now_us > next_us:
-                missed = missed + 1 if self._lost(self._machine) else 0
-                next_us = now_us + int((POLL_S if missed else _WATCH_S) * 1e6)
-                if missed > 1:  # one listing may be wrong
-                    self.gone.set()
-
-    def _give_back(self, machine: str) -> None:
-        with contextlib.suppress(Exception):  # asked again at the next look
-            self._provider.give_back(machine)
-            self.gone.set()
-
-    def _lost(self, machine: str) -> bool:
-        try:
-            found = self._provider.find(machine)
-            if found is None or found.state is RentedState.STOPPED:
-                return True
-            # One that boots in a loop runs by its provider's word, and has another host key after each start.
-            key, nonce = (None, "") if self._up is None else (self._up.host_key, self._up.nonce)
-            return key is not None and started_anew(self._provider.output(machine), nonce, key)
-        except Exception:
-            return False  # a provider that is away does not end a run

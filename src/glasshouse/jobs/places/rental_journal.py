@@ -9,8 +9,8 @@ rentals/RUN/           0700
   lock                 held by the process that looks after it
 ```
 
-Law: a machine that may exist at a provider has an attempt here that is not over; one is over only when the provider
-said certainly that nothing was made, or when its machine is shown to be gone.
+Law: a machine that may exist at a provider has an attempt here that is not over; an attempt is over only when certainly
+no machine was made, or when its machine is shown to be gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 import shutil
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
@@ -56,6 +56,7 @@ class Step(StrEnum):
 
     @property
     def over(self) -> bool:
+        """Whether certainly no machine is there."""
         return self in (Step.GONE, Step.NEVER)
 
 
@@ -95,14 +96,12 @@ class Rental:
     created_us: int  # when it was decided
     caps: Caps  # what ends it
     python: str  # the interpreter on the machine
-    # The process that gives it back when its run has ended; another one may when that is gone, and has claimed the
-    # journal.
+    # The process that gives it back at the end of its run; when that is gone, another that has claimed the journal may.
     keeper: ProcessName | None
     keeper_host: str = ""  # where that runs, and since which start of that machine
     keeper_boot: str = ""
     cluster: Cluster | None = None  # of a provider that is one; None for others
-    # By which it is rented, as of `Provider.account` with the run's id; what another one does not find says nothing
-    # of it.
+    # As of `Provider.account` with the run's id: that another account does not find a machine shows nothing.
     account: str = ""
     stopped_by: str = ""  # the cap that ended the run, in words; empty where none did
     attempts: tuple[Attempt, ...] = ()  # the machines that were asked for, in order
@@ -120,6 +119,7 @@ class Rental:
 
     @property
     def over(self) -> bool:
+        """Whether all its machines are shown to be gone."""
         return all(attempt.step.over for attempt in self.attempts)
 
     @property
@@ -151,31 +151,25 @@ class Rental:
         return sum(known, Decimal(0)) if bills and len(known) == len(bills) else None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the object in `rental.json`, with amounts of money as decimal text."""
         value: dict[str, Any] = _plain(asdict(self))
-        return value | {"keeper": None if self.keeper is None else self.keeper.to_json()}
+        return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Rental:
         """Inverse of `to_json`; raises KeyError, TypeError, ValueError or InvalidOperation."""
-        caps = dict(value["caps"])
-        caps["usd"] = None if caps["usd"] is None else Decimal(caps["usd"])
-        return cls(
-            **value
-            | {
-                "caps": Caps(**caps),
-                "cluster": None if value.get("cluster") is None else _cluster(value["cluster"]),
-                "keeper": ProcessName.from_json(value["keeper"]),
-                "attempts": tuple(_attempt(one) for one in value["attempts"]),
-            }
-        )
+        caps, cluster = value["caps"], value.get("cluster")
+        read = {
+            "caps": Caps(**caps | {"usd": _amount(caps["usd"])}),
+            "cluster": cluster and Cluster(**cluster | {"sbatch": tuple(cluster["sbatch"])}),
+            "keeper": ProcessName.from_json(value["keeper"]),
+            "attempts": tuple(_attempt(one) for one in value["attempts"]),
+        }
+        return cls(**value | read)
 
 
 class Journal:
-    """One rental's folder.
-
-    Args:
-        path: the folder; its name is the run's id.
-    """
+    """One rental's folder, whose name is the run's id."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -186,6 +180,7 @@ class Journal:
 
     @classmethod
     def of(cls, home: Home, run_id: str) -> Journal:
+        """Return the journal of a run's rental, which may not exist."""
         return cls(home.rentals / run_id)
 
     @classmethod
@@ -200,6 +195,7 @@ class Journal:
 
     @property
     def exists(self) -> bool:
+        """Whether anything was rented."""
         return self._record.is_file()
 
     def load(self) -> Rental:
@@ -215,22 +211,21 @@ class Journal:
             ) from None
 
     def save(self, rental: Rental) -> Rental:
+        """Write the record and return it; raises `UsageError`."""
         write_state(self._record, rental.to_json())
         return rental
 
     def update(self, **changes: Any) -> Rental:
+        """Change fields of the record; raises `UsageError`."""
         changed = replace(self.load(), **changes)
         return self.save(_here(changed) if "keeper" in changes else changed)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[bool]:
-        """Yield whether the rental is this process's to look after; it is no other's while the block lasts.
+        """Yield whether this process holds the rental's lock while the block lasts; raises `OSError`.
 
-        The kernel gives the claim up with the process. Who comes to look after a rental, or ends one, claims it first,
-        and then reads who is named as its keeper: a keeper that another has named may have no claim yet.
-
-        Raises:
-            OSError: it cannot be claimed.
+        A process claims a rental before it looks after it or ends it, and then reads the keeper in the record: a keeper
+        that was named by another process may have no claim yet. The kernel drops the lock with the process.
         """
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -254,11 +249,12 @@ class Journal:
         return changed[tag]
 
     def forget_key(self) -> None:
-        """Remove what only a machine that is there is of use to."""
+        """Remove key, host keys and bundle, which are of use for a machine that exists."""
         for path in (self.key, self.known_hosts, self.bundle):
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:
+        """Remove the folder."""
         shutil.rmtree(self.path)
 
 
@@ -286,29 +282,22 @@ def _here(rental: Rental) -> Rental:
     return replace(rental, keeper_host=socket.gethostname(), keeper_boot=boot())
 
 
-def _cluster(value: dict[str, Any]) -> Cluster:
-    return Cluster(login=value["login"], sbatch=tuple(value["sbatch"]), nodes=value["nodes"])
-
-
 def _attempt(value: dict[str, Any]) -> Attempt:
-    offer = dict(value["offer"])
-    offer["usd_per_hour"] = Decimal(offer["usd_per_hour"])
-    if set(offer) != {field.name for field in fields(Offer)}:
-        raise ValueError("an offer that is none")
-    bill = value["bill_usd"]
-    return Attempt(
-        **value
-        | {
-            "offer": Offer(**offer),
-            "step": Step(value["step"]),
-            "places": tuple(value.get("places", ())),
-            "bill_usd": None if bill is None else Decimal(bill),
-        }
-    )
+    offer = value["offer"]
+    read = {
+        "offer": Offer(**offer | {"usd_per_hour": Decimal(offer["usd_per_hour"])}),
+        "step": Step(value["step"]),
+        "places": tuple(value.get("places", ())),
+        "bill_usd": _amount(value["bill_usd"]),
+    }
+    return Attempt(**value | read)
+
+
+def _amount(text: str | None) -> Decimal | None:
+    return None if text is None else Decimal(text)
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a record: amounts of money as decimal text."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

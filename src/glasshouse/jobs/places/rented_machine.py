@@ -18,11 +18,12 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.places import rent
+from glasshouse.jobs.places import rental_watch
 from glasshouse.jobs.places.accounts import provider_for
 from glasshouse.jobs.places.known_machines import examine, files_of, place_of
-from glasshouse.jobs.places.rent import Clock, Renter, SystemClock, Watch
+from glasshouse.jobs.places.rent import Renter
 from glasshouse.jobs.places.rental_journal import Journal, Rental
+from glasshouse.jobs.places.rental_watch import Clock, SystemClock, Watch
 from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.rental.provider import Offer, Provider
@@ -45,13 +46,13 @@ __all__ = [
 ]
 
 NO_MACHINE = wanted(read(MACHINE, {}, "machine"), Path())
-"""What a job file says that says nothing of its machine."""
-# For the login to one that is up only when its boot deadline has nearly come.
+"""The machine of a job file without `[machine]`."""
+# For the login to a machine that is up only near its boot deadline.
 _LOGIN_US = 60_000_000
 
 
 def tag_prefix(home: Home) -> str:
-    """Return what the names of all machines of an owner begin with at a provider."""
+    """Return the prefix of the names of all machines of an owner at a provider."""
     fingerprint = read_public(home.owner_public).fingerprint
     return f"gh-{''.join(char for char in fingerprint.lower() if char.isalnum())[-10:]}-"
 
@@ -60,8 +61,8 @@ def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
     """Return what a job may rent, the cheapest first.
 
     Raises:
-        UsageError: `job-invalid`: the job does not say what it may cost, or its image; `usage` for a kind of GPU that
-            the provider does not have.
+        UsageError: `job-invalid`: the job lacks the most that it may cost, or its image; `usage` for a kind of GPU
+            that the provider does not have.
         PlatformError: `no-offer`.
         PeerError: as `Provider`.
     """
@@ -75,12 +76,9 @@ def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
         if not given
     ]
     if missing:
-        raise UsageError(
-            Code.JOB_INVALID,
-            "the job file does not say what a machine may cost, or what it starts: [machine] lacks "
-            + ", ".join(line.split(" ")[0] for line in missing),
-            hint="for example: " + "; ".join(missing),
-        )
+        keys = ", ".join(line.split(" ")[0] for line in missing)
+        why = f"the job file does not say what a machine may cost, or what it starts: [machine] lacks {keys}"
+        raise UsageError(Code.JOB_INVALID, why, hint="for example: " + "; ".join(missing))
     found = [one for one in provider.offers(machine.options) if one.usd_per_hour <= machine.options.most_per_hour_usd]
     if not found:
         kinds = " or ".join(machine.options.gpu) or "any kind"
@@ -94,11 +92,10 @@ def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
 
 
 def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: Clock | None = None) -> Journal:
-    """Begin the journal of a rental, with the key that will log in; nothing is asked for yet.
+    """Begin the journal of a rental, with its login key; nothing is asked for yet.
 
     Raises:
-        UsageError: a bundle that cannot be made, or is none; no key of the provider's account; a home whose path ssh
-            cannot be given.
+        UsageError: no bundle, or no key of the provider's account; a home whose path ssh cannot take.
     """
     files_of(Journal.of(home, run.run_id))
     rental = Rental(
@@ -134,11 +131,11 @@ def take(
     say: Callable[[str], None] = lambda _text: None,
     clock: Clock | None = None,
 ) -> list[Place]:
-    """Rent a machine and return the places on it, which were looked at: nothing of the job is sent yet.
+    """Rent a machine and return the places on it, examined; nothing of the job is sent yet.
 
     Args:
-        profile: how much hardening the job's policy demands.
-        interrupt: called when a cap is reached while the machine is logged in to and looked at; ends this call.
+        profile: the hardening that the job's policy demands.
+        interrupt: called when a cap is reached during login and examination; ends this call.
         accept: whether a machine will do that does not print its host key.
 
     Raises:
@@ -152,7 +149,7 @@ def take(
     say("logging in")
     rental = journal.load()
     places = [place_of(home, name) for name in rental.places]
-    # One deadline from the request to the login; one that came up late in it is tried for a minute.
+    # One deadline from the request to the login; a machine that came up late in it is tried for a minute.
     asked_us = clock.now_us() if rental.up is None else rental.up.asked_us
     until_us = max(asked_us + machine.caps.boot_s * 1_000_000, clock.now_us() + _LOGIN_US)
     with watched(home, rental.run_id, interrupt, clock=clock):
@@ -167,7 +164,7 @@ def _reach(place: Place, *, until_us: int, clock: Clock) -> None:
     """Wait until a machine that printed its host key answers; raises `PeerError`, `PlatformError`."""
     while True:
         try:
-            place.check()
+            return place.check()
         except PeerError as error:
             if error.code is not Code.PLACE_UNREACHABLE:
                 raise
@@ -178,13 +175,11 @@ def _reach(place: Place, *, until_us: int, clock: Clock) -> None:
                     hint="its image may end and start over and over: see its log on the provider's page, or take "
                     "another image",
                 ) from None
-            clock.sleep(rent.POLL_S)
-        else:
-            return
+        clock.sleep(rental_watch.POLL_S)
 
 
 def _look(home: Home, name: str, profile: Profile) -> None:
-    """Refuse a machine that cannot show what the policy demands, before anything is sent; raises `PlatformError`."""
+    """Refuse a machine that cannot meet the policy, before anything is sent; raises `PlatformError`."""
     offered = next((one.value for one in examine(home, name) if one.feature == "profile"), Profile.OFF.value)
     order = [Profile.OFF.value, Profile.STANDARD.value, Profile.STRICT.value]
     if offered not in order or order.index(offered) < order.index(profile.value):
@@ -198,10 +193,7 @@ def _look(home: Home, name: str, profile: Profile) -> None:
 def return_machine(
     home: Home, run: RunFolder, *, say: Callable[[str], None] = lambda _text: None, clock: Clock | None = None
 ) -> Rental | None:
-    """Give back what was rented for a run, and leave what it cost in the run's folder.
-
-    Returns:
-        The rental as it ended; None for a run on no rented machine.
+    """Give back what was rented for a run, write its cost to the run's folder, and return the rental, if any.
 
     Raises:
         PeerError: `rental-left`: it is not shown to be gone.
@@ -227,13 +219,13 @@ def rental_of(home: Home, run: RunFolder) -> Rental | None:
 
 
 def hand_over(home: Home, run: RunFolder, keeper: ProcessName) -> None:
-    """Have another process give a run's machine back, where it has a rented one."""
+    """Name the process that gives a run's machine back, if it is rented."""
     if (journal := Journal.of(home, run.run_id)).exists:
         journal.update(keeper=keeper)
 
 
 def cost_so_far(home: Home, run: RunFolder) -> Callable[[], str] | None:
-    """Return what returns what a run's rented machine has cost until now; None where none is rented."""
+    """Return a function of the cost so far of a run's rented machine; None where none is rented."""
     if (rental := rental_of(home, run)) is None:
         return None
     most = "" if rental.caps.usd is None else f" of {rental.caps.usd}"
@@ -241,7 +233,7 @@ def cost_so_far(home: Home, run: RunFolder) -> Callable[[], str] | None:
 
 
 def statement(rental: Rental, now_us: int) -> dict[str, object]:
-    """Return a rental for people and programs; a provider's word, which no receipt vouches for."""
+    """Return a rental as an object; by the provider's account, which no receipt vouches for."""
     return {
         "provider": rental.provider,
         "created_us": rental.created_us,
@@ -272,10 +264,7 @@ def statement(rental: Rental, now_us: int) -> dict[str, object]:
 
 
 def statement_of(home: Home, run: RunFolder, now_us: int) -> dict[str, Any] | None:
-    """Return the statement of a run's rental: by the journal while it is not over, else what the run's folder keeps.
-
-    Returns:
-        None for a run for which nothing was rented.
+    """Return the statement of a run's rental, if any: of the journal while it is not over, else of the run's folder.
 
     Raises:
         UsageError: either is damaged.
@@ -290,12 +279,10 @@ def statement_of(home: Home, run: RunFolder, now_us: int) -> dict[str, Any] | No
 def watched(
     home: Home, run_id: str, stop: Callable[[], None], *, clock: Clock | None = None
 ) -> Iterator[Callable[[], bool]]:
-    """Look after a run's rented machine while the block lasts; yield what says whether it is gone.
+    """Watch a run's rented machine while the block lasts; yield a function that returns whether it is gone.
 
     Args:
-        home, run_id: whose.
         stop: called once when a cap is reached.
-        clock: the time.
     """
     journal = Journal.of(home, run_id)
     if not journal.exists or journal.load().up is None:

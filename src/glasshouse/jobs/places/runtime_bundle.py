@@ -1,7 +1,7 @@
-"""A bundle: what a runtime's machine needs of Glasshouse, in one file that is the same each time (docs/adr/0029).
+"""A bundle: what a runtime's machine needs of Glasshouse, in one reproducible file (docs/adr/0029).
 
-Laws: the same installed files give the same bytes; nothing in it says where or how they were installed; it has no
-program of its own, no start-up file and no byte code.
+Laws: the same installed files give the same bytes, wherever and however they were installed; it has no program of its
+own, no start-up file and no byte code.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """What a bundle says of itself."""
+    """A bundle's manifest."""
 
     python: str  # the minor version that its native code is for, e.g. ``3.11``.
     machine: str  # the architecture, as `uname` has it
     distributions: dict[str, str]  # name → version of what is in it
 
     def encode(self) -> bytes:
+        """Return the canonical JSON."""
         return encode(
             {
                 "distributions": dict(self.distributions),
@@ -62,13 +63,11 @@ def make_bundle(out: Path, *, wheels: Path | None = None, python: str | None = N
     """Write a bundle of this Glasshouse and of what its runtime needs.
 
     Args:
-        out: the file to write.
         wheels: a folder with wheels of what it needs; None for what is installed here.
-        python: the minor version of the machine's Python, for which the wheels are; None for this one's.
-        replace: whether a file that is there may be replaced.
+        python: the minor version of the machine's Python, as of the wheels; None for this one's.
 
     Raises:
-        UsageError: `requirement-missing`: something is not there, or for another machine; `usage`, `disk-full`.
+        UsageError: `requirement-missing`: something is missing, or for another machine; `usage`, `disk-full`.
     """
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     version = python or ours
@@ -85,38 +84,32 @@ def make_bundle(out: Path, *, wheels: Path | None = None, python: str | None = N
     files = dict(_own())
     distributions = {DISTRIBUTION: glasshouse.__version__}
     for name in _WITH:
-        found, told = _installed(name) if wheels is None else _in_wheel(wheels, name)
-        files |= found
-        distributions[name] = told
+        if wheels is None:
+            installed = _distribution(name)
+            files |= dict(_of(installed, packages=True))
+            distributions[name] = installed.version
+        else:
+            found, distributions[name] = _in_wheel(wheels, name)
+            files |= found
     machines = {(match[2], match[1]) for name in files if (match := _NATIVE.search(name))}
     if len(machines) != 1 or {minor for _, minor in machines} != {version.removeprefix("3.")}:
-        found_for = (
-            ", ".join(f"Python 3.{minor} on {machine}" for machine, minor in sorted(machines)) or "another system"
+        found_for = ", ".join(f"Python 3.{minor} on {machine}" for machine, minor in sorted(machines))
+        why = (
+            f"what was found is for {found_for or 'another system'}, and the bundle shall be for Python {version} and "
         )
-        raise UsageError(
-            Code.REQUIREMENT_MISSING,
-            f"what was found is for {found_for}, and the bundle shall be for Python {version} and one kind of machine",
-        )
+        raise UsageError(Code.REQUIREMENT_MISSING, why + "one kind of machine")
     bundle = Bundle(python=version, machine=min(machines)[0], distributions=distributions)
     write_private(out, _archive(bundle, files), replace=replace)
     return bundle
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Return what a bundle says of itself.
-
-    Raises:
-        UsageError: `file-missing`, or `usage` for a file that is none.
-    """
+    """Return a bundle's manifest; raises `UsageError`: `file-missing`, or `usage` for another file."""
     return _opened(path)[0]
 
 
 def bundled_files(path: Path) -> tuple[Bundle, dict[str, bytes]]:
-    """Return what a bundle says of itself, and its files by their names below `site-packages`.
-
-    Raises:
-        UsageError: as `read_bundle`.
-    """
+    """Return a bundle's manifest, and its files by their names below `site-packages`; raises as `read_bundle`."""
     bundle, archive = _opened(path)
     try:
         with archive:
@@ -130,15 +123,17 @@ def _opened(path: Path) -> tuple[Bundle, zipfile.ZipFile]:
     data = read_bounded(path, max_bytes=MAX_BYTES, what="bundle")
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-        # What is stored as it is takes no more memory than the file, whatever it says of itself.
+        # Stored members take no more memory than the file, whatever its directory claims.
         if not is_bundle(archive) or any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("no bundle")
         if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
             raise ValueError("another manifest")
-        told = json.loads(archive.read(MANIFEST))
-        if told["format"] != FORMAT or not _PYTHON.fullmatch(told["python"]):
+        manifest = json.loads(archive.read(MANIFEST))
+        if manifest["format"] != FORMAT or not _PYTHON.fullmatch(manifest["python"]):
             raise ValueError("another format")
-        return Bundle(python=told["python"], machine=told["machine"], distributions=told["distributions"]), archive
+        return Bundle(
+            python=manifest["python"], machine=manifest["machine"], distributions=manifest["distributions"]
+        ), archive
     except (zipfile.BadZipFile, KeyError, RecursionError, TypeError, ValueError):
         raise _no_bundle(path) from None
 
@@ -160,18 +155,13 @@ def _archive(bundle: Bundle, files: dict[str, bytes]) -> bytes:
 
 
 def _own() -> Iterator[tuple[str, bytes]]:
-    """Yield this Glasshouse, from where it is imported, and what its distribution says of it."""
+    """Yield this Glasshouse, from where it is imported, and its distribution's metadata."""
     folder = Path(glasshouse.__file__).parent
     for path in sorted(folder.rglob("*")):
         name = f"glasshouse/{path.relative_to(folder).as_posix()}"
         if path.is_file() and "__pycache__" not in path.parts and not name.endswith(_LEFT_OUT):
             yield name, path.read_bytes()
     yield from _of(_distribution(DISTRIBUTION), packages=False)
-
-
-def _installed(name: str) -> tuple[dict[str, bytes], str]:
-    found = _distribution(name)
-    return dict(_of(found, packages=True)), found.version
 
 
 def _distribution(name: str) -> metadata.Distribution:

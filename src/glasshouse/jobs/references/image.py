@@ -1,7 +1,7 @@
 """What a runtime would measure to in a container image that was unpacked into a folder, and is not run.
 
-Laws: what an interpreter of that image would find out when it starts is found out from its files, and where those do
-not say it, the image is refused; the files are then measured by what the runtime measures itself by.
+Laws: what an interpreter of that image would find when it starts is derived from its files, and an image whose files do
+not determine it is refused; the files are then measured as a runtime measures itself.
 Source: CPython 3.11 to 3.13, Modules/getpath.py and Lib/site.py; Debian's Lib/site.py.
 """
 
@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from glasshouse.attestation.measurement import Installation, files_of_modules, measured_files, package_directories
 from glasshouse.errors import Code, PlatformError, UsageError
@@ -36,10 +36,7 @@ _HINT = (
 _LIBRARIES = ("lib", "lib64")
 # Minor version → what its standard library has more and less than that of the one before: `sys.stdlib_module_names`.
 _CHANGES = {
-    12: (
-        "_pydatetime _pylong _sha2",
-        "_bootsubprocess _sha256 _sha512 asynchat asyncore distutils imp smtpd",
-    ),
+    12: ("_pydatetime _pylong _sha2", "_bootsubprocess _sha256 _sha512 asynchat asyncore distutils imp smtpd"),
     13: (
         "_android_support _colorize _interpchannels _interpqueues _interpreters _ios_support _opcode_metadata _pyrepl "
         "_suggestions _sysconfig _wmi",
@@ -61,19 +58,19 @@ class _Interpreter:
 
 
 def image_files(tree: Path, *, python: str | None = None, bundle: Path | None = None) -> Files:
-    """Return the files that a runtime is measured by in an unpacked image, as it would find them there.
+    """Return the files that a runtime is measured by in an unpacked image.
 
     Args:
         tree: the folder that is the image's `/`.
         python: the interpreter's path in the image; None for the `python3` that a container finds.
-        bundle: what the machine is brought; None where Glasshouse is installed in the image.
+        bundle: the bundle that the machine is sent; None where Glasshouse is installed in the image.
 
     Raises:
-        UsageError: `file-missing`: the folder, the bundle or the interpreter is not there; `usage`: not a path of it.
-        PlatformError: `platform-unsupported`: it has no Glasshouse, files cannot be read, or do not tell how it would
-            start.
+        UsageError: `file-missing`: no folder, bundle or interpreter; `usage`: not a path of the image.
+        PlatformError: `platform-unsupported`: it has no Glasshouse, files cannot be read, or do not determine how it
+            would start.
     """
-    told, brought = (None, None) if bundle is None else bundled_files(bundle)
+    manifest, brought = (None, None) if bundle is None else bundled_files(bundle)
     try:
         disk = Tree(tree)
     except OSError as error:
@@ -81,11 +78,11 @@ def image_files(tree: Path, *, python: str | None = None, bundle: Path | None = 
     try:
         with disk:
             one = _interpreter(disk, _program(disk, tree, python))
-            if told is not None and brought is not None:
-                if told.python != f"3.{one.minor}":
+            if manifest is not None and brought is not None:
+                if manifest.python != f"3.{one.minor}":
                     raise UsageError(
                         Code.USAGE,
-                        f"{one.program} of {tree} is Python 3.{one.minor}, and {bundle} is for {told.python}",
+                        f"{one.program} of {tree} is Python 3.{one.minor}, and {bundle} is for {manifest.python}",
                         hint="make one for it: glasshouse runtime bundle --help; or name another with --python",
                     )
                 disk.bring({**brought, "machine.pth": "".join(f"{site}\n" for site in one.sites).encode()})
@@ -93,11 +90,8 @@ def image_files(tree: Path, *, python: str | None = None, bundle: Path | None = 
                 one = _found(disk, one.base, start=os.path.dirname(one.base), base=one.base, sites=(BROUGHT,))
             return measured_files(_installation(disk, one))
     except OSError as error:
-        raise PlatformError(
-            Code.PLATFORM,
-            f"{tree} cannot be measured without running it: {error.strerror or error}",
-            hint=_HINT,
-        ) from None
+        why = f"{tree} cannot be measured without running it: {error.strerror or error}"
+        raise PlatformError(Code.PLATFORM, why, hint=_HINT) from None
 
 
 def _program(disk: Tree, tree: Path, python: str | None) -> str:
@@ -115,7 +109,7 @@ def _program(disk: Tree, tree: Path, python: str | None) -> str:
 
 
 def _interpreter(disk: Tree, program: str) -> _Interpreter:
-    """Return what a program of the tree would find out when it starts; raises `OSError`."""
+    """Return what a program of the tree would find when it starts; raises `OSError`."""
     folder = os.path.dirname(program)
     prefix = os.path.dirname(folder)
     if disk.is_there(f"{folder}/pyvenv.cfg"):
@@ -125,7 +119,7 @@ def _interpreter(disk: Tree, program: str) -> _Interpreter:
     if settings is None:
         return _found(disk, program, start=os.path.dirname(real), base=program)
     home = next((value for key, value in settings if key == "home"), "")
-    # One that is written otherwise leads elsewhere step by step than as a whole.
+    # A path that is not normal leads elsewhere step by step than as a whole.
     if not home.startswith("/") or "\0" in home or os.path.normpath(home) != home or home.startswith("//"):
         raise OSError(f"{prefix}/pyvenv.cfg does not say where its interpreter is")
     wanted = [value.lower() for key, value in settings if key == "include-system-site-packages"]
@@ -150,11 +144,9 @@ def _found(
     shared: bool = False,
     sites: tuple[str, ...] | None = None,
 ) -> _Interpreter:
-    """Return what an interpreter finds that looks for its library from a folder on.
+    """Return what an interpreter finds that looks for its library from a folder upwards.
 
     Args:
-        disk: the tree.
-        program: what starts it.
         start: the folder.
         base: the program outside of a virtual environment.
         prefix: of its virtual environment; None for none.
@@ -171,9 +163,8 @@ def _found(
     else:
         raise OSError(f"no standard library of Python 3.{minor} lies above {start}")
     if archive is not None:
-        raise OSError(
-            f"a {library}/python3{minor}.zip lies above {start}; a standard library in an archive is not read"
-        )
+        why = "a standard library in an archive is not read"
+        raise OSError(f"a {library}/python3{minor}.zip lies above {start}; {why}")
     if native != above:
         raise OSError(f"native modules of the standard library do not lie in {above}/{library}/python3.{minor}")
     for marker in ("pybuilddir.txt", "Modules/Setup.local"):
@@ -188,7 +179,7 @@ def _found(
 
 
 def _minor(disk: Tree, real: str, start: str) -> int:
-    """Return the minor version of an interpreter: by its file's name, or by the one library that it could find."""
+    """Return the minor version of an interpreter by its file's name, or by the one library that it could find."""
     if (named := _PROGRAM.fullmatch(os.path.basename(real))) is not None:
         found = {int(named[1])}
     else:
@@ -203,11 +194,8 @@ def _minor(disk: Tree, real: str, start: str) -> int:
     return found.pop()
 
 
-def _upwards(folder: str) -> Iterator[str]:
-    while folder != "/":
-        yield folder
-        folder = os.path.dirname(folder)
-    yield folder
+def _upwards(folder: str) -> list[str]:
+    return [folder, *map(str, PurePosixPath(folder).parents)]
 
 
 def _above(folder: str, landmark: str, is_it: Callable[[str], bool]) -> str | None:
@@ -218,7 +206,7 @@ def _above(folder: str, landmark: str, is_it: Callable[[str], bool]) -> str | No
 def _site_directories(
     disk: Tree, stdlib: str, prefixes: list[str], minor: int, library: str, *, environment: bool
 ) -> Iterator[str]:
-    """Yield what `site.getsitepackages` of that standard library returns, as far as its text is one that is known."""
+    """Yield what `site.getsitepackages` of that standard library returns, if its text is known."""
     text = disk.content(f"{stdlib}/site.py").decode("utf-8", "replace")
     function = text.partition("\ndef getsitepackages(")[2].partition("\ndef ")[0]
     if "site-packages" not in function or "/usr/local" in function:
@@ -252,7 +240,7 @@ def _installation(disk: Tree, one: _Interpreter) -> Installation:
         packages=packages,
         foreign=_foreign(disk, path),
     )
-    # A module of that name elsewhere counts where the interpreter does not have it built in, which no file says.
+    # A module of that name elsewhere counts where the interpreter has none built in, which no file shows.
     open_ = {name.encode() for name in modules - _standard(disk, one.stdlib)}
     for files in files_of_modules(found, open_):
         for name, where in files:
@@ -264,9 +252,8 @@ def _modules(minor: int) -> frozenset[str]:
     """Return the names of the standard library of a minor version, from those of this one; raises `OSError`."""
     ours, names = sys.version_info[1], set(sys.stdlib_module_names)
     if minor < _OLDEST or any(number not in _CHANGES for number in range(min(ours, minor) + 1, max(ours, minor) + 1)):
-        raise OSError(
-            f"Python 3.{minor} is not known here; measure it where it runs, or with Glasshouse on a 3.{minor}"
-        )
+        why = f"measure it where it runs, or with Glasshouse on a 3.{minor}"
+        raise OSError(f"Python 3.{minor} is not known here; {why}")
     for number in range(ours + 1, minor + 1):
         more, less = _CHANGES[number]
         names = (names | set(more.split())) - set(less.split())
@@ -294,9 +281,8 @@ def _package(disk: Tree, path: list[str], name: str) -> str:
             return f"{directory}/{name}"
         if any(one.startswith(f"{name}.") and one.endswith(_SUFFIXES) for one in disk.names(directory)):
             raise OSError(f"{directory}/{name} is a single file and no package")
-    raise PlatformError(
-        Code.PLATFORM, f"the image's Python has no {name} that could be found without running it", hint=_HINT
-    )
+    why = f"the image's Python has no {name} that could be found without running it"
+    raise PlatformError(Code.PLATFORM, why, hint=_HINT)
 
 
 def _foreign(disk: Tree, path: list[str]) -> str | None:

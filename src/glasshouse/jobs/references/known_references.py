@@ -1,7 +1,7 @@
 """Installations that an owner accepts, by name: what was recorded of each, file by file (docs/adr/0028).
 
-Laws: what another machine says of its files is recorded when its owner asks for it and at no other time; it names what
-differs and decides nothing: the gate compares evidence with what is recorded.
+Laws: another machine's account of its files is recorded only when the owner asks for it; a difference is reported and
+decides nothing: the gate compares evidence with what is recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from glasshouse.jobs.places.known_machines import LOCAL, place_of
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.record import choice, digest, table, text
 
 __all__ = [
     "THIS",
@@ -47,6 +47,7 @@ _NAMED, _NAME_CHARS = 3, 200  # differing files that a refusal names, and how mu
 
 # The files of each part, or of those that a release has: name → SHA-256.
 Files = Mapping[str, Mapping[str, bytes]]
+_FILES = table(len(PARTS), choice(PARTS), table(1 << 20, text(4096), digest()), min_items=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ class Difference:
 
 
 def measured_at(home: Home, machine: str = LOCAL) -> Files:
-    """Return the files that an installation is measured by: this one's, or by a machine's own word that one's.
+    """Return the files that an installation is measured by: this one's, or by a machine's own account.
 
     Raises:
         UsageError: no such machine.
@@ -73,14 +74,14 @@ def _files_at(place: Place) -> Files:
         return measured_files()
     files: dict[str, dict[str, bytes]] = {part: {} for part in PARTS}
     try:
-        told = place.measured_files()
+        listed = place.measured_files()
     except FormatError as error:
         raise PeerError(Code.SCHEMA, f"{place.name} answered with what is no list of files: {error.message}") from None
-    for both, digest in told.items():
+    for both, sha256 in listed.items():
         part, _, name = both.partition("/")
         if part not in files or not name:
             raise PeerError(Code.SCHEMA, f"{place.name} names a file of no part: {both[:80]!r}")
-        files[part][name] = digest
+        files[part][name] = sha256
     return files
 
 
@@ -93,10 +94,10 @@ def known_references(home: Home) -> dict[str, Files]:
 
 
 def reference(home: Home, name: str) -> Files:
-    """Return what was recorded under a name, or for `THIS` what this installation measures to now.
+    """Return what was recorded under a name, or what this installation measures to, for `THIS`.
 
     Raises:
-        UsageError: nothing was, or the record is damaged.
+        UsageError: an unknown name, or a damaged record.
         PlatformError: this installation cannot be measured.
     """
     if name == THIS:
@@ -109,12 +110,8 @@ def reference(home: Home, name: str) -> Files:
             hint="see: glasshouse reference list; record one with: glasshouse reference add NAME --on MACHINE",
         )
     try:
-        fields = Fields(decode(read_bounded(path, what="reference"), max_bytes=MAX_STATE_BYTES), "reference")
-        files = {part: _digests(fields.any(part)) for part in PARTS if fields.has(part)}
-        fields.end()
-        if not files:
-            raise FormatError(Code.SCHEMA, "a reference of nothing")
-        return files
+        found: Files = _FILES.read(decode(read_bounded(path, what="reference"), max_bytes=MAX_STATE_BYTES), "reference")
+        return found
     except FormatError:
         raise UsageError(Code.USAGE, f"the reference {path} is damaged", hint="record it again with --force") from None
 
@@ -124,18 +121,11 @@ def parts_of(files: Files) -> dict[str, bytes]:
     return {part: digest_of_part(part, files[part]) for part in PARTS if part in files}
 
 
-def _digests(value: object) -> dict[str, bytes]:
-    if not isinstance(value, dict):
-        raise FormatError(Code.SCHEMA, "a reference without files")
-    fields = Fields(value, "reference")
-    return {name: fields.digest(name) for name in value}
-
-
 def add_reference(home: Home, name: str, files: Files, *, replace: bool = False) -> None:
     """Record an installation under a name; raises `UsageError` for a name that is none, or taken."""
     if not _NAME.fullmatch(name) or name == THIS:
         raise UsageError(Code.USAGE, f"not a name for a reference: {name[:64]!r}")
-    record = encode({part: {file: digest.hex() for file, digest in named.items()} for part, named in files.items()})
+    record = encode(_FILES.write(files))
     if len(record) > MAX_STATE_BYTES:
         raise UsageError(Code.TOO_LARGE, "that installation has more files than a reference may list")
     write_private(private_folder(home.references) / f"{name}{_SUFFIX}", record, replace=replace)
@@ -151,7 +141,7 @@ def remove_reference(home: Home, name: str) -> Files:
 
 
 def accepted(home: Home, names: Sequence[str]) -> References:
-    """Return what a deployment accepts of each part; without a name this installation's alone.
+    """Return what a deployment accepts of each part; without names, this installation's alone.
 
     Raises:
         UsageError: an unknown name, or more references than a policy may have.
@@ -173,7 +163,7 @@ def accepted(home: Home, names: Sequence[str]) -> References:
 
 
 def differences(files: Files, recorded: Files) -> list[Difference]:
-    """Return in which files an installation is another than a reference, of the parts that this has, in their order."""
+    """Return the files in which an installation differs from a reference, of the parts that the reference has."""
     return [
         Difference(part=part, name=name, how=how)
         for part in PARTS
@@ -193,17 +183,15 @@ def _how(found: bytes | None, recorded: bytes | None) -> str:
 def check_places(
     home: Home, places: Sequence[Place], references: References, names: Sequence[str]
 ) -> Iterator[Callable[[], None]]:
-    """Ask machines what they measure to, beside other work: the gate would refuse them after all was sent.
+    """Compare what machines measure to with what is accepted, beside other work, before anything is sent there.
 
     Args:
-        home: whose references.
-        places: where a run shall be.
         references: what is accepted.
         names: of the references behind it.
 
-    Returns:
-        What waits for all answers, and raises `RefusedError` (`measurement-unknown`) where a machine measures to what
-        is not accepted, naming part and file, and `PeerError` or `PlatformError` where one cannot be asked or measured.
+    Yields:
+        A function that waits for all answers, and raises `RefusedError` (`measurement-unknown`), naming part and file,
+        `PeerError` or `PlatformError`.
     """
     # Where no other is named this installation is the reference.
     machines = {place.name: place for place in places if names or isinstance(place, SshPlace)}
@@ -222,19 +210,23 @@ def check_places(
 
 def _check(home: Home, place: Place, references: References, names: Sequence[str]) -> None:
     try:
-        told = Measured.from_json(place.measurement()) if isinstance(place, SshPlace) else measure_runtime()
+        measured = Measured.from_json(place.measurement()) if isinstance(place, SshPlace) else measure_runtime()
     except FormatError as error:
         raise PeerError(Code.SCHEMA, f"{place.name} answered with what is no measurement: {error.message}") from None
-    part = references.unknown(told)
+    part = references.unknown(measured)
     if part is None:
         return
     there = _files_at(place)
     recorded = {name: reference(home, name) for name in names or (THIS,)}
-    found = {name: _of_part(differences(there, one), part) for name, one in recorded.items() if part in one}
+    found = {
+        name: [one for one in differences(there, files) if one.part == part]
+        for name, files in recorded.items()
+        if part in files
+    }
     nearest = min(found, key=lambda name: len(found[name]))
     files = found[nearest]
     listed = ", ".join(f"{one.name[:_NAME_CHARS]} ({one.how})" for one in files[:_NAMED])
-    if ":" in place.name:  # rented for this run, and given back before anyone could look at it
+    if ":" in place.name:  # rented for this run, and given back right away
         accept = (
             "record its image, without running it: glasshouse reference add NAME --tree DIR --bundle BUNDLE, or a "
             "machine that you keep and that runs the same: glasshouse reference add NAME --on MACHINE"
@@ -251,7 +243,3 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
         + "; nothing was released",
         hint=f'{accept}; and then [policy] reference = ["NAME"] in the job',
     )
-
-
-def _of_part(found: Sequence[Difference], part: str) -> list[Difference]:
-    return [one for one in found if one.part == part]

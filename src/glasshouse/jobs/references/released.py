@@ -1,7 +1,6 @@
-"""Reference values of a release, signed by who made it: what a bundle's files measure to (spec/key-release.md, 5.7).
+"""Reference values of a release, signed by its maker: what a bundle's files measure to (spec/key-release.md, 5.7).
 
-Law: it vouches for Glasshouse and its ciphers and for nothing else, whatever its signer says; without a key that was
-named for it nothing is believed.
+Law: they cover Glasshouse and its ciphers and nothing else; without a key that was named for them none is accepted.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.jobs.owner.files import MAX_STATE_BYTES, read_bounded
 from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.fields import IDENTIFIER
+from glasshouse.wire.record import Identifier, Record, choice, digest, table, text
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["MAX_RELEASED_BYTES", "RELEASED_TYPE", "Released", "read_released"]
@@ -35,17 +35,28 @@ _MAX_DISTRIBUTIONS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Released:
+class Released(Record, name="reference values", max_bytes=MAX_RELEASED_BYTES):
     """What the files of a release measure to.
 
-    Law: ``Released.parse(r.sign(key).encode(), signed_by=key.public) == r``.
+    Law: ``Released.verified(r.sign(key).encode(), signed_by=key.public) == r``.
     """
 
-    python: str  # what its native code is for, as a bundle says it
-    machine: str
-    distributions: Mapping[str, str]  # name → version of what is in it
-    # Of `glasshouse`, and where they are part of the release of `cryptography`: name → SHA-256.
-    files: Mapping[str, Mapping[str, bytes]]
+    python: Annotated[str, text(pattern=_PYTHON)]  # what its native code is for
+    machine: Identifier
+    distributions: Annotated[Mapping[str, str], table(_MAX_DISTRIBUTIONS, text(), text(128, IDENTIFIER))]  # versions
+    # Of `glasshouse`, and where they are part of the release of `cryptography`: name → SHA-256. A part that a release
+    # does not determine is refused: its signer is not asked about interpreters.
+    files: Annotated[
+        Mapping[str, Mapping[str, bytes]],
+        table(len(_NAMES), choice(_NAMES), table(1 << 20, text(500), digest(), min_items=1)),
+    ]
+
+    def __post_init__(self) -> None:
+        if "glasshouse" not in self.files:
+            raise FormatError(Code.SCHEMA, "reference values without files of glasshouse")
+        for part, names in self.files.items():
+            if not all(map(_NAMES[part].fullmatch, names)):
+                raise FormatError(Code.SCHEMA, f"reference values with a file that is none of {part}")
 
     @classmethod
     def of_bundle(cls, path: Path) -> Released:
@@ -64,19 +75,10 @@ class Released:
 
     def sign(self, key: SigningKey) -> dsse.Envelope:
         """Return it signed."""
-        files: dict[str, Json] = {
-            part: {name: digest.hex() for name, digest in names.items()} for part, names in self.files.items()
-        }
-        payload: dict[str, Json] = {
-            "distributions": dict(self.distributions),
-            "files": files,
-            "machine": self.machine,
-            "python": self.python,
-        }
-        return dsse.sign(RELEASED_TYPE, encode(payload), [key])
+        return dsse.sign(RELEASED_TYPE, self.encode(), [key])
 
     @classmethod
-    def parse(cls, data: bytes, *, signed_by: bytes) -> Released:
+    def verified(cls, data: bytes, *, signed_by: bytes) -> Released:
         """Verify the signature and return what was signed.
 
         Args:
@@ -86,38 +88,14 @@ class Released:
         Raises:
             FormatError: `wrong-type`, `signature-invalid`, `schema-invalid`, `too-large` or `not-canonical`.
         """
-        payload = dsse.Envelope.parse(data, max_bytes=MAX_RELEASED_BYTES).verify(RELEASED_TYPE, signed_by)
-        fields = Fields(decode(payload, max_bytes=MAX_RELEASED_BYTES), "reference values")
-        distributions, files = fields.any("distributions"), fields.child("files")
-        if not isinstance(distributions, dict) or len(distributions) > _MAX_DISTRIBUTIONS:
-            raise FormatError(Code.SCHEMA, f"reference values of more than {_MAX_DISTRIBUTIONS} distributions")
-        versions = Fields(distributions, "reference values.distributions")
-        released = cls(
-            python=fields.text("python", pattern=_PYTHON),
-            machine=fields.identifier("machine"),
-            distributions={name: versions.identifier(name) for name in distributions},
-            # A part that a release does not determine is refused by `end`: its signer is not asked about interpreters.
-            files={part: _files(files.any(part), part) for part in _NAMES if part == "glasshouse" or files.has(part)},
-        )
-        files.end()
-        fields.end()
-        return released
-
-
-def _files(value: Json, part: str) -> dict[str, bytes]:
-    if not isinstance(value, dict) or not value:
-        raise FormatError(Code.SCHEMA, f"reference values without files of {part}")
-    if any(len(name) > 500 or not _NAMES[part].fullmatch(name) for name in value):
-        raise FormatError(Code.SCHEMA, f"reference values with a file that is none of {part}")
-    fields = Fields(value, f"reference values.files.{part}")
-    return {name: fields.digest(name) for name in value}
+        envelope = dsse.Envelope.parse(data, max_bytes=MAX_RELEASED_BYTES)
+        return cls.parse(envelope.verify(RELEASED_TYPE, signed_by))
 
 
 def read_released(path: Path, *, signed_by: str) -> Released:
-    """Return what a file says of a release.
+    """Return a release's reference values from a file.
 
     Args:
-        path: the file.
         signed_by: the public key that has to have signed it, in hex.
 
     Raises:
@@ -128,14 +106,14 @@ def read_released(path: Path, *, signed_by: str) -> Released:
         raise UsageError(
             Code.USAGE,
             "--signed-by is not 64 small hexadecimal digits",
-            hint="it is the signing key of who made the release, from where they tell it, and not from beside the file",
+            hint="it is the signing key of who made the release, from where they publish it, not from beside the file",
         )
     data = read_bounded(path, max_bytes=MAX_RELEASED_BYTES, what="file of reference values")
     try:
-        return Released.parse(data, signed_by=bytes.fromhex(signed_by))
+        return Released.verified(data, signed_by=bytes.fromhex(signed_by))
     except FormatError as error:
         raise VerificationError(
             error.code,
-            f"nothing in {path} is believed: {error.message}",
+            f"nothing in {path} is accepted: {error.message}",
             hint="get file and key again from who made the release; a key that came with the file proves nothing",
         ) from None

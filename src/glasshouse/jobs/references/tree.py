@@ -1,4 +1,4 @@
-"""An unpacked tree that somebody else made, read as the machine that it is for would be led through it.
+"""An unpacked tree from another's hand, read as the machine that it is for would walk it.
 
 Laws: `/` is the tree's root, for links and `..` too, and nothing outside of it is opened or listed, also while the tree
 is being changed; only regular files are opened; what is read and looked at is bounded.
@@ -22,7 +22,7 @@ from glasshouse.attestation.measurement import Disk
 __all__ = ["BROUGHT", "Tree"]
 
 BROUGHT = "/\0brought"
-"""Where files are that a tree gets and does not have: no file system has such a name."""
+"""Where added files are: no file system has such a name."""
 
 MAX_FILE_BYTES = 512 << 20
 MAX_BYTES = 4 << 30
@@ -36,13 +36,10 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Tree(Disk):
-    """The files below a folder, for which it is `/`.
-
-    Args:
-        root: the folder.
+    """The files below a folder that stands for `/`.
 
     Raises:
-        OSError: from each method, for what is missing, no regular file, or more than one may have.
+        OSError: from each method, for what is missing, no regular file, or beyond a limit.
     """
 
     def __init__(self, root: Path) -> None:
@@ -55,7 +52,7 @@ class Tree(Disk):
         self._entries, self._bytes, self._contents, self._lock = MAX_ENTRIES, MAX_BYTES, MAX_CONTENTS_BYTES, Lock()
 
     def bring(self, files: Mapping[str, bytes]) -> None:
-        """Have more files, by their names below `BROUGHT`."""
+        """Add files, by their names below `BROUGHT`."""
         for name, content in files.items():
             folder, _, last = f"{BROUGHT}/{name}".rpartition("/")
             self._brought.setdefault(folder, {})[last] = content
@@ -79,21 +76,21 @@ class Tree(Disk):
             yield from ((name, content is None) for name, content in brought.items())
             return
         opened = self._folder(self.real(directory).split("/"), directory)
-        self._entries -= 1  # one that is empty is opened too
-        if self._entries < 0:
-            os.close(opened)
-            raise OSError(f"the tree has more than {MAX_ENTRIES} names to look at")
         try:
+            self._count_entry()  # an empty folder is opened too
             with os.scandir(opened) as entries:
                 for entry in entries:
-                    self._entries -= 1
-                    if self._entries < 0:
-                        raise OSError(f"the tree has more than {MAX_ENTRIES} names to look at")
+                    self._count_entry()
                     is_link = entry.is_symlink()
                     is_folder = entry.is_dir(follow_symlinks=False)
                     yield entry.name, self.is_folder(f"{directory}/{entry.name}") if is_link else is_folder
         finally:
             os.close(opened)
+
+    def _count_entry(self) -> None:
+        self._entries -= 1
+        if self._entries < 0:
+            raise OSError(f"the tree has more than {MAX_ENTRIES} names to look at")
 
     def is_folder(self, path: str) -> bool:
         return path in self._brought or stat.S_ISDIR(self._mode(self.real(path)))
@@ -159,17 +156,15 @@ class Tree(Disk):
                 content = file.read(MAX_CONTENT_BYTES + 1)
         self._contents -= len(content)
         if len(content) > MAX_CONTENT_BYTES or self._contents < 0:
-            raise OSError(
-                f"{path} of the tree is to be read as a whole: {MAX_CONTENT_BYTES >> 10} KiB are of a file, and "
-                f"{MAX_CONTENTS_BYTES >> 20} MiB together"
-            )
+            limits = f"{MAX_CONTENT_BYTES >> 10} KiB are of a file, and {MAX_CONTENTS_BYTES >> 20} MiB together"
+            raise OSError(f"{path} of the tree is to be read as a whole: {limits}")
         return content
 
     def _opened(self, path: str) -> int:
         *folders, name = self.real(path).split("/")
         folder = self._folder(folders, path)
         try:
-            # Asked before it is opened: opening a device does what its driver does then.
+            # Looked at before it is opened: opening a device has its driver's effects.
             _check(os.stat(name, dir_fd=folder, follow_symlinks=False), path)
             descriptor = os.open(name, _FLAGS | os.O_NONBLOCK, dir_fd=folder)
         finally:
@@ -186,7 +181,7 @@ class Tree(Disk):
         return self._brought.get(folder, {}).get(name)
 
     def _target(self, path: str) -> str | None:
-        """Return what a link says; None for what is none, or is not there. The path to it has no link."""
+        """Return a link's target; None for no link. The path to it has none."""
         if path not in self._links:
             try:
                 self._links[path] = os.readlink(self._root + path)
@@ -206,7 +201,7 @@ class Tree(Disk):
             return 0
 
     def _folder(self, names: list[str], path: str) -> int:
-        """Return a descriptor of a folder: a link on the way to it was put there since it was looked at."""
+        """Open a folder; a link on the way, which was put there since it was looked at, is an error."""
         found = os.dup(self._descriptor)
         for name in filter(None, names):
             try:
@@ -220,7 +215,7 @@ class Tree(Disk):
 
 
 def _check(found: os.stat_result, path: str) -> None:
-    """Raise `OSError` for what is not to be read: before a hole of a terabyte is."""
+    """Raise `OSError` for what is not read, before a sparse terabyte is."""
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, f"{path} of the tree is no regular file")
     if found.st_size > MAX_FILE_BYTES:

@@ -20,12 +20,10 @@ __all__ = ["bill_of_materials"]
 def bill_of_materials(
     verdict: Verdict, outputs: Sequence[Opened], *, name: str, bundle: bytes, fingerprint: str
 ) -> bytes:
-    """Return the document.
+    """Return the document of a model.
 
     Args:
-        verdict: of the run's receipt; good.
-        outputs: opened and compared with it.
-        name: what the model is called.
+        outputs: opened and compared with the receipt.
         bundle: the receipt bundle's bytes.
         fingerprint: the owner's.
 
@@ -33,9 +31,8 @@ def bill_of_materials(
         UsageError: `usage` for a run that did not complete under a whole receipt.
     """
     if verdict.status is not Status.GOOD:
-        raise UsageError(
-            Code.USAGE, f"a bill of materials is made of a good receipt only; this one is {verdict.status}"
-        )
+        why = f"a bill of materials is made of a good receipt only; this one is {verdict.status}"
+        raise UsageError(Code.USAGE, why)
     receipt = verdict.chain.receipt
     facts = {
         "assurance": verdict.assurance,

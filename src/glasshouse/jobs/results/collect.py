@@ -1,8 +1,8 @@
 """Fetches a run's outputs: what the verified receipt names, and nothing else.
 
-Anyone can encrypt to the owner's public key. So a sealed file counts only when its digest stands in the
-receipt; one that the receipt does not name is refused, and so is a run whose receipt does not hold.
-Names stand in no receipt: they are sealed with the output, and come from there.
+Anyone can encrypt to the owner's public key: a sealed file counts only when its digest stands in the receipt. A file
+that the receipt does not name is refused, and so is a run whose receipt does not verify. Names are sealed with the
+outputs, and stand in no receipt.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -45,25 +46,17 @@ class Opened:
 
 
 def require_receipt(conclusion: Conclusion) -> Receipt:
-    """Return the verified receipt.
-
-    Raises:
-        VerificationError: there is none that holds.
-    """
+    """Return the verified receipt; raises `VerificationError` without one."""
     if conclusion.receipt is None:
-        raise VerificationError(
-            conclusion.code or Code.CHAIN_INCOMPLETE,
-            f"without a receipt that holds, no output can be told from a forged one: {conclusion.problem}",
-        )
+        why = f"without a receipt that holds, no output can be told from a forged one: {conclusion.problem}"
+        raise VerificationError(conclusion.code or Code.CHAIN_INCOMPLETE, why)
     return conclusion.receipt
 
 
 def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -> list[Opened]:
-    """Open every output to nowhere and compare it with the receipt.
+    """Decrypt every output to nowhere and compare it with a verified receipt.
 
     Args:
-        folder: the run's.
-        receipt: verified.
         sealing: the owner's sealing key, or a backup recipient's.
 
     Raises:
@@ -76,24 +69,21 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
             raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not named by the receipt: refused, with the rest")
     found: list[Opened] = []
     for output in receipt.outputs:
-        with _open_sealed(folder, output) as stream:
-            opened = _opened(stream, output, receipt, sealing)
-            with Path(os.devnull).open("wb") as nowhere:
-                digest = _copied(opened, output, nowhere)
-            if output.plain_hmac is not None and salted(opened.salt, digest) != output.plain_hmac:
-                raise PackageError(
-                    Code.OUTPUT_TAMPERED, f"output {output.sequence} has another digest than the receipt commits to"
-                )
-            found.append(
-                Opened(
-                    sequence=output.sequence,
-                    name=check_path(opened.name),
-                    kind=output.kind,
-                    plain_bytes=opened.bytes,
-                    sha256=digest,
-                    salt=opened.salt,
-                )
+        with Path(os.devnull).open("wb") as nowhere:
+            opened, digest = _decrypt(folder, output, receipt, sealing, nowhere)
+        if output.plain_hmac is not None and salted(opened.salt, digest) != output.plain_hmac:
+            why = f"output {output.sequence} has another digest than the receipt commits to"
+            raise PackageError(Code.OUTPUT_TAMPERED, why)
+        found.append(
+            Opened(
+                sequence=output.sequence,
+                name=check_path(opened.name),
+                kind=output.kind,
+                plain_bytes=opened.bytes,
+                sha256=digest,
+                salt=opened.salt,
             )
+        )
     return found
 
 
@@ -106,20 +96,19 @@ def fetch(
     programs do there, and a script's dependency may have chosen it: such outputs are left out by default.
 
     Args:
-        folder: the run's.
         receipt: verified.
         sealing: the owner's sealing key, or a backup recipient's.
-        out: made if need be; folders that are made get mode 0700, files 0600.
-        force: whether files that are there may be replaced.
+        out: made if need be; new folders get mode 0700, files 0600.
+        force: whether existing files may be replaced.
         hidden: whether to write outputs whose names have a part that begins with a dot.
 
     Returns:
-        every output; those that were left out have no path.
+        Every output; those that were left out have no path.
 
     Raises:
         PackageError: as `look_inside`, also when two outputs have one name; nothing is written then.
-        UsageError: `usage` when a file is there already or cannot be written, or the file system takes two names for
-            one; `disk-full`.
+        UsageError: `usage` when a file exists already or cannot be written, or two names are one for the file system;
+            `disk-full`.
     """
     found = look_inside(folder, receipt, sealing=sealing)
     check_paths(sorted((one.name for one in found), key=str.encode), fold=False)
@@ -127,14 +116,15 @@ def fetch(
     for target in targets:
         if target is not None and not force and is_there(target):
             raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")
-    private_folder(out, close=False)  # one that was there is of the owner's own choice
+    private_folder(out, close=False)  # the mode of an existing one is the owner's choice
     written: dict[str, Path] = {}
     for one, output, target in zip(found, receipt.outputs, targets, strict=True):
         if target is None:
             continue
         _make_folders(out, target)
         _refuse_same_file(target, written.setdefault(folded(one.name), target))
-        _write(folder, output, receipt, sealing, target, expected=one.sha256, replace_it=force)
+        content = partial(_decrypt_same, folder, output, receipt, sealing, one.sha256)
+        write_private(target, content, replace=force)
     return [replace(one, path=target) for one, target in zip(found, targets, strict=True)]
 
 
@@ -143,44 +133,32 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _write(
-    folder: RunFolder,
-    output: Output,
-    receipt: Receipt,
-    sealing: RecipientKey,
-    target: Path,
-    *,
-    expected: bytes,
-    replace_it: bool,
+def _decrypt_same(
+    folder: RunFolder, output: Output, receipt: Receipt, sealing: RecipientKey, sha256: bytes, out: BinaryIO
 ) -> None:
-    def content(out: BinaryIO) -> None:
-        with _open_sealed(folder, output) as stream:
-            if _copied(_opened(stream, output, receipt, sealing), output, out) != expected:
-                raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} changed while it was fetched")
+    if _decrypt(folder, output, receipt, sealing, out)[1] != sha256:
+        raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} changed while it was fetched")
 
-    write_private(target, content, replace=replace_it)
+
+def _decrypt(
+    folder: RunFolder, output: Output, receipt: Receipt, sealing: RecipientKey, out: BinaryIO
+) -> tuple[OpenedOutput, bytes]:
+    """Decrypt the output that the receipt names, and return it with its plaintext's digest."""
+    with _open_sealed(folder, output) as stream:
+        opened = open_output(stream, sealing, run_id=receipt.run_id, manifest_sha256=receipt.manifest_sha256)
+        if (opened.sequence, opened.kind, opened.bytes) != (output.sequence, output.kind, output.plain_bytes):
+            raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} is not the one that the receipt names")
+        digest = opened.copy_to(out)
+    if opened.sealed_sha256 != output.sealed_sha256:  # of what was read, whatever the file is by now
+        raise PackageError(Code.OUTPUT_UNNAMED, f"output {output.sequence} was exchanged while it was read")
+    return opened, digest
 
 
 def _sealed_files(folder: RunFolder) -> Iterator[Path]:
     outputs = folder.out / _FOLDER
     if outputs.is_dir():
-        # A `.partial` is what a runtime that was killed had begun; it never was an output.
+        # A `.partial` was begun by a runtime that was killed; it never was an output.
         yield from sorted(path for path in outputs.iterdir() if path.suffix != ".partial")
-
-
-def _opened(stream: BinaryIO, output: Output, receipt: Receipt, sealing: RecipientKey) -> OpenedOutput:
-    opened = open_output(stream, sealing, run_id=receipt.run_id, manifest_sha256=receipt.manifest_sha256)
-    if (opened.sequence, opened.kind, opened.bytes) != (output.sequence, output.kind, output.plain_bytes):
-        raise PackageError(Code.OUTPUT_TAMPERED, f"output {output.sequence} is not the one that the receipt names")
-    return opened
-
-
-def _copied(opened: OpenedOutput, output: Output, out: BinaryIO) -> bytes:
-    """Decrypt an output and make sure that what was read is what the receipt names, whatever the file is by now."""
-    digest = opened.copy_to(out)
-    if opened.sealed_sha256 != output.sealed_sha256:
-        raise PackageError(Code.OUTPUT_UNNAMED, f"output {output.sequence} was exchanged while it was read")
-    return digest
 
 
 def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:

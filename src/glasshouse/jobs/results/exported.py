@@ -17,6 +17,7 @@ from glasshouse.jobs.results.collect import Opened, look_inside
 from glasshouse.jobs.supervise.control import look, require_ended
 from glasshouse.jobs.verify.documents import of_run, verify_bundle, verify_log_in, verify_sealed_in
 from glasshouse.jobs.verify.verdict import Status, Verdict
+from glasshouse.wire.dsse import Envelope
 
 __all__ = ["ExportedRun", "export_keys", "exported_run", "public_pem"]
 
@@ -32,17 +33,12 @@ class ExportedRun:
     def require_good(self) -> None:
         """Raise `UsageError` unless the run completed, on one machine, and its receipt is whole."""
         if self.verdict.status is not Status.GOOD:
-            raise UsageError(
-                Code.USAGE, f"only a good receipt is exported as a model's; this one is {self.verdict.status}"
-            )
+            why = f"only a good receipt is exported as a model's; this one is {self.verdict.status}"
+            raise UsageError(Code.USAGE, why)
 
 
 def exported_run(home: Home, run: str, identity: Identity) -> ExportedRun:
-    """Verify all that a run left, as `verify RUN` does, and open its outputs to nowhere.
-
-    Args:
-        home, run: which.
-        identity: the owner's.
+    """Verify all that a run left, as `verify RUN` does, and decrypt its outputs to nowhere.
 
     Raises:
         GlasshouseError: as `verify_bundle`, `of_run`, `verify_log_in`, `verify_sealed_in` and `look_inside`.
@@ -68,21 +64,10 @@ def public_pem(public: bytes) -> bytes:
 
 
 def export_keys(bundle: bytes, verdict: Verdict, *, owner: bytes) -> dict[str, bytes]:
-    """Return the keys of a bundle as PEM and its signed parts as DSSE envelopes, by file name.
-
-    Args:
-        bundle: the bundle's bytes.
-        verdict: of it.
-        owner: the owner's signing key.
-    """
+    """Return the keys of a receipt bundle as PEM and its signed parts as DSSE envelopes, by file name."""
     parts = Bundle.parse(bundle)
-    envelopes = {
-        "countersignature": parts.countersignature,
-        "delegation": parts.delegation,
-        "head": parts.head,
-        "manifest": parts.manifest,
-        "receipt": parts.receipt,
-    }
+    signed = ("countersignature", "delegation", "head", "manifest", "receipt")
+    envelopes: dict[str, Envelope | None] = {name: getattr(parts, name) for name in signed}
     keys = {
         "broker": verdict.chain.delegation.broker_public,
         "evidence": verdict.chain.receipt.evidence_public,

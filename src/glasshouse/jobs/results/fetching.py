@@ -58,17 +58,15 @@ def fetch_run(
     """Decrypt a run's outputs into a folder.
 
     Args:
-        run, home: the run's.
-        out: the folder; made if need be.
-        unlock: returns the owner's identity; called once, and not before it is needed.
-        listener: hears of what comes from the gate, and of a machine that is given back.
+        unlock: returns the owner's identity; called once, when it is needed.
+        listener: called with what comes from the gate, and with a machine that is given back.
         replace, hidden: as of `collect.fetch`.
         machine: of a run on several machines: whose.
         from_gate: wait no more for the run's machine, and take what its gate stored.
 
     Raises:
-        VerificationError: there is no receipt that holds.
-        UsageError: it has not ended, there is no such machine, or a file is there already.
+        VerificationError: there is no receipt that verifies.
+        UsageError: it has not ended, there is no such machine, or a file exists already.
         PackageError: a sealed output is not as the receipt names it.
         PeerError: the gate cannot be reached.
     """
@@ -109,7 +107,7 @@ def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
 
 
 def _take(listener: Listener, found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
-    """Take from the run's gate what is lacking; unless `from_gate` asks, a gate that does not give it is only noted."""
+    """Take from the run's gate what is lacking; where `asked` is false, a gate's failure is a warning."""
     had_receipts = all(is_there(one.receipt) for one in found.folder.machines())
     try:
         taken = take(found.folder, home, owner)

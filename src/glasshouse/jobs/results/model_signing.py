@@ -1,4 +1,4 @@
-"""Signs a run's outputs in the OpenSSF Model Signing form, for tools that know nothing of Glasshouse (ADR 0022).
+"""Signs a run's outputs in the OpenSSF Model Signing form, for tools other than Glasshouse (ADR 0022).
 
 Those tools take no Ed25519 key, so the owner has a second key, ECDSA on P-256: made on the first export, kept sealed
 to the owner's sealing key, certified by a statement that the owner signs. Law: nothing of ours accepts its signature.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,17 +24,20 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.results.collect import Opened
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, b64encode
 from glasshouse.wire.hpke import OVERHEAD_BYTES, seal
 from glasshouse.wire.kdf import lengths_prefixed
+from glasshouse.wire.record import Record, octets
 
 __all__ = ["CERTIFICATE_TYPE", "SIGNATURE_NAME", "ModelKey", "certified_key", "model_key", "sign_model"]
 
 CERTIFICATE_TYPE = "application/vnd.glasshouse.model-signing-key+json"
 SIGNATURE_NAME = "model.sig"
-_KIND = "https://glasshouse.dev/model-signing-key/v1"
+_CERTIFIES: Mapping[str, Json] = {
+    "algorithm": "ecdsa-p256-sha256",
+    "kind": "https://glasshouse.dev/model-signing-key/v1",
+}
 _STORED_KIND = "glasshouse-model-signing-key"
 _PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -41,17 +45,24 @@ _MAX_BYTES = 16384
 _SCALAR_BYTES = 32
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Certificate(Record, name="certificate", max_bytes=_MAX_BYTES, constants=_CERTIFIES):
+    created_us: int
+    public: Annotated[bytes, octets(max_length=256)]  # SubjectPublicKeyInfo, DER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored(Record, name="model signing key", max_bytes=_MAX_BYTES, constants={"kind": _STORED_KIND, "version": 1}):
+    certificate: Envelope
+    sealed: Annotated[bytes, octets(_SCALAR_BYTES + OVERHEAD_BYTES)]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """The owner's key for exported model signatures.
+    """The owner's key for exported model signatures."""
 
-    Args:
-        private: on P-256.
-        certificate: the owner's statement that it is theirs.
-    """
-
-    private: ec.EllipticCurvePrivateKey
-    certificate: Envelope
+    private: ec.EllipticCurvePrivateKey  # on P-256
+    certificate: Envelope  # the owner's statement that it is theirs
 
     @property
     def pem(self) -> bytes:
@@ -60,12 +71,7 @@ class ModelKey:
 
 
 def model_key(home: Home, identity: Identity, *, now_us: int) -> ModelKey:
-    """Return the owner's key for model signatures; the first call makes it.
-
-    Args:
-        home: keeps it beside the owner's key.
-        identity: certifies and opens it.
-        now_us: stands in a new certificate.
+    """Return the owner's key for model signatures, made and certified by the first call.
 
     Raises:
         UsageError: `identity` for a key that is another owner's or damaged; or it cannot be written.
@@ -73,21 +79,16 @@ def model_key(home: Home, identity: Identity, *, now_us: int) -> ModelKey:
     if not is_there(home.model_signing):
         _make(home, identity, now_us)
     try:
-        fields = Fields(decode(_stored(home), max_bytes=_MAX_BYTES), "model signing key")
-        fields.choice("kind", [_STORED_KIND])
-        fields.integer("version", low=1, high=1)
-        certificate = Envelope.from_json(fields.any("certificate"))
-        sealed = fields.octets("sealed", length=_SCALAR_BYTES + OVERHEAD_BYTES)
-        fields.end()
-        scalar = identity.sealing.open(sealed, info=_info(identity))
+        data = read_bounded(home.model_signing, max_bytes=_MAX_BYTES, what="model signing key", private=True)
+        stored = _Stored.parse(data.removesuffix(b"\n"))
+        scalar = identity.sealing.open(stored.sealed, info=_info(identity))
         private = ec.derive_private_key(int.from_bytes(scalar), ec.SECP256R1())
-        if certified_key(certificate, owner=identity.signing.public) != _spki(private):
+        if certified_key(stored.certificate, owner=identity.signing.public) != _spki(private):
             raise FormatError(Code.SCHEMA, "its certificate is of another key")
     except (FormatError, ValueError) as error:
-        raise UsageError(
-            Code.IDENTITY, f"the key of model signatures {home.model_signing} is not usable: {error}"
-        ) from None
-    return ModelKey(private, certificate)
+        why = f"the key of model signatures {home.model_signing} is not usable: {error}"
+        raise UsageError(Code.IDENTITY, why) from None
+    return ModelKey(private, stored.certificate)
 
 
 def certified_key(certificate: Envelope, *, owner: bytes) -> bytes:
@@ -96,23 +97,16 @@ def certified_key(certificate: Envelope, *, owner: bytes) -> bytes:
     Raises:
         FormatError: `wrong-type`, `signature-invalid`, `not-canonical` or `schema-invalid`.
     """
-    fields = Fields(decode(certificate.verify(CERTIFICATE_TYPE, owner), max_bytes=_MAX_BYTES), "certificate")
-    fields.choice("kind", [_KIND])
-    fields.integer("created_us")
-    fields.choice("algorithm", ["ecdsa-p256-sha256"])
-    key = fields.octets("public", max_length=256)
-    fields.end()
-    return key
+    return _Certificate.parse(certificate.verify(CERTIFICATE_TYPE, owner)).public
 
 
 def sign_model(key: ModelKey, outputs: Sequence[Opened], *, name: str, bundle_sha256: bytes) -> bytes:
     """Return the bundle that `model_signing verify` takes for the folder of a run's fetched outputs.
 
     Args:
-        key: signs it.
         outputs: opened and compared with a verified receipt.
         name: what the model is called.
-        bundle_sha256: of the receipt bundle: says which run the model came from.
+        bundle_sha256: of the receipt bundle: which run the model came from.
 
     Raises:
         UsageError: `usage`: there is nothing to sign.
@@ -128,12 +122,16 @@ def sign_model(key: ModelKey, outputs: Sequence[Opened], *, name: str, bundle_sh
         "ignore_paths": [SIGNATURE_NAME],
         "method": "files",
     }
-    # Readers of this predicate pass over what they do not know: the run behind it, and whose key this is.
+    # Readers of this predicate pass over unknown members: the run behind it, and the key's owner.
     ours: Json = {"certificate": key.certificate.to_json(), "receipt_bundle_sha256": bundle_sha256.hex()}
     statement = encode(
         {
             "_type": STATEMENT_TYPE,
-            "predicate": {"glasshouse": ours, "resources": resources, "serialization": serialization},
+            "predicate": {
+                "glasshouse": ours,
+                "resources": resources,
+                "serialization": serialization,
+            },
             "predicateType": _PREDICATE_TYPE,
             "subject": [{"digest": {"sha256": root}, "name": name}],
         }
@@ -156,29 +154,11 @@ def sign_model(key: ModelKey, outputs: Sequence[Opened], *, name: str, bundle_sh
 
 def _make(home: Home, identity: Identity, now_us: int) -> None:
     private = ec.generate_private_key(ec.SECP256R1())
-    payload = encode(
-        {
-            "algorithm": "ecdsa-p256-sha256",
-            "created_us": now_us,
-            "kind": _KIND,
-            "public": b64encode(_spki(private)),
-        }
-    )
+    payload = _Certificate(created_us=now_us, public=_spki(private)).encode()
     certificate = dsse.sign(CERTIFICATE_TYPE, payload, [identity.signing])
     scalar = private.private_numbers().private_value.to_bytes(_SCALAR_BYTES)
-    stored: dict[str, Json] = {
-        "certificate": certificate.to_json(),
-        "kind": _STORED_KIND,
-        "sealed": b64encode(seal(scalar, recipient=identity.sealing.public, info=_info(identity))),
-        "version": 1,
-    }
-    write_private(home.model_signing, encode(stored) + b"\n", replace=False)
-
-
-def _stored(home: Home) -> bytes:
-    return read_bounded(home.model_signing, max_bytes=_MAX_BYTES, what="model signing key", private=True).removesuffix(
-        b"\n"
-    )
+    sealed = seal(scalar, recipient=identity.sealing.public, info=_info(identity))
+    write_private(home.model_signing, _Stored(certificate=certificate, sealed=sealed).encode() + b"\n", replace=False)
 
 
 def _spki(private: ec.EllipticCurvePrivateKey) -> bytes:

@@ -45,25 +45,18 @@ _NOT_SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that is said of a run.
+    """A claim about a run, who makes it, and what stands behind it."""
 
-    Args:
-        says: the claim.
-        who: whose word it is.
-        rests_on: what stands behind that word.
-    """
-
-    says: str
-    who: str
+    text: str
+    maker: str
     rests_on: str
 
 
 def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> list[Claim]:
-    """Return what a verified receipt lets one say of its run, and whose word each claim is.
+    """Return the claims that a verified receipt supports.
 
     Args:
-        verdict: of the receipt.
-        outputs: opened and compared with it; none when they were not.
+        outputs: opened and compared with the receipt; none when they were not.
         fingerprint: the owner's.
     """
     chain, receipt = verdict.chain, verdict.chain.receipt
@@ -107,16 +100,11 @@ def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> 
 
 
 def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint: str) -> str:
-    """Return the page.
-
-    Args:
-        verdict, outputs, fingerprint: as for `claims`.
-        name: what the model is called.
-    """
+    """Return the page of a model of some name; further arguments as for `claims`."""
     receipt, good = verdict.chain.receipt, verdict.status is Status.GOOD
     made = "".join(
-        f'<li class="claim"><div>{_text(one.says)}</div>'
-        f'<div class="who"><b>{_text(one.who)}</b>{_text(one.rests_on)}</div></li>'
+        f'<li class="claim"><div>{_text(one.text)}</div>'
+        f'<div class="who"><b>{_text(one.maker)}</b>{_text(one.rests_on)}</div></li>'
         for one in claims(verdict, outputs, fingerprint=fingerprint)
     )
     digests = "".join(
@@ -152,7 +140,7 @@ def snippet(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerpri
         "|---|---|",
     ]
     lines += [
-        f"| {_mark(one.says)} | {_mark(one.who)} ({_mark(one.rests_on)}) |"
+        f"| {_mark(one.text)} | {_mark(one.maker)} ({_mark(one.rests_on)}) |"
         for one in claims(verdict, outputs, fingerprint=fingerprint)
     ]
     lines += ["", *(f"- {_mark(one)}" for one in _not_shown(verdict)), ""]

@@ -1,7 +1,7 @@
 """What a run cost: its rented machine by the hour, what of that was not training, and what protection added.
 
-Laws: what an input does not say is absent, and never 0; prices and bills are the provider's word, times of the run are
-the receipt's; a slowdown has an amount of money only where its measurement has an interval and a word that bears it.
+Laws: what no input has is absent, and never 0; prices and bills are the provider's, times of the run are the receipt's;
+a slowdown has an amount of money only where its measurement has an interval and no suspected bias.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ __all__ = ["Cost", "Share", "Slowdown", "cost_of", "slowdown_of"]
 
 _HOUR_US = 3_600_000_000
 _UNIT_DIGITS = 3
-# By so much two clocks and their rounding may let the parts be more than the whole.
+# Two clocks and their rounding may let the parts exceed the whole by so much.
 _SECOND = Decimal(1)
-# The part whose number is a measurement's, as `glasshouse verify` says it.
+_SHARES = ("total", "booting", "uploading", "training", "protecting", "rest")
+# The part whose number is the measurement's, as in `glasshouse verify`.
 _MAIN = ("interleaved", "alternating", "sequential")
 _WORDS = frozenset({"overhead", "equivalent", "inconclusive"})
 
@@ -32,8 +33,18 @@ class Share:
     seconds: Decimal  # how long; negative at an end of an interval that has 0 in it
     usd: Decimal | None  # by the price; None without one
 
+    @classmethod
+    def of(cls, us: int, price: Decimal | None) -> Share:
+        """Return a time, in microseconds, and what it cost by a price an hour."""
+        return cls(seconds=Decimal(us) / 1_000_000, usd=None if price is None else price * us / _HOUR_US)
+
+    def times(self, part: Decimal) -> Share:
+        """Return a part of it."""
+        return Share(seconds=self.seconds * part, usd=None if self.usd is None else self.usd * part)
+
     def to_json(self) -> dict[str, Any]:
-        return {"seconds": f"{self.seconds:.3f}", "usd": None if self.usd is None else f"{self.usd:.4f}"}
+        """Return it as decimal text."""
+        return {"seconds": f"{self.seconds:.3f}", "usd": _text(self.usd, ".4f")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +66,11 @@ class Slowdown:
         return self.low is not None and self.high is not None and self.low > -1 and self.word in _WORDS
 
     def to_json(self) -> dict[str, Any]:
+        """Return the slowdown, its numbers as decimal text."""
         return {
-            "delta": None if self.delta is None else f"{self.delta:.4f}",
-            "low": None if self.low is None else f"{self.low:.4f}",
-            "high": None if self.high is None else f"{self.high:.4f}",
+            "delta": _text(self.delta, ".4f"),
+            "low": _text(self.low, ".4f"),
+            "high": _text(self.high, ".4f"),
             "word": self.word or None,
             "status": "good" if self.whole else "incomplete",
             "workload": self.workload,
@@ -105,38 +117,23 @@ class Cost:
         return self.total.usd / self.most_usd
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cost for programs: amounts of money and seconds as decimal text."""
-        shares = {
-            name: None if share is None else share.to_json()
-            for name, share in (
-                ("total", self.total),
-                ("booting", self.booting),
-                ("uploading", self.uploading),
-                ("training", self.training),
-                ("protecting", self.protecting),
-                ("rest", self.rest),
-            )
-        }
+        """Return the cost, amounts of money and seconds as decimal text."""
+        shares: dict[str, Share | None] = {name: getattr(self, name) for name in _SHARES}
+        each = {"unit": self.unit, "done": self.done, "usd_each": _text(self.usd_per_unit)}
         return {
             "rented": self.rented,
             "over": self.over,
-            "usd_per_hour": None if self.usd_per_hour is None else f"{self.usd_per_hour:f}",
+            "usd_per_hour": _text(self.usd_per_hour),
             "since_us": self.since_us,
-            **shares,
+            **{name: share and share.to_json() for name, share in shares.items()},
             "fits": self.fits,
-            "slowdown": None if self.slowdown is None else self.slowdown.to_json(),
-            "slowed_95": None if self.slowed is None else [share.to_json() for share in self.slowed],
-            "work": None
-            if self.unit is None
-            else {
-                "unit": self.unit,
-                "done": self.done,
-                "usd_each": None if self.usd_per_unit is None else f"{self.usd_per_unit:f}",
-            },
-            "billed_usd": None if self.billed_usd is None else f"{self.billed_usd:f}",
-            "most_usd": None if self.most_usd is None else f"{self.most_usd:f}",
+            "slowdown": self.slowdown and self.slowdown.to_json(),
+            "slowed_95": self.slowed and [share.to_json() for share in self.slowed],
+            "work": None if self.unit is None else each,
+            "billed_usd": _text(self.billed_usd),
+            "most_usd": _text(self.most_usd),
             "most_s": self.most_s,
-            "of_cap": None if self.of_cap is None else f"{self.of_cap:.3f}",
+            "of_cap": _text(self.of_cap, ".3f"),
         }
 
 
@@ -150,7 +147,7 @@ class _Hired:
     until_us: int
 
     def share(self, from_us: int, to_us: int) -> Share:
-        return _share(max(0, to_us - from_us), self.price)
+        return Share.of(max(0, to_us - from_us), self.price)
 
 
 def cost_of(
@@ -167,10 +164,9 @@ def cost_of(
     Args:
         statement: of its rental, as `rented_machine.statement` has it; None where nothing was rented.
         receipt: verified; None where there is none (yet).
-        now_us: for what is not over; microseconds since 1970.
+        now_us: the end of what is not over.
         placed_us: when its runtime was asked for, by the same clock as the statement's times.
         usd_per_hour: of a machine that was not rented.
-        slowdown: of a measurement.
 
     Raises:
         UsageError: a damaged statement, or a price beside one.
@@ -183,19 +179,21 @@ def cost_of(
     booting = uploading = None
     if statement is None:
         ran = None if receipt is None else receipt.finished_us - receipt.started_us
-        total = None if ran is None else _share(ran, price)
+        total = None if ran is None else Share.of(ran, price)
     else:
         total = _sum([one.share(one.asked_us, one.until_us) for one in hired])
         booting = _sum([one.share(one.asked_us, one.until_us if one.up_us is None else one.up_us) for one in hired])
         if own is not None and own.up_us is not None and placed_us is not None and placed_us >= own.up_us:
             uploading = own.share(own.up_us, placed_us)
     work = None if receipt is None else receipt.work
-    training = None if work is None else _share(work.elapsed_us, price)
-    protecting = None if receipt is None else _protecting(receipt, price)
-    rest = None
-    if receipt is not None and total is not None and training is not None and protecting is not None:
-        parts = [one for one in (booting, uploading, training, protecting) if one is not None]
-        rest = _rest(total, parts, both_us=receipt.lifecycle_us["seal_outputs"] or 0, price=price)
+    training = None if work is None else Share.of(work.elapsed_us, price)
+    protecting = rest = None
+    if receipt is not None and (whole_us := receipt.lifecycle_us["total"]) is not None:
+        protecting = Share.of(max(0, whole_us - (receipt.training_imports_us or 0)), price)
+        if total is not None and training is not None:
+            parts = [one for one in (booting, uploading, training, protecting) if one is not None]
+            both = Share.of(receipt.lifecycle_us["seal_outputs"] or 0, price)  # in training and in protecting
+            rest = _sum([total, both, *(one.times(Decimal(-1)) for one in parts)])
     fits = rest is None or rest.seconds > -_SECOND
     done = work.done if work is not None and work.done else None
     each = None if done is None or total is None or total.usd is None else total.usd / done
@@ -223,14 +221,10 @@ def cost_of(
 
 
 def slowdown_of(verdict: Mapping[str, Any]) -> Slowdown:
-    """Return what a verified measurement says of a protected step.
-
-    Args:
-        verdict: what `glasshouse verify DIR --json` prints of it.
+    """Return the slowdown in the object that `glasshouse verify DIR --json` prints of a measurement.
 
     Raises:
-        UsageError: it is no measurement of protection: of raw workers alone, with a cost that was planted, or another
-            thing.
+        UsageError: it is no measurement of protection, has no protected run, or a cost that was planted.
     """
     try:
         return _main(verdict)
@@ -246,7 +240,7 @@ def _main(verdict: Mapping[str, Any]) -> Slowdown:
     parts = {part["design"]["mode"]: part for part in verdict["parts"]}
     mode = next((mode for mode in _MAIN if mode in parts), None)
     if mode is None:
-        raise UsageError(Code.USAGE, "that measurement has no protected run: it says nothing of what protection costs")
+        raise UsageError(Code.USAGE, "that measurement has no protected run: it has nothing on what protection costs")
     part, design = parts[mode], parts[mode]["design"]
     if design["planted"] is not None:
         raise UsageError(Code.USAGE, "that measurement has a cost that was planted on purpose")
@@ -269,7 +263,8 @@ def _read(statement: Mapping[str, Any] | None, now_us: int) -> tuple[Sequence[_H
     if statement is None:
         return (), dict.fromkeys(("billed_usd", "most_usd", "most_s"))
     try:
-        caps = {name: _decimal(statement[name]) for name in ("billed_usd", "most_usd")}
+        given = {name: statement[name] for name in ("billed_usd", "most_usd")}
+        caps = {name: None if value is None else _amount(value) for name, value in given.items()}
         most_s = statement["most_s"]
         hired = [
             _Hired(
@@ -286,19 +281,11 @@ def _read(statement: Mapping[str, Any] | None, now_us: int) -> tuple[Sequence[_H
         raise UsageError(Code.USAGE, "what the run's rental cost cannot be read: its rental.json is damaged") from None
 
 
-def _decimal(value: Any) -> Decimal | None:
-    return None if value is None else _amount(value)
-
-
 def _amount(value: str) -> Decimal:
     amount = Decimal(value)
     if not amount.is_finite():
         raise ValueError("no amount")
     return amount
-
-
-def _share(us: int | Decimal, price: Decimal | None) -> Share:
-    return Share(seconds=Decimal(us) / 1_000_000, usd=None if price is None else price * us / _HOUR_US)
 
 
 def _sum(shares: Sequence[Share]) -> Share:
@@ -309,37 +296,19 @@ def _sum(shares: Sequence[Share]) -> Share:
     )
 
 
-def _protecting(receipt: Receipt, price: Decimal | None) -> Share | None:
-    total = receipt.lifecycle_us["total"]
-    return None if total is None else _share(max(0, total - (receipt.training_imports_us or 0)), price)
-
-
-def _rest(total: Share, parts: Sequence[Share], *, both_us: int, price: Decimal | None) -> Share:
-    """Return what of the total is in no part.
-
-    Args:
-        both_us: what is in two of them.
-    """
-    both, known = _share(both_us, price), _sum(parts)
-    return Share(
-        seconds=total.seconds - known.seconds + both.seconds,
-        usd=None if total.usd is None or both.usd is None or known.usd is None else total.usd - known.usd + both.usd,
-    )
-
-
 def _slowed(training: Share | None, slowdown: Slowdown | None) -> tuple[Share, Share] | None:
     """Return what of a protected training is its slowdown: of 1 + δ the part δ, at both ends of the interval."""
     if training is None or slowdown is None or not slowdown.bears:
         return None
     assert slowdown.low is not None and slowdown.high is not None  # noqa: S101, PT018 - it bears
-    low, high = (delta / (1 + delta) for delta in (slowdown.low, slowdown.high))
-    return _part(training, low), _part(training, high)
-
-
-def _part(share: Share, part: Decimal) -> Share:
-    return Share(seconds=share.seconds * part, usd=None if share.usd is None else share.usd * part)
+    low, high = (training.times(delta / (1 + delta)) for delta in (slowdown.low, slowdown.high))
+    return low, high
 
 
 def _rounded(amount: Decimal) -> Decimal:
-    """Return an amount with as many digits as the times that it comes from are good for."""
+    """Return an amount to as many digits as its times are good for."""
     return amount if not amount else amount.quantize(Decimal(1).scaleb(amount.adjusted() - _UNIT_DIGITS + 1))
+
+
+def _text(amount: Decimal | None, form: str = "f") -> str | None:
+    return None if amount is None else format(amount, form)

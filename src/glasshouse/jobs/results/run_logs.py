@@ -1,8 +1,8 @@
 """A run's sealed log, decrypted for its owner: what the training wrote to standard output and error.
 
-Anyone can encrypt to the owner's public key, so a segment counts only when the event log names it, and the event
-log only when the run's receipt vouches for it. Until there is such a receipt nothing tells a genuine log from one
-that the machine's host wrote: it is shown, and said to have nothing that vouches for it.
+Anyone can encrypt to the owner's public key: a segment counts only when the event log names it, and the event log only
+when the run's receipt vouches for it. Without such a receipt the machine's host may have written the log: it is shown
+as not vouched for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Named", "Segment", "follow", "last_lines", "named_segments", "refuse
 
 _KIND = "log"
 _POLL_S = 0.25
-# What a worker writes last may begin in the segment before the last; more are not read, a log can be long.
+# What a worker writes last may begin in the segment before the last; a log can be long.
 _LAST_SEGMENTS = 3
 
 
@@ -55,11 +55,7 @@ class Named:
 
 
 def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
-    """Read which segments a run's event log names, and hold the log to the run's receipt once there is one.
-
-    Args:
-        folder: the run's; it may still be going on.
-        owner_signing: the owner's public signing key.
+    """Return the segments that a run's event log names, verified against the run's receipt once there is one.
 
     Raises:
         VerificationError: `log-invalid` or `state-illegal` for a log that is not the one that the receipt's final
@@ -68,8 +64,10 @@ def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
     """
     verdict, why = _receipt(folder, owner_signing)
     if verdict is None:
-        return Named(events=_told(folder), vouched=False, why=why)
-    # Outside of any `try`: a log that a receipt contradicts is refused, and not only remarked on.
+        with contextlib.closing(Tail(folder.events)) as tail:
+            events = [event for event in tail.read() if event.type is EventType.SEGMENT]
+        return Named(events=events, vouched=False, why=why)
+    # Outside of any `try`: a log that a receipt contradicts is refused.
     log = verify_log_in(verdict, folder.out).log
     if log is None:
         raise InternalError(Code.INTERNAL, "a log that must be there was not looked at")
@@ -80,7 +78,7 @@ def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
 
 
 def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, str]:
-    """Return the run's receipt if its own chain holds, and otherwise why there is none to go by."""
+    """Return the verdict on a run's receipt, or why it has none that verifies."""
     if not is_there(folder.receipt):
         return None, "there is no receipt (yet)"
     try:
@@ -90,28 +88,18 @@ def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, s
         return None, f"its receipt does not hold: {error}"
 
 
-def _told(folder: RunFolder) -> list[Event]:
-    tail = Tail(folder.events)
-    try:
-        return [event for event in tail.read() if event.type is EventType.SEGMENT]
-    finally:
-        tail.close()
-
-
 def segments(
     folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKey, manifest_sha256: bytes
 ) -> Iterator[Segment]:
     """Yield the segments that were named, in order.
 
     Args:
-        folder: the run's; it may still be going on.
-        events: as `named_segments` found them.
+        events: as of `named_segments`.
         sealing: the owner's sealing key, or a backup recipient's.
-        manifest_sha256: of the run's package.
 
     Raises:
         PackageError: `output-unnamed` for a segment that is not the one that the event log names,
-            `output-tampered` for one that does not open or is not there.
+            `output-tampered` for one that does not open or is missing.
     """
     for event in events:
         number = int(str(event.body["sequence"]))
@@ -127,12 +115,11 @@ def segments(
 def follow(
     whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
 ) -> Iterator[tuple[Event, Segment]]:
-    """Yield the segments of a run that goes on, each with the event that names it, until the run has ended.
+    """Yield the segments of a run, each with the event that names it, until the run has ended.
 
     Args:
         whole: the run.
-        folder: of the machine whose log it is; the same for a run on one machine.
-        home: the state home.
+        folder: of the machine whose log it is.
         sealing: the owner's sealing key, or a backup recipient's.
 
     Raises:
@@ -142,7 +129,7 @@ def follow(
     manifest_sha256 = bytes.fromhex(folder.load().manifest_sha256)
     with contextlib.closing(Tail(folder.events)) as tail:
         while True:
-            # Asked before the log is read: what comes before the end is then read to the last line.
+            # Looked up before the log is read, so that all of a run that has ended is read.
             ended = look(whole, home, deep=False).record.phase is Phase.ENDED
             for event in tail.read():
                 if event.type is EventType.SEGMENT:
@@ -154,11 +141,7 @@ def follow(
 
 
 def refuse_other(shown: Sequence[Event], named: Named) -> None:
-    """Refuse a log that was followed where a receipt vouches for another one.
-
-    Raises:
-        VerificationError: `log-invalid`.
-    """
+    """Raise `VerificationError` (`log-invalid`) for a log that was followed where a receipt vouches for another."""
     if named.vouched and [event.body for event in shown] != [event.body for event in named.events]:
         raise VerificationError(Code.LOG_INVALID, "the log that was shown is not the one that the receipt vouches for")
 
@@ -169,11 +152,6 @@ def last_lines(
     """Return the last lines that an ended run's worker wrote, and whether its receipt vouches for them.
 
     A log that cannot be read, or that its receipt contradicts, has none.
-
-    Args:
-        folder, record: the run.
-        sealing: the owner's sealing key.
-        owner_signing: the owner's public signing key.
     """
     try:
         named = named_segments(folder, owner_signing=owner_signing)
@@ -186,13 +164,9 @@ def last_lines(
 
 
 def uncollected(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> Uncollected | None:
-    """Return what a run's scripts wrote outside of their output folders, of all its machines together.
+    """Return what an ended run's scripts wrote outside of their output folders, on all its machines together.
 
     None also where no receipt vouches for the log, or the log cannot be read.
-
-    Args:
-        folder: the run's, which has ended.
-        sealing, owner_signing: as for `last_lines`.
     """
     found: list[Uncollected] = []
     for machine in folder.machines():

@@ -11,7 +11,6 @@ from typing import Any
 from glasshouse.attestation.hardening import REQUIRED, CheckResult
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
-from glasshouse.evidence.results import Loss
 from glasshouse.evidence.results import Work as Done
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.home import Home
@@ -50,8 +49,6 @@ def account_of(
     """Return what a run came to.
 
     Args:
-        ended: the run.
-        home: where its rental is recorded.
         sealing: opens the outputs' names; None leaves them sealed.
         owner_signing: the owner's public signing key; with `sealing` it shows what a script's run left behind.
     """
@@ -100,58 +97,69 @@ def summary(
     rental: Mapping[str, Any] | None = None,
     cost: Cost | None = None,
 ) -> dict[str, Any]:
-    """Return a run's facts; everything from `outcome` to `receipt` comes from the verified receipt or is null.
+    """Return a run's facts; all that describes its end comes from the verified receipt or is null.
 
     Args:
-        folder, record: the run.
-        seen: what its events said.
-        conclusion: how it ended, or None while it has not.
+        seen: what its events have.
+        conclusion: how it ended; None while it has not.
         opened: the outputs as their owner sees them; without them names stay sealed, and are null.
-        lost: what a script wrote outside of its output folders, as its decrypted log reports it.
-        rental: the statement of its rental, by the provider's word; None where nothing was rented.
-        cost: what that came to.
+        lost: what a script wrote outside of its output folders, from its decrypted log.
+        rental, cost: as of `rental_and_cost`.
     """
     receipt = None if conclusion is None else conclusion.receipt
     return {
         "run_id": record.run_id,
         "name": record.name,
         "state": (seen.state or State.CREATED).value,
-        "outcome": None if conclusion is None else conclusion.outcome.value,
-        "code": None if conclusion is None or conclusion.code is None else conclusion.code.value,
+        "outcome": conclusion and conclusion.outcome.value,
+        "code": conclusion and conclusion.code and conclusion.code.value,
         "attestation": _attestation(conclusion),
-        "assurance": None if receipt is None or receipt.assurance is None else receipt.assurance.value,
-        "hardening": _hardening(receipt, record, seen),
+        "assurance": receipt and receipt.assurance and receipt.assurance.value,
+        "hardening": receipt
+        and {
+            "profile": receipt.profile.value,
+            "workspace": receipt.workspace,
+            "secret_memory": receipt.secret_memory,
+            "missing": missing_checks(record, seen),
+        },
         "package": {"id": record.package_id, "manifest_sha256": record.manifest_sha256},
         "workload": record.workload,
-        "work": _work(receipt.work if receipt else None),
-        "loss": _loss(receipt.loss if receipt else None),
-        "trainable": receipt.trainable if receipt else None,
-        "outputs": _outputs(receipt, opened),
-        "uncollected": None if lost is None else asdict(lost),
+        "work": receipt and receipt.work and _work(receipt.work),
+        "loss": receipt and receipt.loss and {"first": float(receipt.loss.first), "final": float(receipt.loss.final)},
+        "trainable": receipt and receipt.trainable,
+        "outputs": [] if receipt is None else _outputs(receipt, opened),
+        "uncollected": lost and asdict(lost),
         "lifecycle_s": {step: _seconds(receipt.lifecycle_us[step] if receipt else None) for step in LIFECYCLE},
         "training_imports_s": _seconds(receipt.training_imports_us if receipt else None),
-        "zeroization": _zeroization(receipt),
-        "receipt": _receipt(folder, conclusion),
-        "group": None if record.group is None else _group(record.group, conclusion),
+        "zeroization": [
+            {"probe": probe.probe, "result": probe.result.value, "detail": probe.detail}
+            for probe in (receipt.zeroization if receipt else ())
+        ],
+        "receipt": conclusion
+        and {
+            "path": str(folder.receipt) if is_there(folder.receipt) else None,
+            "verdict": conclusion.verdict,
+            "problem": conclusion.problem or None,
+        },
+        "group": record.group and _group(record.group, conclusion),
         "rental": rental,
-        "cost": None if cost is None else cost.to_json(),
+        "cost": cost and cost.to_json(),
         "files": str(folder.path),
     }
 
 
 def _group(group: Group, conclusion: Conclusion | None) -> dict[str, Any]:
-    """Return a run's group: how many ranks on how many machines, and how each of several machines ended."""
     ends = () if conclusion is None else conclusion.machines
     return {
         "id": group.id.hex(),
         "machines": group.machines,
         "ranks": group.ranks,
-        "blamed": None if conclusion is None else conclusion.blamed,
+        "blamed": conclusion and conclusion.blamed,
         "ended": [
             {
                 "machine": machine,
                 "outcome": end.outcome.value,
-                "code": None if end.code is None else end.code.value,
+                "code": end.code and end.code.value,
                 "verdict": end.verdict,
                 "problem": end.problem or None,
             }
@@ -166,8 +174,8 @@ def _attestation(conclusion: Conclusion | None) -> dict[str, Any] | None:
     receipt, ear = conclusion.verified.chain.receipt, conclusion.verified.chain.ear
     return {
         "key_released": ear is not None,
-        "ear_status": None if ear is None else ear.status.value,
-        "evidence_sha256": receipt.evidence_sha256.hex() if receipt.evidence_sha256 else None,
+        "ear_status": ear and ear.status.value,
+        "evidence_sha256": receipt.evidence_sha256 and receipt.evidence_sha256.hex(),
     }
 
 
@@ -181,20 +189,7 @@ def missing_checks(record: RunRecord, seen: Seen) -> list[str]:
     )
 
 
-def _hardening(receipt: Receipt | None, record: RunRecord, seen: Seen) -> dict[str, Any] | None:
-    if receipt is None:
-        return None
-    return {
-        "profile": receipt.profile.value,
-        "workspace": receipt.workspace,
-        "secret_memory": receipt.secret_memory,
-        "missing": missing_checks(record, seen),
-    }
-
-
-def _work(work: Done | None) -> dict[str, Any] | None:
-    if work is None:
-        return None
+def _work(work: Done) -> dict[str, Any]:
     return {
         "unit": work.unit,
         "done": work.done,
@@ -204,46 +199,19 @@ def _work(work: Done | None) -> dict[str, Any] | None:
     }
 
 
-def _loss(loss: Loss | None) -> dict[str, Any] | None:
-    return None if loss is None else {"first": float(loss.first), "final": float(loss.final)}
-
-
-def _outputs(receipt: Receipt | None, opened: Sequence[Opened]) -> list[dict[str, Any]]:
-    if receipt is None:
-        return []
+def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> list[dict[str, Any]]:
     inside = {one.sequence: one for one in opened}
-    found: list[dict[str, Any]] = []
-    for output in receipt.outputs:
-        one = inside.get(output.sequence)
-        found.append(
-            {
-                "name": one.name if one else None,
-                "kind": output.kind,
-                "sha256": one.sha256.hex() if one else None,
-                "bytes": output.plain_bytes,
-                "sealed": str(PurePosixPath(output.file_name)),
-                "sealed_sha256": output.sealed_sha256.hex(),
-            }
-        )
-    return found
-
-
-def _zeroization(receipt: Receipt | None) -> list[dict[str, Any]]:
-    if receipt is None:
-        return []
     return [
-        {"probe": probe.probe, "result": probe.result.value, "detail": probe.detail} for probe in receipt.zeroization
+        {
+            "name": (one := inside.get(output.sequence)) and one.name,
+            "kind": output.kind,
+            "sha256": one and one.sha256.hex(),
+            "bytes": output.plain_bytes,
+            "sealed": str(PurePosixPath(output.file_name)),
+            "sealed_sha256": output.sealed_sha256.hex(),
+        }
+        for output in receipt.outputs
     ]
-
-
-def _receipt(folder: RunFolder, conclusion: Conclusion | None) -> dict[str, Any] | None:
-    if conclusion is None:
-        return None
-    return {
-        "path": str(folder.receipt) if is_there(folder.receipt) else None,
-        "verdict": conclusion.verdict,
-        "problem": conclusion.problem or None,
-    }
 
 
 def _seconds(microseconds: int | None) -> float | None:

@@ -33,8 +33,8 @@ from glasshouse.jobs.places import rented_machine
 from glasshouse.jobs.places.accounts import provider_of
 from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.placing import LeftError
-from glasshouse.jobs.places.rent import cap_reached
 from glasshouse.jobs.places.rental_journal import Journal, Rental
+from glasshouse.jobs.places.rental_watch import cap_reached
 from glasshouse.jobs.supervise import runner
 from glasshouse.jobs.supervise.prepare import Prepared, Ranks, prepare
 from glasshouse.jobs.supervise.supervision import Ended, Interrupts, Silent
