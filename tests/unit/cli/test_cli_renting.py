@@ -24,6 +24,7 @@ from glasshouse.cli.show.output import Output
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
+from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places import accounts, rent, rental_watch, rented_machine

@@ -77,7 +77,7 @@ def test_nothing_is_published_of_another_run_than_the_one_that_was_named(
     desk: Desk, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("glasshouse.jobs.owner.leak_patterns.leak_patterns", lambda *_words, **_options: [])
+    monkeypatch.setattr("glasshouse.cli.results.artifact_command.leak_patterns", lambda *_words, **_options: [])
     hand_in(desk.first, desk.second)
     command, *options = words
     code, said = desk.ask(command, desk.second.run_id, *options)
