@@ -58,7 +58,7 @@ def card(run: ExportedRun, name: str = "ward-seven") -> str:
 
 
 def test_every_claim_stands_beside_whose_word_it_is(run: ExportedRun) -> None:
-    found = claims(run.verdict, run.outputs, fingerprint=FINGERPRINT)
+    found = list(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT))
     assert {one.maker for one in found} == {"The owner", "The owner's broker", "The runtime"}
     # What only the runtime can have seen is never said without the level.
     assert all("assurance software" in one.rests_on for one in found if one.maker == "The runtime")
@@ -121,7 +121,7 @@ def test_a_name_is_text_and_the_page_refers_to_nothing(run: ExportedRun) -> None
     assert "\u202e" not in lines[0]
     table = [line for line in lines if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {3}
-    assert len(table) == 2 + len(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT))
+    assert len(table) == 2 + len(list(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT)))
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_a_card_is_readable_on_a_phone_and_on_a_desktop(
     assert (found["width"], found["scroll"]) == (width, width)
     assert (found["beyond"], found["small"]) == ([], [])
     assert found["beside"] is beside
-    assert found["claims"] == len(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT))
+    assert found["claims"] == len(list(claims(run.verdict, run.outputs, fingerprint=FINGERPRINT)))
     assert "What has no evidence" in found["text"]

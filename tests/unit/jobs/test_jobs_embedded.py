@@ -18,6 +18,7 @@ import pytest
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
 from glasshouse.jobs.gates.revocation import revoke
+from glasshouse.jobs.owner.files import locked
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
@@ -205,5 +206,5 @@ def test_a_broker_makes_way_only_where_no_run_needs_it(home: Home) -> None:
     mine.ensure()
     assert not mine.retire()
     run.end(outcome="completed")
-    with mine._locked():
+    with locked(home.broker / "lock"):
         assert not Embedded(home).retire(), "somebody is starting or stopping it"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
@@ -103,7 +103,8 @@ def test_a_process_is_known_by_when_it_began() -> None:
     assert ProcessName.from_json(me.to_json()) == me
     assert not replace(me, started=me.started + 1).alive, "a later process with our number is not us"
     for junk in (None, {}, {"pid": "1"}, {"pid": 0}, {"pid": 1}, {"pid": -1}):
-        assert ProcessName.from_json(junk) is None
+        with pytest.raises(FormatError):
+            ProcessName.from_json(junk)  # type: ignore[arg-type]
 
 
 def test_a_dead_process_and_a_zombie_are_not_alive_and_get_no_signal() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
@@ -336,7 +337,8 @@ def test_a_lease_that_is_lost_in_a_session_is_a_lost_attempt_and_says_why(part: 
 def test_what_a_raw_worker_prints_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Process:
         def __init__(self, _plain: object, *, log: IO[bytes], **_more: object) -> None:
-            self.pid, self.alive, self.run_id = os.getpid(), False, "run"
+            self.run_id = "run"
+            self.worker = SimpleNamespace(pid=os.getpid(), terminate=lambda: None, wait=lambda _seconds: 0)
             log.write(b"a line of data\n")
 
         def close(self) -> None: ...

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,18 +122,18 @@ class RawArm:
         self._arm = Arm(launched_ns=clock().monotonic_ns, padding_bytes=padding)
         with _padded(padding):
             self._process = RawProcess(self._plain, home=self._home, log=self._log, program=self._program)
-        self._arm = replace(self._arm, speculation=speculation(self._process.pid))
+        self._arm = replace(self._arm, speculation=speculation(self._process.worker.pid))
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.alive
+        return self._process is not None and self._process.worker.poll() is None
 
     def pinned(self) -> bool:
         process = self._process
         if process is not None and not self._trains:
             self._trains = any(message.get("type") == "running" for message in process.news())
             if self._trains and self._cpus:
-                pin(process.pid, self._cpus)
+                pin(process.worker.pid, self._cpus)
         return self._trains
 
     def spent_ns(self) -> int | None:
@@ -141,13 +142,15 @@ class RawArm:
     def stop(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.stop()
+                self._process.worker.terminate()
 
     def left(self, ended: Ended) -> Left:
         process = self._process
         if process is None:
             return Left(arm=replace(self._arm, ended=ended))
-        if not process.wait(END_S):
+        try:
+            process.worker.wait(END_S)
+        except subprocess.TimeoutExpired:
             process.close()
             ended = Ended.KILLED
         found = process.ended(stopped=False)
@@ -156,7 +159,7 @@ class RawArm:
         digests = {str(one["name"]): bytes.fromhex(one["sha256"]) for one in found.outputs if one["class"] == WEIGHTS}
         code = None if found.code is None else Code(found.code)
         return Left(
-            arm=replace(self._arm, ended=_ended(ended, code), code=code, exit=process.exit_status),
+            arm=replace(self._arm, ended=_ended(ended, code), code=code, exit=process.worker.poll()),
             record=record,
             weights=digests,
             reason="" if code is None else self._said(),
@@ -164,9 +167,9 @@ class RawArm:
 
     def close(self) -> None:
         if self._process is not None:
-            if self._process.alive:
-                self._process.stop()
-                self._process.wait(_RAW_STOP_S)
+            self._process.worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.worker.wait(_RAW_STOP_S)
             self._process.close()
             shutil.rmtree(self._home.raw / self._process.run_id, ignore_errors=True)
         if self._log is not None:

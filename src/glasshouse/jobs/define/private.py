@@ -11,7 +11,6 @@ import base64
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from glasshouse.jobs.define.wanted import PROVIDERS
@@ -47,21 +46,11 @@ def is_state(folder: Path) -> bool:
 
 def holds_keys(folder: Path) -> bool:
     """Return whether a folder is a state home with keys in it."""
-    return any(_is_key(path) for path in _where_keys_lie(folder)) or any(map(is_there, _where_rentals_keys_lie(folder)))
-
-
-def _where_keys_lie(home: Path) -> Iterator[Path]:
-    yield home / "owner.key"
-    for folder in own_state.KEY_FOLDERS:
-        yield from _below(home / folder)
-
-
-def _where_rentals_keys_lie(home: Path) -> Iterator[Path]:
-    """Yield where the keys to rented machines would be: a provider's are mere text, and those that log in OpenSSH's."""
-    yield from (home / "accounts" / provider for provider in PROVIDERS)
-    for rental in _below(home / "rentals"):
-        if is_there(rental / "rental.json"):
-            yield rental / "key"
+    ours = [folder / "owner.key", *(path for inner in own_state.KEY_FOLDERS for path in _below(folder / inner))]
+    # Of accounts and of rented machines by their place: the former are mere text, the latter OpenSSH's.
+    others = [folder / "accounts" / provider for provider in PROVIDERS]
+    others += [rental / "key" for rental in _below(folder / "rentals") if is_there(rental / "rental.json")]
+    return any(map(_is_key, ours)) or any(map(is_there, others))
 
 
 def _is_key(path: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -120,7 +119,7 @@ def run_raw(
     with RawProcess(plain, home=home, log=log, ranks=ranks) as process:
         while True:
             try:
-                ended = not process.alive
+                ended = process.worker.poll() is not None
                 for message in process.news():
                     event(message)
                 if ended:
@@ -128,7 +127,7 @@ def run_raw(
                 time.sleep(_POLL_S)
             except KeyboardInterrupt:
                 stopped = True
-                process.stop()
+                process.worker.terminate()  # it saves what it has
 
 
 class RawProcess:
@@ -170,7 +169,7 @@ class RawProcess:
                 *(() if ranks is None else ("--ranks", str(ranks))),
             ]
             self._began = time.monotonic()
-            self._process = subprocess.Popen(
+            self.worker = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -191,21 +190,6 @@ class RawProcess:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the worker still runs."""
-        return self._process.poll() is None
-
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status of a worker that has ended; negative for a signal."""
-        return self._process.poll()
-
     def news(self) -> Iterator[Mapping[str, Any]]:
         """Yield the worker's messages since the last call."""
         if not self._events.exists():
@@ -220,18 +204,6 @@ class RawProcess:
                 if isinstance(message, dict):
                     self._messages.append(message)
                     yield message
-
-    def stop(self) -> None:
-        """Ask the job to stop and to save what it has."""
-        self._process.send_signal(signal.SIGTERM)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether the worker has ended, at the latest after `timeout_s`."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
     def ended(self, *, stopped: bool) -> RawEnded:
         """Return what came of a worker that has ended."""
@@ -256,9 +228,9 @@ class RawProcess:
 
     def close(self) -> None:
         """Kill the worker if it still runs, and remove the plain inputs."""
-        if self.alive:
-            self._process.kill()
-            self._process.wait()
+        if self.worker.poll() is None:
+            self.worker.kill()
+            self.worker.wait()
         shutil.rmtree(self._inputs, ignore_errors=True)
 
 

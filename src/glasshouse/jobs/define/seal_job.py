@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ from glasshouse.jobs.define.package_records import PackageRecord
 from glasshouse.jobs.owner.files import is_there, write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.keystore import KeyStore
-from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic, read_public
+from glasshouse.jobs.owner.owner_identity import Identity, read_public
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
 from glasshouse.package.write import write
@@ -80,8 +80,8 @@ def seal(
     """
     began = time.monotonic()
     packed = content_of(job)
-    backups = [read_public(path) for path in job.backups]
-    recipients = _recipients(identity.public, backups)
+    # The owner first, then each backup once.
+    recipients = tuple(dict.fromkeys([identity.public.sealing, *(read_public(path).sealing for path in job.backups)]))
     package_id, package_key = secrets.token_hex(16), secrets.token_bytes(KEY_BYTES)
     store, written = KeyStore(home.keys), list[Manifest]()
     record = PackageRecord(package_id=package_id, name=job.name, workload=job.workload, deployment=job.deployment)
@@ -136,15 +136,9 @@ def seal(
 def _stands(path: Path, package_id: str) -> bool:
     """Return whether this very package has its final name."""
     try:
-        with path.open("rb") as stream:
-            return Package.open(stream).manifest.package_id == package_id
-    except (OSError, GlasshouseError):
+        return public_part(path)[0].package_id == package_id
+    except GlasshouseError:
         return False
-
-
-def _recipients(owner: OwnerPublic, backups: Iterable[OwnerPublic]) -> tuple[bytes, ...]:
-    """The owner first, then each backup once."""
-    return tuple(dict.fromkeys([owner.sealing, *(backup.sealing for backup in backups)]))
 
 
 def public_part(path: Path, *, owner_signing: bytes | None = None) -> tuple[Manifest, bytes]:

@@ -22,18 +22,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
-from glasshouse.jobs.owner.files import private_folder, read_state, write_state
+from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, UsageError
+from glasshouse.jobs.owner.files import locked, private_folder, read_state, write_state
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.base64url import b64decode
+from glasshouse.wire.members import Codec
+from glasshouse.wire.record import Member, Record, octets, text
 
 __all__ = ["Embedded", "Serving", "socket_folder"]
 
+_PATH = Codec(lambda value, where: Path(text(4096).read(value, where)), str)
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 # A launch file's URL holds no spaces, and a Unix socket's name no more than about a hundred bytes.
@@ -41,41 +44,14 @@ _SHORT_PLAIN = re.compile(r"[\x21-\x7e]{1,80}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serving:
+class Serving(Record, name="broker record"):
     """A broker that serves this home."""
 
-    process: ProcessName  # who serves
-    runtime_url: str  # what runtimes call
-    owner_socket: Path  # what its owner calls
-    public: bytes  # its signing key, 32 bytes
+    process: ProcessName
+    runtime_url: Annotated[str, text(4096)]  # what runtimes call
+    owner_socket: Annotated[Path, _PATH]
+    public: Annotated[bytes, octets(32), Member("broker_public")]  # its signing key
     embedded: bool  # whether it ends with the last run
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object in `serving.json`."""
-        return {
-            "broker_public": b64encode(self.public),
-            "embedded": self.embedded,
-            "owner_socket": str(self.owner_socket),
-            "process": self.process.to_json(),
-            "runtime_url": self.runtime_url,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Serving | None:
-        """Inverse of `to_json`; None for anything else."""
-        try:
-            process = ProcessName.from_json(value["process"])
-            if process is None:
-                return None
-            return cls(
-                process=process,
-                runtime_url=str(value["runtime_url"]),
-                owner_socket=Path(value["owner_socket"]),
-                public=b64decode(value["broker_public"]),
-                embedded=value["embedded"] is True,
-            )
-        except (KeyError, TypeError, GlasshouseError):
-            return None
 
     def client(self) -> OwnerClient:
         """Return a client of its owner."""
@@ -89,6 +65,7 @@ class Embedded:
         self._home = home
         self._record = home.broker / "serving.json"
         self._log = home.broker / "broker.log"
+        self._lock = home.broker / "lock"
         # A child that is not waited for becomes a zombie, which some systems show as a living process.
         self._children: set[int] = set()
 
@@ -97,19 +74,19 @@ class Embedded:
         """The broker that the record names, if its process lives."""
         try:
             found = Serving.from_json(read_state(self._record, what="broker record"))
-        except UsageError:  # missing or damaged
+        except (FormatError, UsageError):  # missing or damaged
             return None
-        return found if found is not None and self._lives(found) else None
+        return found if self._lives(found) else None
 
     def ensure(self) -> Serving:
         """Return the broker once it answers, started if need be; raises `PeerError`: `broker-unreachable`."""
         private_folder(self._home.broker)
-        with self._locked():
+        with locked(self._lock, os.O_CREAT):
             return self._answering() or self._start()
 
     def give_back(self) -> bool:
         """Stop the broker if it is embedded and no run needs it; return whether it was stopped."""
-        with self._locked():
+        with locked(self._lock, os.O_CREAT):
             serving = self.serving
             if serving is None or not serving.embedded or self.needed():
                 return False
@@ -120,20 +97,20 @@ class Embedded:
     def announced(self, serving: Serving) -> Iterator[None]:
         """Record a broker that was started by other means until the block ends; raises `UsageError` beside another."""
         private_folder(self._home.broker)
-        with self._locked():
+        with locked(self._lock, os.O_CREAT):
             self._refuse_second()
             write_state(self._record, serving.to_json())
         try:
             yield
         finally:
-            with self._locked():
+            with locked(self._lock, os.O_CREAT):
                 self._record.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:
         """Let no broker start until the block ends; raises `UsageError` when one serves, or a run needs it."""
         private_folder(self._home.broker)
-        with self._locked():
+        with locked(self._lock, os.O_CREAT):
             self._refuse_second()
             if self.needed():
                 why = f"a run still needs the broker of {self._home.path}"
@@ -150,7 +127,7 @@ class Embedded:
         No other is started before that process is gone; a broker that is being started or stopped stays.
         """
         try:
-            descriptor = self._open_lock()
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:
             return True  # the home is gone
         try:
@@ -255,18 +232,6 @@ class Embedded:
                 if os.waitpid(pid, os.WNOHANG) == (0, 0):
                     continue
             self._children.discard(pid)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = self._open_lock()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _open_lock(self) -> int:
-        return os.open(self._home.broker / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _ready_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -5,11 +5,7 @@ Law: a gate is identified by its pinned signing key, and a package key is sent t
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -18,7 +14,7 @@ from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.package_records import PackageRecord
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.files import is_there, read_state, write_state
+from glasshouse.jobs.owner.files import is_there, locked, read_state, write_state
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.providers.protocol.line import GateLine
@@ -113,7 +109,7 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
     if name in known and not force:
         raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new one")
     gate.client().check_known()
-    with _locked(home):
+    with locked(home.path):
         listed = _unnamed(_listed(home), name)
         # What was audited belongs to the gate under all its names: adding it again loses nothing of it.
         audited = _audited(listed, gate)
@@ -141,7 +137,7 @@ def remove_gate(home: Home, name: str) -> Gate:
             if not package.revoked and any(one.public == gate.public for one in package.gates):
                 why = f"{name} has the key of package {package.package_id} ({package.name})"
                 raise UsageError(Code.USAGE, why, hint=f"revoke it first: glasshouse revoke {package.package_id}")
-    with _locked(home):
+    with locked(home.path):
         _write(home, _unnamed(_listed(home), name))
     return gate
 
@@ -209,7 +205,7 @@ def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool =
     """
     found = gate_named(home, gate) if isinstance(gate, str) else gate
     records, audited = found.client(owner).own_audit(kept=_audited(_listed(home), found), newer=newer)
-    with _locked(home):
+    with locked(home.path):
         listed = _listed(home)  # anew: gates may have been added and removed while it answered
         audited = max(audited, _audited(listed, found))  # of two commands at once the one that saw more counts
         same = {name: replace(one, audited=audited) for name, one in listed.items() if one.public == found.public}
@@ -238,20 +234,6 @@ def audit_own(home: Home) -> list[Json]:
 def _audited(listed: dict[str, Gate], gate: Gate) -> tuple[int, bytes]:
     """Return where a gate's audit log ended last, under any of its names."""
     return max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
-
-
-@contextlib.contextmanager
-def _locked(home: Home) -> Iterator[None]:
-    """Lock the list of gates against other commands."""
-    try:
-        descriptor = os.open(home.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(Code.USAGE, f"{home.path} cannot be opened: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(home: Home, gates: dict[str, Gate]) -> None:

@@ -6,13 +6,15 @@ Law: a path that `write_private` wrote shows either the old content or the new o
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
 import shlex
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +26,7 @@ __all__ = [
     "is_file",
     "is_folder",
     "is_there",
+    "locked",
     "open_regular",
     "private_folder",
     "read_bounded",
@@ -154,6 +157,17 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def locked(path: Path, flags: int = 0) -> Iterator[None]:
+    """Hold the lock of a file or folder, which `os.O_CREAT` makes; raises `OSError`."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_state(path: Path, value: Mapping[str, Any]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
-from typing import Any
 
 from glasshouse.runtime.watchdog.session_record import Process
+from glasshouse.wire.record import Record
 
 __all__ = ["ProcessName"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessName:
+class ProcessName(Record, name="process"):
     """A process id and when that process began."""
 
     pid: int  # process id
@@ -57,13 +57,3 @@ class ProcessName:
         except ProcessLookupError:
             return False
         return True
-
-    def to_json(self) -> dict[str, int]:
-        return {"pid": self.pid, "started": self.started}
-
-    @classmethod
-    def from_json(cls, value: Any) -> ProcessName | None:
-        """Inverse of `to_json`; None for anything else."""
-        if not isinstance(value, dict) or not isinstance(value.get("pid"), int) or value["pid"] <= 1:
-            return None
-        return cls(pid=value["pid"], started=int(value.get("started") or 0))

@@ -28,7 +28,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.wanted import Caps, Cluster
 from glasshouse.jobs.owner.files import is_folder, private_folder, read_state, write_state
 from glasshouse.jobs.owner.home import Home
@@ -157,12 +157,12 @@ class Rental:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Rental:
-        """Inverse of `to_json`; raises KeyError, TypeError, ValueError or InvalidOperation."""
+        """Inverse of `to_json`; raises FormatError, KeyError, TypeError, ValueError or InvalidOperation."""
         caps, cluster = value["caps"], value.get("cluster")
         read = {
             "caps": Caps(**caps | {"usd": _amount(caps["usd"])}),
             "cluster": cluster and Cluster(**cluster | {"sbatch": tuple(cluster["sbatch"])}),
-            "keeper": ProcessName.from_json(value["keeper"]),
+            "keeper": value["keeper"] and ProcessName.from_json(value["keeper"]),
             "attempts": tuple(_attempt(one) for one in value["attempts"]),
         }
         return cls(**value | read)
@@ -203,7 +203,7 @@ class Journal:
         value = read_state(self._record, what="rental")
         try:
             return Rental.from_json(value)
-        except (KeyError, TypeError, ValueError, InvalidOperation):
+        except (FormatError, KeyError, TypeError, ValueError, InvalidOperation):
             raise UsageError(
                 Code.USAGE,
                 f"the record of a rental {self._record} is damaged",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
@@ -64,8 +63,10 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
             one that is missing or differs from it.
     """
     named = {Path(output.file_name).name for output in receipt.outputs}
-    for path in _sealed_files(folder):
-        if path.name not in named:
+    outputs = folder.out / _FOLDER
+    for path in sorted(outputs.iterdir()) if outputs.is_dir() else ():
+        # A `.partial` was begun by a runtime that was killed; it never was an output.
+        if path.name not in named and path.suffix != ".partial":
             raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not named by the receipt: refused, with the rest")
     found: list[Opened] = []
     for output in receipt.outputs:
@@ -121,7 +122,9 @@ def fetch(
     for one, output, target in zip(found, receipt.outputs, targets, strict=True):
         if target is None:
             continue
-        _make_folders(out, target)
+        current = out
+        for part in target.relative_to(out).parts[:-1]:  # none of which may be a link
+            current = private_folder(current / part, close=False)
         _refuse_same_file(target, written.setdefault(folded(one.name), target))
         content = partial(_decrypt_same, folder, output, receipt, sealing, one.sha256)
         write_private(target, content, replace=force)
@@ -154,13 +157,6 @@ def _decrypt(
     return opened, digest
 
 
-def _sealed_files(folder: RunFolder) -> Iterator[Path]:
-    outputs = folder.out / _FOLDER
-    if outputs.is_dir():
-        # A `.partial` was begun by a runtime that was killed; it never was an output.
-        yield from sorted(path for path in outputs.iterdir() if path.suffix != ".partial")
-
-
 def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:
     path = folder.out / output.file_name
     try:
@@ -187,10 +183,3 @@ def _refuse_same_file(target: Path, earlier: Path) -> None:
             f"{target} is one file with {earlier} here, and the run returned two",
             hint="fetch into a folder of a file system that separates upper from lower case",
         )
-
-
-def _make_folders(out: Path, target: Path) -> None:
-    """Make the folders between `out` and `target`, none of which may be a link."""
-    current = out
-    for part in target.relative_to(out).parts[:-1]:
-        current = private_folder(current / part, close=False)

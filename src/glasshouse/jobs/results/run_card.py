@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -52,8 +52,8 @@ class Claim:
     rests_on: str
 
 
-def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> list[Claim]:
-    """Return the claims that a verified receipt supports.
+def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> Iterator[Claim]:
+    """Yield the claims that a verified receipt supports.
 
     Args:
         outputs: opened and compared with the receipt; none when they were not.
@@ -62,41 +62,30 @@ def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> 
     chain, receipt = verdict.chain, verdict.chain.receipt
     runtime = f"evidence key {key_id(receipt.evidence_public)[:8]}, assurance {verdict.assurance}"
     broker = f"key {key_id(chain.delegation.broker_public)[:8]}, which the owner delegated to"
-    found: list[Claim] = []
     if chain.manifest:
         floor = chain.manifest.floor
-        found.append(
-            Claim(
-                f"The run is of package {receipt.package_id[:8]}, which demands at least assurance {floor.assurance} "
-                f"and hardening {floor.profile}.",
-                "The owner",
-                f"key {fingerprint}",
-            )
+        yield Claim(
+            f"The run is of package {receipt.package_id[:8]}, which demands at least assurance {floor.assurance} "
+            f"and hardening {floor.profile}.",
+            "The owner",
+            f"key {fingerprint}",
         )
     if chain.ear and chain.claims:
-        found.append(
-            Claim(
-                "The package's key was released to a runtime that showed the measurement "
-                f"{chain.claims.measurement_sha256.hex()[:16]} and hardening {receipt.profile}.",
-                "The owner's broker",
-                broker,
-            )
+        yield Claim(
+            "The package's key was released to a runtime that showed the measurement "
+            f"{chain.claims.measurement_sha256.hex()[:16]} and hardening {receipt.profile}.",
+            "The owner's broker",
+            broker,
         )
-    found.append(Claim(_worked(verdict), "The runtime", runtime))
+    yield Claim(_worked(verdict), "The runtime", runtime)
     if outputs:
         many = f"{len(outputs)} output" + ("" if len(outputs) == 1 else "s")
-        found.append(Claim(f"{many} left the machine sealed, and opened as said below.", "The owner", "opened here"))
+        yield Claim(f"{many} left the machine sealed, and opened as said below.", "The owner", "opened here")
     probes = ", ".join(f"{probe.probe} {probe.result}" for probe in receipt.zeroization)
-    found.append(
-        Claim(f"The runtime wiped itself, and looked for what stayed behind: {probes}.", "The runtime", runtime)
-    )
+    yield Claim(f"The runtime wiped itself, and looked for what stayed behind: {probes}.", "The runtime", runtime)
     if chain.countersignature:
-        found.append(
-            Claim(
-                f"All of this had been signed by {_date(chain.countersignature.time_us)}.", "The owner's broker", broker
-            )
-        )
-    return found
+        signed = _date(chain.countersignature.time_us)
+        yield Claim(f"All of this had been signed by {signed}.", "The owner's broker", broker)
 
 
 def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint: str) -> str:
