@@ -9,8 +9,6 @@ from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["ALWAYS_LEFT_OUT", "Excluded"]
-
 ALWAYS_LEFT_OUT = (".git", ".venv/", "venv/", "__pycache__/", "node_modules/", ".ipynb_checkpoints/")
 """Left out of every folder input, unless the job takes one back (`!.git`) or names it as an input itself."""
 

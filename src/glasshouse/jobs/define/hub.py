@@ -16,8 +16,6 @@ from glasshouse.jobs.owner.installation import install_command
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 
-__all__ = ["is_hub_id", "pack_model"]
-
 _PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 
 

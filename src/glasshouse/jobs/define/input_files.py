@@ -25,8 +25,6 @@ from glasshouse.package.paths import check_path
 from glasshouse.package.write import Source
 from glasshouse.wire import own_state
 
-__all__ = ["Gathered", "gather"]
-
 _MAX_FILES = 65536
 # O_PATH where there is one: to pass through a folder one need not be allowed to list it.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -17,8 +17,6 @@ from glasshouse.workloads.params import LoraParams, MlpParams, Params, ScriptPar
 from glasshouse.workloads.params import parse as parse_params
 from glasshouse.workloads.preflight import examine
 
-__all__ = ["Content", "content_of", "script_warnings"]
-
 _MAX_SOURCE_BYTES = 1 << 20
 _TEXTS = (".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".yaml", ".yml")
 _MENTIONS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse import task")

@@ -27,8 +27,6 @@ from glasshouse.wire.record import LEFT_OUT, Record, items, text
 from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Table, Text, Texts, invalid, read
 from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
 
-__all__ = ["FIELDS", "REACHABLE", "Anything", "Deployment", "Job", "check_reachable", "load", "parse"]
-
 MAX_JOB_BYTES = 1 << 20
 REACHABLE = frozenset({Assurance.SOFTWARE})
 """Levels that this version can prove on the placements that it knows."""

@@ -16,8 +16,6 @@ from glasshouse.workloads import fields as kinds
 from glasshouse.workloads.fields import REQUIRED, Field, Kind, Rule
 from glasshouse.workloads.params import TYPES, ScriptParams
 
-__all__ = ["BEYOND", "default_of", "schema"]
-
 BEYOND = (
     "the longest time of a duration",
     "the least and the largest of a number that is written as a text",

@@ -15,8 +15,6 @@ from glasshouse.jobs.owner.files import private_folder, read_state, write_state
 from glasshouse.jobs.owner.home import Home
 from glasshouse.wire.record import LEFT_OUT, Id, Record, Sha256, items, text
 
-__all__ = ["GivenTo", "PackageRecord"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTo(Record, name="gate"):

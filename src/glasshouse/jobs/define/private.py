@@ -18,8 +18,6 @@ from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.home import PROJECT
 from glasshouse.wire import own_state
 
-__all__ = ["holds_keys", "is_state", "key_kind"]
-
 _PEM_LABELS = (b"BEGIN PRIVATE KEY", b"BEGIN EC PRIVATE KEY", b"BEGIN ENCRYPTED PRIVATE KEY")
 # Line ends as another text may write them, and what it puts before each line.
 _NOT_BASE64 = re.compile(rb"\\+[nrt]|[^A-Za-z0-9+/=]")

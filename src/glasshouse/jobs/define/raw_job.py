@@ -27,8 +27,6 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Plain", "RawEnded", "RawProcess", "of_job", "of_package", "run_raw"]
-
 _POLL_S = 0.1
 
 

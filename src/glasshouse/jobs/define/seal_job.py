@@ -26,8 +26,6 @@ from glasshouse.package.read import Package
 from glasshouse.package.write import write
 from glasshouse.wire.aead import KEY_BYTES
 
-__all__ = ["Sealed", "public_part", "seal"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sealed:

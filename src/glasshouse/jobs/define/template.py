@@ -13,8 +13,6 @@ from glasshouse.jobs.define.jobschema import default_of
 from glasshouse.workloads.fields import Field, Table
 from glasshouse.workloads.params import TYPES
 
-__all__ = ["Template", "template"]
-
 _COMMENT_CHARS = 100
 
 _SCRIPT = """\

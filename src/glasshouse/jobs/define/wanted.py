@@ -15,8 +15,6 @@ from glasshouse.jobs.owner.durations import Duration
 from glasshouse.providers.rental.provider import Options
 from glasshouse.workloads.fields import Field, Flag, Integer, Number, Text, Texts
 
-__all__ = ["MACHINE", "PROVIDERS", "Caps", "Cluster", "Wanted", "wanted"]
-
 PROVIDERS = ("runpod", "vast", "slurm")
 """The providers that machines are rented from."""
 

@@ -34,8 +34,6 @@ from glasshouse.wire.base64url import b64decode
 from glasshouse.wire.members import Codec
 from glasshouse.wire.record import Member, Record, octets, text
 
-__all__ = ["Embedded", "Serving", "socket_folder"]
-
 _PATH = Codec(lambda value, where: Path(text(4096).read(value, where)), str)
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0

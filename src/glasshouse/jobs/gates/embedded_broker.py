@@ -16,8 +16,6 @@ from glasshouse.broker.__main__ import main as serve
 from glasshouse.jobs.gates.embedded import Embedded, socket_folder
 from glasshouse.jobs.owner.home import Home
 
-__all__ = ["main"]
-
 # Twice in a row, so that a short request of a command without a run is not interrupted.
 LOOK_S = 5.0
 _LOOKS = 2

@@ -22,19 +22,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.record import Record, Sha256, digest, fixed, integer, text
 from glasshouse.wire.signing import SigningKey
 
-__all__ = [
-    "Gate",
-    "add_gate",
-    "audit_gate",
-    "audit_own",
-    "gate_by_key",
-    "gate_name",
-    "gate_named",
-    "gate_of",
-    "known_gates",
-    "remove_gate",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -19,8 +19,6 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Holder", "Revoked", "holders", "resolve", "revoke"]
-
 _ID = re.compile(r"[0-9a-f]{32}")
 
 

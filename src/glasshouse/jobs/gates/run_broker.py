@@ -18,8 +18,6 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Broker", "Reached", "Standing", "broker_of", "relay_of"]
-
 
 class Reached(Protocol):
     """A broker that can be called."""

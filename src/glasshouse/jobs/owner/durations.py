@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FORM", "Duration", "format_s", "format_text", "parse_s", "utc"]
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORM = r"([1-9][0-9]{0,6})([smhd])"
 

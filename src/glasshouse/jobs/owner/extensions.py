@@ -14,8 +14,6 @@ from typing import Any
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.installation import beside
 
-__all__ = ["ARTIFACTS", "COMMANDS", "OURS", "installed", "load"]
-
 COMMANDS = "glasshouse.commands"  # groups of commands, by the word that they are called by
 ARTIFACTS = "glasshouse.artifacts"  # verifiers of folders, by NAME in application/vnd.glasshouse.NAME+json
 _BENCH = "glasshouse-train-bench"

@@ -21,20 +21,6 @@ from typing import Any, BinaryIO
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = [
-    "MAX_STATE_BYTES",
-    "is_file",
-    "is_folder",
-    "is_there",
-    "locked",
-    "open_regular",
-    "private_folder",
-    "read_bounded",
-    "read_state",
-    "write_private",
-    "write_state",
-]
-
 MAX_STATE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -34,8 +34,6 @@ from pathlib import Path
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.files import is_file, is_there, private_folder, read_state, write_private, write_state
 
-__all__ = ["PROJECT", "Home", "state_folder"]
-
 PROJECT = ".glasshouse"
 _OWN_NAMES = frozenset(
     {

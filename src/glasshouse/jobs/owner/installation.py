@@ -12,8 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 import glasshouse
 
-__all__ = ["DISTRIBUTION", "beside", "install_command"]
-
 DISTRIBUTION = "glasshouse-train"
 
 

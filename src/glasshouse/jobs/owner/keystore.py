@@ -14,8 +14,6 @@ from glasshouse.wire.hpke import OVERHEAD_BYTES, RecipientKey, recipient_id, sea
 from glasshouse.wire.kdf import lengths_prefixed
 from glasshouse.wire.record import Id, Record, Sha256, items, octets, text
 
-__all__ = ["KeyStore"]
-
 _MAX_BYTES = 65536
 _KIND = "glasshouse-package-key"
 

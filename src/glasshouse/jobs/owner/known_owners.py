@@ -22,17 +22,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import key_id
 
-__all__ = [
-    "Anchor",
-    "Trust",
-    "add_owner",
-    "known_owners",
-    "recognise",
-    "remove_owner",
-    "same_fingerprint",
-    "trusted_owner",
-]
-
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SUFFIX = ".pub"
 _FINGERPRINT_CHARS = 40

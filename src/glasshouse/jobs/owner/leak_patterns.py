@@ -8,8 +8,6 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.package.read import Package
 
-__all__ = ["leak_patterns"]
-
 
 def leak_patterns(folder: RunFolder, record: RunRecord, *, home: Home, identity: Identity) -> list[bytes | str]:
     """Return what must not be public: keys, names of inputs and of the job, paths on the owner's side.

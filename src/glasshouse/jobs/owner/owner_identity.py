@@ -26,8 +26,6 @@ from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.record import LEFT_OUT, Record, integer, octets, text
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["MIN_PASSPHRASE_CHARS", "Identity", "OwnerPublic", "is_encrypted", "read_private", "read_public", "unlock"]
-
 MIN_PASSPHRASE_CHARS = 8
 _MAX_BYTES = 16384
 _PRIVATE_KIND = "glasshouse-owner-private"

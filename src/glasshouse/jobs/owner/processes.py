@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.wire.record import Record
 
-__all__ = ["ProcessName"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessName(Record, name="process"):

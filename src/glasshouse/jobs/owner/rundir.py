@@ -41,8 +41,6 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.wire.group import Group
 
-__all__ = ["GIVEN_UP", "Phase", "RunFolder", "RunRecord"]
-
 GIVEN_UP = Code.PLACE_UNREACHABLE
 """Why a run is recorded as lost whose machine never came back: what became of it there is not known."""
 

@@ -16,8 +16,6 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.places.rental_journal import Rental
 from glasshouse.providers.rental.provider import Provider
 
-__all__ = ["handed_on", "provider_for", "provider_of", "providers_with_keys", "take_keys"]
-
 _MAX_KEY_BYTES = 512
 
 

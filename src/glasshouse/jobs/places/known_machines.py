@@ -26,18 +26,6 @@ from glasshouse.providers.place.ssh_host import SshHost, file_option
 from glasshouse.providers.serve.server import OWN_FOLDER
 from glasshouse.runtime.run.findings import Finding, Standing
 
-__all__ = [
-    "LOCAL",
-    "Machine",
-    "add_machine",
-    "examine",
-    "files_of",
-    "known_machines",
-    "place_of",
-    "remove_machine",
-    "sweep",
-]
-
 LOCAL: str = LocalPlace.name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|[0-9A-Fa-f:.]{2,45}")

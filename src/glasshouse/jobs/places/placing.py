@@ -15,8 +15,6 @@ from glasshouse.providers.place.base import Place, Placed
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.protocol.order import Order, RelayOrder
 
-__all__ = ["STOP_PATIENCE_S", "LeftError", "Placing", "see_out"]
-
 # A runtime that was asked to stop has a worker that takes seconds to end, and memory to search.
 STOP_PATIENCE_S = 120.0
 _KILL_S = 5.0

@@ -20,8 +20,6 @@ from glasshouse.jobs.places.rental_watch import HOUR_S, POLL_S, Clock, SystemClo
 from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.rental.start_script import host_key
 
-__all__ = ["Renter", "give_back_all"]
-
 # Listings without a machine before it counts as never made, however soon a provider calls them complete.
 _LEAST_LOOKS = 3
 _PROOF_GAP_S = 20.0

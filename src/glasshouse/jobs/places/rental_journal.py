@@ -36,8 +36,6 @@ from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.providers.rental.provider import Offer
 from glasshouse.providers.serve.keeper import boot
 
-__all__ = ["Attempt", "Journal", "Rental", "Step", "rental_at", "rentals"]
-
 _HOUR_US = 3_600_000_000
 _PLACE = re.compile(r"(?P<provider>[a-z]+):(?P<run>[0-9a-f]{8})(\.(?P<node>[1-9][0-9]{0,2}))?")
 

@@ -14,8 +14,6 @@ from glasshouse.jobs.places.rental_journal import Journal, Rental
 from glasshouse.providers.rental.provider import Provider, RentedState
 from glasshouse.providers.rental.start_script import started_anew
 
-__all__ = ["HOUR_S", "POLL_S", "Clock", "SystemClock", "Watch", "cap_reached", "deadline_us"]
-
 POLL_S = 15.0
 """Between two questions about a machine that is awaited, or shall be gone."""
 HOUR_S = 3600

@@ -30,21 +30,6 @@ from glasshouse.providers.rental.provider import Offer, Provider
 from glasshouse.wire.policy import Profile
 from glasshouse.workloads.fields import read
 
-__all__ = [
-    "NO_MACHINE",
-    "begin",
-    "cost_so_far",
-    "hand_over",
-    "offers_of",
-    "rental_of",
-    "return_machine",
-    "statement",
-    "statement_of",
-    "tag_prefix",
-    "take",
-    "watched",
-]
-
 NO_MACHINE = wanted(read(MACHINE, {}, "machine"), Path())
 """The machine of a job file without `[machine]`."""
 # For the login to a machine that is up only near its boot deadline.

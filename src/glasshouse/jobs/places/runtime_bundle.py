@@ -23,8 +23,6 @@ from glasshouse.jobs.owner.installation import DISTRIBUTION
 from glasshouse.providers.serve.unpack import MANIFEST, MAX_BYTES, is_bundle
 from glasshouse.wire.canonical import encode
 
-__all__ = ["FORMAT", "Bundle", "bundled_files", "make_bundle", "read_bundle"]
-
 FORMAT = "glasshouse-bundle/1"
 _WITH = ("blake3", "cffi", "cryptography")
 """What the runtime imports beside the standard library and itself."""

@@ -22,8 +22,6 @@ from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.jobs.references.known_references import Files
 from glasshouse.jobs.references.tree import BROUGHT, Tree
 
-__all__ = ["image_files"]
-
 # Where a container looks for programs, unless its image says otherwise.
 _PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _PROGRAM = re.compile(r"python3\.([0-9]{2})")

@@ -23,21 +23,6 @@ from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.record import choice, digest, table, text
 
-__all__ = [
-    "THIS",
-    "Difference",
-    "Files",
-    "accepted",
-    "add_reference",
-    "check_places",
-    "differences",
-    "known_references",
-    "measured_at",
-    "parts_of",
-    "reference",
-    "remove_reference",
-]
-
 THIS = "this"
 """The name of this installation, which is accepted where a job names no other."""
 

@@ -20,8 +20,6 @@ from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.record import Identifier, Record, choice, digest, table, text
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["MAX_RELEASED_BYTES", "RELEASED_TYPE", "Released", "read_released"]
-
 RELEASED_TYPE = "application/vnd.glasshouse.reference-values+json"
 MAX_RELEASED_BYTES = 2 * MAX_STATE_BYTES
 _SUFFIXES = (".py", ".pyc", ".so", ".dylib")

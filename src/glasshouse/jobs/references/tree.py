@@ -19,8 +19,6 @@ from types import TracebackType
 
 from glasshouse.attestation.measurement import Disk
 
-__all__ = ["BROUGHT", "Tree"]
-
 BROUGHT = "/\0brought"
 """Where added files are: no file system has such a name."""
 

@@ -14,8 +14,6 @@ from glasshouse.jobs.results.collect import Opened
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.kdf import sha256
 
-__all__ = ["bill_of_materials"]
-
 
 def bill_of_materials(
     verdict: Verdict, outputs: Sequence[Opened], *, name: str, bundle: bytes, fingerprint: str

@@ -26,8 +26,6 @@ from glasshouse.package.paths import check_path, check_paths, folded
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import salted
 
-__all__ = ["Opened", "fetch", "look_inside", "require_receipt"]
-
 _FOLDER = "outputs"
 
 

@@ -19,8 +19,6 @@ from glasshouse.jobs.verify.documents import of_run, verify_bundle, verify_log_i
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.dsse import Envelope
 
-__all__ = ["ExportedRun", "export_keys", "exported_run", "public_pem"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedRun:

@@ -19,8 +19,6 @@ from glasshouse.jobs.verify.conclusion import INVALID
 from glasshouse.jobs.verify.download import forget_stored, is_whole
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Fetched", "fetch_run"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:

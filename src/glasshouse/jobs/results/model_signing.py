@@ -30,8 +30,6 @@ from glasshouse.wire.hpke import OVERHEAD_BYTES, seal
 from glasshouse.wire.kdf import lengths_prefixed
 from glasshouse.wire.record import Record, octets
 
-__all__ = ["CERTIFICATE_TYPE", "SIGNATURE_NAME", "ModelKey", "certified_key", "model_key", "sign_model"]
-
 CERTIFICATE_TYPE = "application/vnd.glasshouse.model-signing-key+json"
 SIGNATURE_NAME = "model.sig"
 _CERTIFIES: Mapping[str, Json] = {

@@ -17,8 +17,6 @@ from glasshouse.jobs.results.collect import Opened
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.signing import key_id
 
-__all__ = ["Claim", "claims", "page", "snippet"]
-
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--dim:#666;--good:#176c3a;--open:#8a5300}
 @media(prefers-color-scheme:dark){:root{--dim:#aaa;--good:#6fd39a;--open:#f0b35c}}

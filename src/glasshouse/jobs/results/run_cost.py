@@ -14,8 +14,6 @@ from typing import Any
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.receipt import Receipt
 
-__all__ = ["Cost", "Share", "Slowdown", "cost_of", "slowdown_of"]
-
 _HOUR_US = 3_600_000_000
 _UNIT_DIGITS = 3
 # Two clocks and their rounding may let the parts exceed the whole by so much.

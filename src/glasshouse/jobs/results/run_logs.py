@@ -28,8 +28,6 @@ from glasshouse.package.outputs import open_output
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.hpke import RecipientKey
 
-__all__ = ["Named", "Segment", "follow", "last_lines", "named_segments", "refuse_other", "segments", "uncollected"]
-
 _KIND = "log"
 _POLL_S = 0.25
 # What a worker writes last may begin in the segment before the last; a log can be long.

@@ -28,8 +28,6 @@ from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
-__all__ = ["Account", "account_of", "missing_checks", "rental_and_cost", "summary"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
