@@ -46,7 +46,7 @@ from benchmarks.gate_load import (
 from benchmarks.kept import Bar, finish, kept, options, quantiles
 from glasshouse.attestation.policy import MAX_RELEASES
 from glasshouse.broker.client.broker_process import BrokerProcess
-from glasshouse.broker.http.service import DATABASE_NAME
+from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import HeadSubmission

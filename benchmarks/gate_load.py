@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from glasshouse.attestation.claims import MAX_GPUS, Claims, Gpu
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence, HardwareEvidence
 from glasshouse.attestation.hardening import MAX_DETAILS
-from glasshouse.broker.http.endpoints import Answer, Limits, add_route, bare_app
+from glasshouse.broker.decide.decisions import ApiAnswer
+from glasshouse.broker.http.endpoints import Limits, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE
@@ -87,12 +88,12 @@ def _run(play: Callable[..., Any], ready: Connection, *arguments: Any) -> None:
 
 
 async def nothing(ready: Connection) -> None:
-    """Answer requests of an exchange's sizes at once, by the broker's own listener, bounded HTTP and thread."""
+    """ApiAnswer requests of an exchange's sizes at once, by the broker's own listener, bounded HTTP and thread."""
     listener, url = bind_tcp("127.0.0.1", 0)
     app = bare_app()
     with listener, ThreadPoolExecutor(max_workers=1) as executor:
         for path, size in ANSWERS.items():
-            answer = partial(_answer, Answer(body=b"[" + b" " * (size - 2) + b"]"))
+            answer = partial(_answer, ApiAnswer(body=b"[" + b" " * (size - 2) + b"]"))
             add_route(app, "POST", path, answer, limits=Limits(), executor=executor)
         server = Server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -102,7 +103,7 @@ async def nothing(ready: Connection) -> None:
         await serving
 
 
-def _answer(answer: Answer, _body: bytes, _parameters: Mapping[str, str], _scope: object) -> Answer:
+def _answer(answer: ApiAnswer, _body: bytes, _parameters: Mapping[str, str], _scope: object) -> ApiAnswer:
     return answer
 
 

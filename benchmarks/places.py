@@ -35,7 +35,7 @@ import psutil
 from benchmarks.gate_counts import Kept
 from benchmarks.kept import Bar, finish, kept, options
 from benchmarks.lifecycle import PROGRAM, SAMPLE_S, SETTLE_S, TIMEOUT_S, WORKER, Stage, cpu_s
-from glasshouse.broker.http.service import DATABASE_NAME
+from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places.known_machines import Machine, place_of
 from glasshouse.providers.serve.keeper import KEEPER, boot

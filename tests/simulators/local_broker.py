@@ -13,11 +13,12 @@ from typing import Self
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.decide.key_release import GateLimits
-from glasshouse.broker.decide.stored_files import Store
+from glasshouse.broker.decide.stored_files import RunStore
 from glasshouse.broker.http.intake import Intake
 from glasshouse.broker.http.listeners import Server, bind_tcp, bind_unix
-from glasshouse.broker.http.service import DATABASE_NAME, create_apps, open_broker, system_clock_us
+from glasshouse.broker.http.service import create_apps
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.store.broker_state import DATABASE_NAME, open_broker, system_clock_us
 from glasshouse.broker.store.group_commit import GroupCommit
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code
@@ -61,24 +62,21 @@ class LocalBroker:
         self.data = directory / "data"
         self.store = directory / "store"
         self._offset_us = 0
-        self.opened = open_broker(self.data)
+        self.opened = open_broker(self.data, clock_us=self.clock_us)
         self._executor = GroupCommit(self.opened.database)
         self._intake = Intake()
         self._keeps = None
         if store_bytes is not None:
-            self._keeps = Store(
-                self.opened.database,
-                self.opened.key.public,
+            self._keeps = RunStore(
+                self.opened,
                 folder=self.store,
                 limit_bytes=store_bytes,
                 owners=len(owners),
-                clock_us=self.clock_us,
             )
         apps = create_apps(
             self.opened,
             executor=self._executor,
             intake=self._intake,
-            clock_us=self.clock_us,
             limits=limits,
             owners=owners,
             keeps=self._keeps,

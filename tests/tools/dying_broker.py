@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.broker.__main__ import main
+from glasshouse.broker.decide.decisions import ApiAnswer, Decision
 from glasshouse.broker.http import service
-from glasshouse.broker.http.endpoints import Answer, Decision, add_message_route
+from glasshouse.broker.http.endpoints import add_message_route
 from glasshouse.broker.store.database import Database
 
 _armed = False
@@ -35,7 +36,7 @@ def arm(path: str, when: str) -> None:
                 die()
             decision = reader(body)
 
-            def decide() -> Answer:
+            def decide() -> ApiAnswer:
                 global _armed
                 _armed = True
                 return decision.decide()
@@ -47,7 +48,7 @@ def arm(path: str, when: str) -> None:
     def write(self: Database, decide: Callable[..., Any]) -> Any:
         def decided(connection: Any) -> Any:
             result = decide(connection)
-            if _armed and when == "uncommitted" and isinstance(result, Answer):
+            if _armed and when == "uncommitted" and isinstance(result, ApiAnswer):
                 die()
             return result
 

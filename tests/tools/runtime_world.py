@@ -20,6 +20,7 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import Measured, References
 from glasshouse.attestation.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation, Use
@@ -178,15 +179,16 @@ class World:
             self.deploy()  # somebody saved a source since: what starts now measures to something else
         key, run_id, container = SigningKey.generate(), secrets.token_hex(16), secrets.token_hex(8)
         client = self.broker.client()
-        token = client.add_launch(
+        request = LaunchRequest(
             group=group if ranks is None else client.add_group(self.deployment, machines=1, ranks=ranks)[0],
             deployment=self.deployment,
             run_id=run_id,
             container_id=container,
-            container_source="minted",
+            container_source=ContainerSource.MINTED,
             launch_public=key.public,
             lifetime_s=600,
         )
+        token = client.add_launch(request)
         return LaunchFile(
             token=token,
             launch_seed=key.seed(),

@@ -6,12 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from glasshouse.broker.http.serving import Ready, serve
+from glasshouse.broker.api.owner_calls import BrokerReady
+from glasshouse.broker.http.serving import serve
 from glasshouse.errors import GlasshouseError
-from glasshouse.wire.canonical import encode
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Serve until stopped; return the exit status."""
     parser = argparse.ArgumentParser(prog="glasshouse-broker", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="directory of database and key file (mode 0700)")
     parser.add_argument("--runtime-bind", default="127.0.0.1:0", help="host:port or unix:/path, for runtimes")
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
             data_dir=options.data,
             runtime_bind=options.runtime_bind,
             owner_socket=options.owner_socket,
-            ready=_tell,
+            ready=_print_ready,
             stop_at_eof=sys.stdin.fileno() if options.stop_at_eof else None,
         )
     except GlasshouseError as error:
@@ -32,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _tell(ready: Ready) -> None:
-    sys.stdout.write(encode(ready.to_json()).decode() + "\n")
+def _print_ready(ready: BrokerReady) -> None:
+    sys.stdout.write(ready.encode().decode() + "\n")
     sys.stdout.flush()
 
 

@@ -15,6 +15,7 @@ from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, request
 from glasshouse.handshake.delegation import Delegation, Use
@@ -144,15 +145,16 @@ class Owner:
     ) -> LaunchFile:
         """Mint a launch: a run, a container, a token, and a launch key unless one is given."""
         key, run_id, container_id = key or SigningKey.generate(), secrets.token_hex(16), f"c-{secrets.token_hex(8)}"
-        token = self._client.add_launch(
+        request = LaunchRequest(
             deployment=self.deployment,
             run_id=run_id,
             container_id=container_id,
-            container_source=ContainerSource.MINTED.value,
+            container_source=ContainerSource.MINTED,
             launch_public=key.public,
             lifetime_s=lifetime_s,
             group=group,
         )
+        token = self._client.add_launch(request)
         return LaunchFile(
             token=token,
             launch_seed=key.seed(),

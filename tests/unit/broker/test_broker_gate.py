@@ -15,7 +15,7 @@ import pytest
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.broker.api import audit_chain
 from glasshouse.broker.decide.key_release import GateLimits
-from glasshouse.broker.http import service
+from glasshouse.broker.store import broker_state
 from glasshouse.broker.store.database import Database
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.handshake import broker_side
@@ -276,11 +276,11 @@ def test_a_defect_while_deciding_releases_nothing_and_still_consumes(
 def test_a_database_that_somebody_holds_is_a_reason_to_try_again_and_consumes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "Database", partial(Database, busy_timeout_s=0.1))
+    monkeypatch.setattr(broker_state, "Database", partial(Database, busy_timeout_s=0.1))
     with LocalBroker(tmp_path) as broker:
         actor = Actor.enter(Owner(broker))
         evidence = actor.sign(actor.claims(actor.challenge()))
-        held = sqlite3.connect(broker.data / service.DATABASE_NAME, isolation_level=None)
+        held = sqlite3.connect(broker.data / broker_state.DATABASE_NAME, isolation_level=None)
         held.execute("BEGIN IMMEDIATE")
         reply = actor.send(evidence)
         held.execute("ROLLBACK")
@@ -291,7 +291,7 @@ def test_a_database_that_somebody_holds_is_a_reason_to_try_again_and_consumes_no
 
 def test_what_was_recorded_and_is_played_again_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording is authentic, and there is no end of it: each piece took its turn at the disk."""
-    monkeypatch.setattr(service, "Database", partial(Database, busy_timeout_s=0.1))
+    monkeypatch.setattr(broker_state, "Database", partial(Database, busy_timeout_s=0.1))
     with LocalBroker(tmp_path) as broker:
         actor = Actor.enter(Owner(broker))
         used, still_open = challenge_request(actor.launch), challenge_request(actor.launch)
@@ -305,7 +305,7 @@ def test_what_was_recorded_and_is_played_again_takes_no_lock(tmp_path: Path, mon
         reporter.go_on(State.HARDENED)
         last = reporter.submission()
         countersigned = reporter.send(last).content()
-        held = sqlite3.connect(broker.data / service.DATABASE_NAME, isolation_level=None)
+        held = sqlite3.connect(broker.data / broker_state.DATABASE_NAME, isolation_level=None)
         held.execute("BEGIN IMMEDIATE")
         assert actor.post("/v1/challenge", used).problem().code is Code.NONCE_REPLAYED
         assert actor.post("/v1/challenge", still_open).content() == challenge

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.broker.decide.countersigning import Reports
-from glasshouse.broker.http.intake import Effect
+from glasshouse.broker.decide.countersigning import Countersigner
+from glasshouse.broker.decide.decisions import Effect
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission
@@ -147,7 +147,7 @@ def test_a_finished_run_gets_one_countersigned_receipt(reporter: Reporter, owner
 
 def test_recordings_decide_nothing_and_make_nobody_known(broker: LocalBroker, reporter: Reporter) -> None:
     """What is fresh is decided on, with the lock, and gives its address the room that is kept for runs."""
-    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reports = Countersigner(broker.opened)
     first = reporter.submission()
     assert reports.heads(first).effect is Effect.CREDIT
     reporter.send(first)
@@ -179,7 +179,7 @@ def test_a_run_that_has_not_ended_has_no_receipt_looked_at(
     broker: LocalBroker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One recorded head is enough to have such a message read: 120 KB beside it were checked, and were parsed."""
-    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reports = Countersigner(broker.opened)
     reporter.send(reporter.submission())
     receipt = dsse.sign(RECEIPT_TYPE, b"[" + b"[]," * 30_000 + '"é"]'.encode(), [reporter.actor.evidence])
     submission, looked_at = reporter.submit(receipt), written_and_read(monkeypatch)
@@ -191,7 +191,7 @@ def test_a_run_that_has_not_ended_has_no_receipt_looked_at(
 def test_a_receipt_that_its_runs_key_did_not_sign_is_neither_written_again_nor_read(
     broker: LocalBroker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reports = Countersigner(broker.opened)
     reporter.end()
     reporter.send(reporter.submission())
     unsigned = ((reporter.actor.evidence.key_id, bytes(64)),)
@@ -224,7 +224,7 @@ def written_and_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]
 
 def test_a_runs_key_has_one_receipt_looked_at(broker: LocalBroker, reporter: Reporter) -> None:
     """With as many outputs as it may have, it costs the broker as much as several other messages."""
-    reports = Reports(broker.opened.database, broker.opened.key, broker.clock_us)
+    reports = Countersigner(broker.opened)
     reporter.end()
     reporter.send(reporter.submission())
     with pytest.raises(RefusedError, match="not an object"):

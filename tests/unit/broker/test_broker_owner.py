@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.owner_client import OwnerClient, request
-from glasshouse.broker.http.service import open_broker
+from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, RefusedError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.tamper.stage import Owner, clock_us
@@ -56,11 +58,11 @@ def launch(owner: Owner, **changes: object) -> str:
         "deployment": owner.deployment,
         "run_id": secrets.token_hex(16),
         "container_id": "c",
-        "container_source": "minted",
+        "container_source": ContainerSource.MINTED,
         "launch_public": SigningKey.generate().public,
         "lifetime_s": 60,
     }
-    return owner.client().add_launch(**{**about, **changes})  # type: ignore[arg-type]
+    return owner.client().add_launch(LaunchRequest(**{**about, **changes}))  # type: ignore[arg-type]
 
 
 def code_of(error: pytest.ExceptionInfo[GlasshouseError]) -> Code:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.store.quota import Quota
-from glasshouse.broker.store.scope import Admission, Scope
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_request import OwnerRequest
 from glasshouse.tamper.stage import Actor, Owner

@@ -13,8 +13,8 @@ import pytest
 
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import Reply
-from glasshouse.broker.decide.stored_files import KEPT_US, LEAST_BYTES, MOST_PARTIAL, Store
-from glasshouse.broker.http.intake import Effect
+from glasshouse.broker.decide.decisions import Effect
+from glasshouse.broker.decide.stored_files import KEPT_US, LEAST_BYTES, MOST_PARTIAL, RunStore
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import Event
@@ -480,8 +480,7 @@ def _no_room(*_: object) -> int:
 
 def test_a_folder_with_files_of_its_owner_s_is_no_store_and_loses_nothing(gate: LocalBroker, tmp_path: Path) -> None:
     def begin() -> None:
-        database, public = gate.opened.database, gate.broker_public
-        Store(database, public, folder=home, limit_bytes=MIB, owners=1, clock_us=gate.clock_us).close()
+        RunStore(gate.opened, folder=home, limit_bytes=MIB, owners=1).close()
 
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)

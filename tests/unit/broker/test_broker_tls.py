@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.api.problems import Problem
-from glasshouse.broker.client.gate_client import GateClient, _Connection
+from glasshouse.broker.client.gate_client import GateClient, _GateConnection
 from glasshouse.broker.client.owner_client import Reply, exchange, request
 from glasshouse.broker.http import tls
 from glasshouse.broker.http.connections import MOST_CONNECTIONS, MOST_OF_ADDRESS
@@ -40,7 +40,7 @@ def line(gate: LocalBroker) -> GateLine:
 
 def send(gate: LocalBroker, authorization: str | None, path: str = RUN) -> Reply:
     named = {} if authorization is None else {"Authorization": authorization}
-    return exchange(_Connection("gate", line(gate).connect), gate.gate_url, "GET", path, None, named)
+    return exchange(_GateConnection("gate", line(gate).connect), gate.gate_url, "GET", path, None, named)
 
 
 def signed(gate: LocalBroker, key: SigningKey = ALICE, serial_us: int | None = None) -> str:
@@ -154,7 +154,7 @@ def test_those_who_have_their_answer_and_do_not_hang_up_give_way(
 def test_connections_keep_little_memory_and_long_messages_still_pass(gate: LocalBroker) -> None:
     assert TlsProtocol.max_size * MOST_CONNECTIONS <= 8 * 1024 * 1024
     with pytest.raises(FormatError) as caught:
-        gate.gate(ALICE)._ask("POST", "/v1/launches", {"padding": "x" * 200_000})
+        gate.gate(ALICE)._send("POST", "/v1/launches", b'{"padding":"%b"}' % (b"x" * 200_000)).content()
     assert caught.value.code is Code.SCHEMA
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.broker.http.service import DATABASE_NAME
+from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
 from glasshouse.jobs.gates.known_gates import Gate, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate

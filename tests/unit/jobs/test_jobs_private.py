@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from glasshouse.broker.http.service import open_broker
+from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.input_files import gather
 from glasshouse.jobs.define.private import key_kind

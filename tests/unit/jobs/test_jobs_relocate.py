@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.broker.http.service import open_broker
+from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.private import holds_keys
 from glasshouse.jobs.define.wanted import Caps

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation import appraise, verify
-from glasshouse.broker.decide.group_release import Groups
-from glasshouse.broker.http.endpoints import Answer
+from glasshouse.broker.decide.decisions import ApiAnswer
+from glasshouse.broker.decide.group_release import GroupReleases
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks
 from glasshouse.tamper.groups import GROUP_CONTROL, GROUP_RELEASES, GROUP_STORIES
@@ -83,15 +83,15 @@ def test_every_story_of_a_group_holds_against_a_sound_gate(owner: Owner, one: St
 
 def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(
-        groups: Groups, connection: Any, standing: Any, launch: Any, challenge: Any, appraisal: Any, *_: Any
+        groups: GroupReleases, connection: Any, standing: Any, launch: Any, challenge: Any, appraisal: Any, *_: Any
     ) -> Any:
         """As if the launch had no group."""
         sha, known = groups._releases.check_13(connection, standing, appraisal)
         made = groups._releases.make(standing, challenge, appraisal, keys_sha256=sha, known=known, now_us=1)
         groups._releases.write(connection, standing.record, made, 1)
-        return Answer(body=made.body)
+        return ApiAnswer(body=made.body)
 
-    monkeypatch.setattr(Groups, "accept", at_once)
+    monkeypatch.setattr(GroupReleases, "accept", at_once)
     several = owner.another(releases=GROUP_RELEASES)
     with pytest.raises(InternalError):
         _row(several, next(one for one in GROUP_STORIES if one.expected is Code.RANK_REFUSED))
@@ -100,7 +100,7 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
 def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Groups, "refused", lambda *_: None)
+    monkeypatch.setattr(GroupReleases, "refused", lambda *_: None)
     several = owner.another(releases=GROUP_RELEASES)
     row = _row(several, GROUP_STORIES[0])
     assert not row.held
@@ -108,7 +108,9 @@ def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
 
 def test_a_gate_that_lets_two_machines_be_one_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Groups, "_check_13", lambda _self, _connection, _standing, _launch, appraisal: appraisal.claims.hpke_public[:32]
+        GroupReleases,
+        "_check_13",
+        lambda _self, _connection, _standing, _launch, appraisal: appraisal.claims.hpke_public[:32],
     )
     row = _row(owner.another(releases=GROUP_RELEASES), GROUP_STORIES[-1])
     assert not row.held
@@ -141,7 +143,7 @@ def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(
 
 def test_a_gate_that_forgets_its_challenges_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "glasshouse.broker.decide.key_release.Gate._replayed",
+        "glasshouse.broker.decide.key_release.ReleaseGate._replayed",
         lambda gate, connection, row, digest, now_us: gate._decided(connection, row, b"{}", digest, now_us),
     )
     assert not _row(owner, story("nonce replay")).held

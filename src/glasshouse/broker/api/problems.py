@@ -1,11 +1,9 @@
-"""Errors on the wire: RFC 9457 problem documents whose `code` is the refusal code.
-
-A problem has the code, one sentence that names no value, and the safe part of expected and actual.
-"""
+"""Errors on the wire: RFC 9457 problem documents whose `code` is the refusal code."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.errors import (
     Code,
@@ -17,8 +15,7 @@ from glasshouse.errors import (
     UsageError,
     VerificationError,
 )
-from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import Fields
+from glasshouse.wire.record import LEFT_OUT, Record, integer, text
 
 __all__ = ["MAX_PROBLEM_BYTES", "PROBLEM_TYPE", "Problem"]
 
@@ -45,25 +42,26 @@ _STATUS: dict[Code, int] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """One problem document.
-
-    Law: ``Problem.parse(p.encode()) == p``.
-
-    Attributes:
-        code: the machine-readable reason.
-        status: the HTTP status that it travels under.
-        detail: one sentence for a person; no secret, no value that a caller sent.
-        check: number of the gate's check that failed, or empty.
-        expected, actual: the safe part of both sides, or empty.
-    """
+class Problem(Record, name="problem", max_bytes=MAX_PROBLEM_BYTES, derived={"title": "title", "type": "type"}):
+    """One problem document; it holds no secret and no value that a caller sent."""
 
     code: Code
-    status: int
-    detail: str
-    check: str = ""
-    expected: str = ""
-    actual: str = ""
+    status: Annotated[int, integer(400, 599)]  # the HTTP status that it travels under
+    detail: Annotated[str, text(_MAX_TEXT)]  # one sentence for a person
+    check: Annotated[str, text(8), LEFT_OUT] = ""  # number of the gate's check that failed
+    # The safe part of both sides.
+    expected: Annotated[str, text(_MAX_TEXT), LEFT_OUT] = ""
+    actual: Annotated[str, text(_MAX_TEXT), LEFT_OUT] = ""
+
+    @property
+    def title(self) -> str:
+        """The code in words."""
+        return self.code.value.replace("-", " ")
+
+    @property
+    def type(self) -> str:
+        """The URN of the code."""
+        return f"urn:glasshouse:problem:{self.code.value}"
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
@@ -78,38 +76,6 @@ class Problem:
             expected=str(getattr(error, "expected", ""))[:_MAX_TEXT],
             actual=str(getattr(error, "actual", ""))[:_MAX_TEXT],
         )
-
-    def encode(self) -> bytes:
-        value: dict[str, Json] = {
-            "code": self.code.value,
-            "detail": self.detail,
-            "status": self.status,
-            "title": self.code.value.replace("-", " "),
-            "type": f"urn:glasshouse:problem:{self.code.value}",
-        }
-        value |= {
-            name: text
-            for name, text in (("actual", self.actual), ("check", self.check), ("expected", self.expected))
-            if text
-        }
-        return encode(value)
-
-    @classmethod
-    def parse(cls, data: bytes) -> Problem:
-        """Inverse of `encode`; raises `FormatError`."""
-        fields = Fields(decode(data, max_bytes=MAX_PROBLEM_BYTES), "problem")
-        fields.text("title")
-        fields.text("type")
-        problem = cls(
-            code=Code(fields.choice("code", list(Code))),
-            status=fields.integer("status", low=400, high=599),
-            detail=fields.text("detail", max_chars=_MAX_TEXT),
-            check=fields.text("check", max_chars=8) if fields.has("check") else "",
-            expected=fields.text("expected", max_chars=_MAX_TEXT) if fields.has("expected") else "",
-            actual=fields.text("actual", max_chars=_MAX_TEXT) if fields.has("actual") else "",
-        )
-        fields.end()
-        return problem
 
     def to_error(self) -> GlasshouseError:
         """Return the exception that a client raises for this problem."""

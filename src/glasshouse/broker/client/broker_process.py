@@ -7,13 +7,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from glasshouse.broker.api.owner_calls import BrokerReady
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, PeerError
-from glasshouse.wire.canonical import decode
-from glasshouse.wire.fields import Fields
 
 __all__ = ["BrokerProcess"]
 
@@ -55,13 +53,15 @@ class BrokerProcess:
         command += ["--owner-socket", str(self._socket)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            self.runtime_url, self.broker_public = self._ready()
+            ready = self._ready()
         except BaseException:
             self.kill()
             raise
+        self.runtime_url, self.broker_public = ready.runtime_url, ready.broker_public
 
     @property
     def pid(self) -> int:
+        """The process's id."""
         return self._process.pid
 
     def client(self) -> OwnerClient:
@@ -89,12 +89,10 @@ class BrokerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    def _ready(self) -> tuple[str, bytes]:
+    def _ready(self) -> BrokerReady:
         timer = threading.Timer(_START_S, self._process.kill)
         timer.start()
         try:
@@ -104,8 +102,7 @@ class BrokerProcess:
             timer.join()
         if not line.endswith(b"\n"):
             raise PeerError(Code.BROKER_UNREACHABLE, "the broker did not start")
-        fields = Fields(decode(line.removesuffix(b"\n"), max_bytes=4096), "ready line")
-        return fields.text("runtime_url", max_chars=512), fields.octets("broker_public", length=32)
+        return BrokerReady.parse(line.removesuffix(b"\n"))
 
     def _close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -25,7 +25,7 @@ _TRIES = 5
 _TIMEOUT_S = 30.0
 
 
-class _Connection(http.client.HTTPConnection):
+class _GateConnection(http.client.HTTPConnection):
     """A request over a connection that the caller makes."""
 
     def __init__(self, host: str, connect: Callable[[], socket.socket]) -> None:
@@ -46,8 +46,6 @@ class GateClient(OwnerClient):
         gate_public: its signing key, as it is pinned.
         owner: signs the requests; None for requests that need no signature.
         clock_us: microseconds since the epoch.
-
-    Every method raises `PeerError` when the gate is away, and its refusal as the exception of its code.
     """
 
     def __init__(
@@ -73,12 +71,11 @@ class GateClient(OwnerClient):
         return signed.sign(self._owner).to_json()
 
     def _send(self, method: str, path: str, body: bytes | None) -> Reply:
-        """Send a request; one that a later one of the same owner overtook on its way is made again."""
-        reply = self._once(method, path, body)
-        for _ in range(_TRIES - 1):
+        """Send a request; sign it again where a later one of the same owner overtook it on its way."""
+        for _ in range(_TRIES):
+            reply = self._once(method, path, body)
             if self._owner is None or not self._overtaken(reply):
                 break
-            reply = self._once(method, path, body)
         return reply
 
     def _once(self, method: str, path: str, body: bytes | None) -> Reply:
@@ -94,7 +91,7 @@ class GateClient(OwnerClient):
                 serial_us=self._last_us,
             )
         host = self._url.removeprefix("https://").rstrip("/")
-        return exchange(_Connection(host, self._connect), self._url, method, path, body, headers)
+        return exchange(_GateConnection(host, self._connect), self._url, method, path, body, headers)
 
     def _overtaken(self, reply: Reply) -> bool:
         """Return whether a request came out of order, and could come again; its successor has a later time."""

@@ -10,21 +10,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.broker.api.owner_calls import (
+    DelegationRequest,
+    DeploymentRequest,
+    ForgetRequest,
+    GroupRefusal,
+    GroupRequest,
+    LaunchRequest,
+    RevocationRequest,
+    StoredFiles,
+)
 from glasshouse.broker.api.problems import Problem
 from glasshouse.errors import Code, FormatError, PeerError
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.base64url import b64decode
+from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields, b64decode, b64encode
 from glasshouse.wire.group import Group
+from glasshouse.wire.record import Record
 
 __all__ = ["OwnerClient", "Reply", "exchange", "request"]
 
 _TIMEOUT_S = 30.0
 _MAX_REPLY_BYTES = 4 * 1024 * 1024
 _MAX_ENVELOPE_BYTES = 1024 * 1024
-_MAX_FILES = 16384
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +89,7 @@ def request(url: str, method: str, path: str, body: bytes | None = None, *, time
 
     Args:
         url: ``http://host:port`` or ``unix:/path``.
-        method, path, body: of the request; a body is JSON.
+        body: JSON.
         timeout_s: how long to wait for each part of the answer.
 
     Raises:
@@ -98,12 +111,11 @@ def exchange(
     headers: Mapping[str, str] | None = None,
 ) -> Reply:
     """Send one request over a connection of its own, and close it; arguments and errors as of `request`."""
+    named = {"Content-Type": "application/json", "Connection": "close", **(headers or {})}
     try:
-        named = {"Content-Type": "application/json", "Connection": "close", **(headers or {})}
         connection.request(method, path, body, named)
         response = connection.getresponse()
-        content = response.read(_MAX_REPLY_BYTES + 1)
-        status = response.status
+        reply = Reply(status=response.status, body=response.read(_MAX_REPLY_BYTES + 1))
     except ssl.SSLCertVerificationError as error:
         raise PeerError(
             Code.BROKER_UNTRUSTED,
@@ -118,20 +130,19 @@ def exchange(
         ) from error
     finally:
         connection.close()
-    if len(content) > _MAX_REPLY_BYTES:
+    if len(reply.body) > _MAX_REPLY_BYTES:
         raise PeerError(Code.BROKER_PROTOCOL, "an answer that is too long")
-    return Reply(status=status, body=content)
+    return reply
 
 
 class OwnerClient:
     """Calls the broker with what only its owner may request.
 
+    Every method raises `PeerError` when the broker is away, and the broker's own refusal as the exception of its code.
+
     Args:
         socket_path: the owner's socket.
         timeout_s: how long to wait for each part of an answer.
-
-    Every method raises `PeerError` when the broker is away, and the broker's own refusal as the
-    exception of its code.
     """
 
     def __init__(self, socket_path: Path | str, *, timeout_s: float = _TIMEOUT_S) -> None:
@@ -157,53 +168,29 @@ class OwnerClient:
 
     def broker_public(self) -> bytes:
         """Return the key that the owner delegates to."""
-        return b64decode(_text(self._ask("GET", "/v1/broker"), "broker_public"))
+        return b64decode(_member(self._ask("GET", "/v1/broker"), "broker_public", str))
 
     def put_delegation(self, delegation: Envelope | bytes, owner_public: bytes) -> int:
         """Give the broker the owner's signed delegation; return the serial of the one that it keeps: a newer stays."""
         envelope = delegation if isinstance(delegation, Envelope) else _envelope(delegation)
-        value: dict[str, Json] = {"delegation": envelope.to_json(), "owner": b64encode(owner_public)}
-        kept = self._ask("PUT", "/v1/delegation", value).get("serial_us")
-        if not isinstance(kept, int):
-            raise PeerError(Code.BROKER_PROTOCOL, "an answer without the serial of a delegation")
-        return kept
+        request = DelegationRequest(delegation=envelope, owner=owner_public)
+        return _member(self._ask("PUT", "/v1/delegation", request), "serial_us", int)
 
     def add_deployment(self, manifest_envelope: bytes, package_key: bytes, policy: DeploymentPolicy) -> str:
         """Give the broker a package's signed manifest, its key and a policy; return the deployment's id."""
-        value: dict[str, Json] = {
-            "manifest": _envelope(manifest_envelope).to_json(),
-            "package_key": b64encode(package_key),
-            "policy": self._policy(manifest_envelope, policy),
-        }
-        return _text(self._ask("POST", "/v1/deployments", value), "deployment")
+        policy_json = self._policy(manifest_envelope, policy)
+        manifest = _envelope(manifest_envelope)
+        request = DeploymentRequest(manifest=manifest, package_key=package_key, policy=policy_json)
+        return _member(self._ask("POST", "/v1/deployments", request), "deployment", str)
 
-    def add_launch(
-        self,
-        *,
-        deployment: str,
-        run_id: str,
-        container_id: str,
-        container_source: str,
-        launch_public: bytes,
-        lifetime_s: int,
-        group: Group | None = None,
-    ) -> str:
-        """Record a launch, of one machine of a group if there is one, and return its token."""
-        value: dict[str, Json] = {
-            "container": {"id": container_id, "source": container_source},
-            "deployment": deployment,
-            "launch_public": b64encode(launch_public),
-            "lifetime_s": lifetime_s,
-            "run_id": run_id,
-        }
-        if group is not None:
-            value["group"] = group.to_json()
-        return _text(self._ask("POST", "/v1/launches", value), "token")
+    def add_launch(self, request: LaunchRequest) -> str:
+        """Record a launch and return its token."""
+        return _member(self._ask("POST", "/v1/launches", request), "token", str)
 
     def add_group(self, deployment: str, *, machines: int, ranks: int) -> tuple[Group, ...]:
         """Announce a group; return the place of each of its machines, in order."""
-        value: dict[str, Json] = {"deployment": deployment, "machines": machines, "ranks": ranks}
-        text = _text(self._ask("POST", "/v1/groups", value), "group")
+        request = GroupRequest(deployment=deployment, machines=machines, ranks=ranks)
+        text = _member(self._ask("POST", "/v1/groups", request), "group", str)
         try:
             places = range(machines)
             return tuple(Group(id=bytes.fromhex(text), machines=machines, machine=m, ranks=ranks) for m in places)
@@ -212,7 +199,7 @@ class OwnerClient:
 
     def refuse_group(self, group_id: bytes, *, machine: int, code: Code) -> dict[str, Json]:
         """Report that a machine of a group has ended: no release is made to those that still wait."""
-        return self._ask("POST", f"/v1/groups/{group_id.hex()}/refuse", {"code": code.value, "machine": machine})
+        return self._ask("POST", f"/v1/groups/{group_id.hex()}/refuse", GroupRefusal(code=code, machine=machine))
 
     def group(self, group_id: bytes) -> dict[str, Json]:
         """Return how a group stands."""
@@ -220,8 +207,7 @@ class OwnerClient:
 
     def revoke(self, package_id: str, *, running: bool = False) -> dict[str, Json]:
         """Have a package's key released never again; with `running`, have its runs' leases run out too."""
-        value: dict[str, Json] = {"running": True} if running else {}
-        return self._ask("POST", f"/v1/packages/{package_id}/revoke", value)
+        return self._ask("POST", f"/v1/packages/{package_id}/revoke", RevocationRequest(running=running))
 
     def deployment(self, deployment: str) -> dict[str, Json]:
         """Return a deployment's counters and standing."""
@@ -240,24 +226,22 @@ class OwnerClient:
         if not self.stores():
             return {}
         try:
-            fields = Fields(self._ask("GET", f"/v1/runs/{run_id}/stored"), "stored files")
-            files = [Fields(one, "stored file") for one in fields.items("files", max_items=_MAX_FILES)]
-            return {one.text("name"): (one.integer("bytes"), one.digest("sha256")) for one in files}
+            listed = StoredFiles.from_json(self._ask("GET", f"/v1/runs/{run_id}/stored"))
         except FormatError as error:
             raise PeerError(Code.BROKER_PROTOCOL, f"an answer that is no list of files: {error.message}") from None
+        return {file.name: (file.bytes, file.sha256) for file in listed.files}
 
     def stored_piece(self, run_id: str, sha256: bytes, after: int) -> bytes:
         """Return bytes of a stored file from the n-th on; none at its end."""
         answer = self._ask("GET", f"/v1/runs/{run_id}/stored/{sha256.hex()}?after={after}")
         try:
-            return b64decode(_text(answer, "data"))
+            return b64decode(_member(answer, "data", str))
         except FormatError:
             raise PeerError(Code.BROKER_PROTOCOL, "an answer without bytes of a file") from None
 
     def forget_stored(self, run_id: str) -> int:
         """Have nothing of a run stored any more; return how many files were."""
-        forgotten = self._ask("POST", f"/v1/runs/{run_id}/stored/forget", {}).get("forgotten")
-        return forgotten if isinstance(forgotten, int) else 0
+        return _member(self._ask("POST", f"/v1/runs/{run_id}/stored/forget", ForgetRequest()), "forgotten", int)
 
     def audit(self, after: int = 0) -> list[Json]:
         """Return a page of audit records with numbers greater than `after`."""
@@ -266,18 +250,14 @@ class OwnerClient:
     def _page(self, after: int) -> tuple[list[Json], Json]:
         """Return a page of audit records, and the signed head that came with it."""
         answer = self._ask("GET", f"/v1/audit?after={after}")
-        records = answer.get("records")
-        if not isinstance(records, list):
-            raise PeerError(Code.BROKER_PROTOCOL, "an answer without records")
-        return records, answer.get("head")
+        return _member(answer, "records", list), answer.get("head")
 
     def _policy(self, _manifest_envelope: bytes, policy: DeploymentPolicy) -> Json:
         """Return a policy as this broker takes it."""
         return policy.to_json()
 
-    def _ask(self, method: str, path: str, value: Mapping[str, Json] | None = None) -> dict[str, Json]:
-        body = None if value is None else encode(value)
-        content = self._send(method, path, body).content()
+    def _ask(self, method: str, path: str, value: Record | None = None) -> dict[str, Json]:
+        content = self._send(method, path, None if value is None else value.encode()).content()
         try:
             answer = decode(content, max_bytes=_MAX_REPLY_BYTES)
         except FormatError:
@@ -294,8 +274,8 @@ def _envelope(data: bytes) -> Envelope:
     return Envelope.parse(data, max_bytes=_MAX_ENVELOPE_BYTES)
 
 
-def _text(answer: Mapping[str, Json], name: str) -> str:
+def _member(answer: Mapping[str, Json], name: str, kind: type[Kind]) -> Kind:
     value = answer.get(name)
-    if not isinstance(value, str):
+    if not isinstance(value, kind):
         raise PeerError(Code.BROKER_PROTOCOL, f"an answer without {name}")
     return value

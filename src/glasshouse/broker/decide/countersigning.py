@@ -1,21 +1,21 @@
 """What an attested runtime reports: heads of its log, and its receipt, countersigned.
 
-One transaction each. The rules themselves are `evidence.heads` and `evidence.countersignature`; here is
-kept what they compare with. A report that is sent again is answered with the same countersignature.
+One transaction each. The rules themselves are `evidence.heads` and `evidence.countersignature`; here is kept what they
+compare with. A report that is sent again is answered with the same countersignature.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, Update, update
+from sqlalchemy import ColumnElement, Connection, update
 
-from glasshouse.broker.http.endpoints import Answer, Decision
-from glasshouse.broker.http.intake import Effect, keep
+from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect, keep
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.database import Database, OvertakenError
+from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import OvertakenError
 from glasshouse.broker.store.database_schema import releases
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import (
@@ -29,24 +29,17 @@ from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, check_s
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.handshake.delegation import Use
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Reports"]
+__all__ = ["Countersigner"]
+
+_MOST_SPOILED = 4096
 
 
-class Reports:
-    """Countersigns what attested runtimes report.
+class Countersigner:
+    """Countersigns what attested runtimes report."""
 
-    Args:
-        database: where everything is kept.
-        key: the broker's signing key.
-        clock_us: microseconds since the epoch.
-    """
-
-    def __init__(self, database: Database, key: SigningKey, clock_us: Callable[[], int]) -> None:
-        self._database = database
-        self._key = key
-        self._clock_us = clock_us
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
         self._spoiled: OrderedDict[str, None] = OrderedDict()  # keys that signed what is no receipt of their run
 
     def heads(self, body: bytes) -> Decision:
@@ -61,8 +54,8 @@ class Reports:
         submission = HeadSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
 
-        def judge(connection: Connection) -> tuple[recorded.Attested, CountersignedHead]:
-            found = recorded.attested(connection, run_id, signer, broker_public=self._key.public)
+        def judge(connection: Connection) -> tuple[recorded.AttestedRuntime, CountersignedHead]:
+            found = recorded.attested(connection, run_id, signer, broker_public=self._broker.public)
             if found.stopped:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's owner ends its runs")
             now_us = self._now_us(found)
@@ -73,34 +66,24 @@ class Reports:
                 run_id=found.row["run_id"],
                 previous=found.head,
                 evidence_public=found.row["evidence_public"],
-                broker_key=self._key,
+                broker_key=self._broker.key,
                 now_us=now_us,
             )
 
-        def decide(connection: Connection) -> Answer:
+        def decide(connection: Connection) -> ApiAnswer:
             found, signed = judge(connection)
             if signed is not found.head:
-                _changed_one(
-                    connection,
-                    update(releases)
-                    .where(
-                        releases.c.evidence_public == found.row["evidence_public"],
-                        releases.c.head_size == found.row["head_size"],
-                    )
-                    .values(
-                        head=signed.encode(),
-                        head_size=signed.head.size,
-                        contact_us=self._now_us(found),
-                    ),
-                )
-            return Answer(body=signed.encode())
+                unchanged = releases.c.head_size == found.row["head_size"]
+                values = {"head": signed.encode(), "head_size": signed.head.size, "contact_us": self._now_us(found)}
+                _change(connection, found, unchanged, values)
+            return ApiAnswer(body=signed.encode())
 
         # What would be refused is refused here: a genuine head with another proof is no sign of life, nor is one
         # that is repeated, which a recording is enough for.
-        found, signed = self._database.read(judge)
+        found, signed = self._broker.database.read(judge)
         if signed is found.head:
-            return Decision(decide=lambda: Answer(body=signed.encode()), effect=Effect.CHARGE)
-        return Decision(decide=partial(self._database.write, decide))
+            return Decision(decide=lambda: ApiAnswer(body=signed.encode()), effect=Effect.CHARGE)
+        return Decision(decide=partial(self._broker.database.write, decide))
 
     def receipt(self, body: bytes) -> Decision:
         """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
@@ -113,45 +96,37 @@ class Reports:
         submission = ReceiptSubmission.parse(body)
         run_id, signer = submission.claimed_run_id(), _signer(submission.head)
 
-        def judge(connection: Connection) -> tuple[recorded.Attested, CountersignedReceipt, Answer]:
-            found = recorded.attested(connection, run_id, signer, broker_public=self._key.public)
+        def judge(connection: Connection) -> tuple[recorded.AttestedRuntime, CountersignedReceipt, ApiAnswer]:
+            found = recorded.attested(connection, run_id, signer, broker_public=self._broker.public)
             check_signed(submission.head, found.row["evidence_public"])
             if found.head is None or found.head.head != claimed_head(submission.head):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "a receipt whose final head was not countersigned")
             now_us = self._now_us(found)
             envelope = self._delegated(connection, found, now_us)
-            previous = found.row["receipt"] and CountersignedReceipt.parse_signed(
-                found.row["receipt"], broker_public=self._key.public
-            )
-            signed = self._countersigned(submission.receipt, found, found.head, previous or None, now_us)
-            return (
-                found,
-                signed,
-                Answer(body=ReceiptAnswer(countersignature=signed.encode(), delegation=envelope).encode()),
-            )
+            signed = self._countersigned(submission.receipt, found, found.head, now_us)
+            answer = ReceiptAnswer(countersignature=signed.encode(), delegation=envelope)
+            return found, signed, ApiAnswer(body=answer.encode())
 
-        def decide(connection: Connection) -> Answer:
+        def decide(connection: Connection) -> ApiAnswer:
             found, signed, answer = judge(connection)
             if not found.row["receipt"]:
-                self._keep_receipt(connection, found, signed, submission.receipt, self._now_us(found))
+                self._keep_receipt(connection, found, signed, submission.receipt)
             return answer
 
         # As with heads: a recorded head beside any receipt, and a receipt that is repeated, decide nothing.
-        found, _, answer = self._database.read(judge)
+        found, _, answer = self._broker.database.read(judge)
         if found.row["receipt"]:
             return Decision(decide=lambda: answer, effect=Effect.CHARGE)
-        return Decision(decide=partial(self._database.write, decide))
+        return Decision(decide=partial(self._broker.database.write, decide))
 
     def _countersigned(
-        self,
-        receipt: bytes,
-        found: recorded.Attested,
-        final: CountersignedHead,
-        previous: CountersignedReceipt | None,
-        now_us: int,
+        self, receipt: bytes, found: recorded.AttestedRuntime, final: CountersignedHead, now_us: int
     ) -> CountersignedReceipt:
+        row, previous = found.row, None
+        if row["receipt"]:
+            previous = CountersignedReceipt.parse_signed(row["receipt"], broker_public=self._broker.public)
         # With 400 outputs a receipt costs ten times another message: a run's key has one looked at, and not many.
-        key = found.row["evidence_public"].hex()
+        key = row["evidence_public"].hex()
         if previous is None and key in self._spoiled:
             raise RefusedError(Code.HEAD_INCONSISTENT, "a second receipt of a run whose first was refused")
         try:
@@ -159,45 +134,37 @@ class Reports:
                 receipt,
                 final=final,
                 previous=previous,
-                evidence_public=found.row["evidence_public"],
-                broker_key=self._key,
+                evidence_public=row["evidence_public"],
+                broker_key=self._broker.key,
                 now_us=now_us,
             )
         except SignedReceiptRefusedError:
-            keep(self._spoiled, key, None)
+            keep(self._spoiled, key, None, most=_MOST_SPOILED)
             raise
 
-    def _now_us(self, found: recorded.Attested) -> int:
+    def _now_us(self, found: recorded.AttestedRuntime) -> int:
         """Return the time, or that of the run's release or last head where the clock was set back since."""
         dated_us: int = max(found.row["released_us"], found.head.time_us if found.head else 0)
-        return max(self._clock_us(), dated_us)
+        return max(self._broker.clock_us(), dated_us)
 
-    def _delegated(self, connection: Connection, found: recorded.Attested, now_us: int) -> bytes:
+    def _delegated(self, connection: Connection, found: recorded.AttestedRuntime, now_us: int) -> bytes:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""
         return recorded.delegated(
-            connection, found.package_id, Use.COUNTERSIGN, broker_public=self._key.public, now_us=now_us
+            connection, found.package_id, Use.COUNTERSIGN, broker_public=self._broker.public, now_us=now_us
         )
 
     def _keep_receipt(
-        self,
-        connection: Connection,
-        found: recorded.Attested,
-        signed: CountersignedReceipt,
-        receipt: bytes,
-        now_us: int,
+        self, connection: Connection, found: recorded.AttestedRuntime, signed: CountersignedReceipt, receipt: bytes
     ) -> None:
+        now_us = self._now_us(found)
         outcome = Receipt.from_payload(Envelope.parse(receipt, max_bytes=len(receipt)).payload).outcome
-        _changed_one(
-            connection,
-            update(releases)
-            .where(releases.c.evidence_public == found.row["evidence_public"], releases.c.receipt.is_(None))
-            .values(
-                receipt=signed.encode(),
-                receipt_sha256=signed.receipt_sha256,
-                outcome=outcome.value,
-                contact_us=now_us,
-            ),
-        )
+        values = {
+            "receipt": signed.encode(),
+            "receipt_sha256": signed.receipt_sha256,
+            "outcome": outcome.value,
+            "contact_us": now_us,
+        }
+        _change(connection, found, releases.c.receipt.is_(None), values)
         audit_log.append(
             connection,
             "receipt",
@@ -209,8 +176,14 @@ class Reports:
         )
 
 
-def _changed_one(connection: Connection, statement: Update) -> None:
-    if connection.execute(statement).rowcount != 1:
+def _change(
+    connection: Connection,
+    found: recorded.AttestedRuntime,
+    unchanged: ColumnElement[bool],
+    values: dict[str, Any],
+) -> None:
+    mine = releases.c.evidence_public == found.row["evidence_public"]
+    if connection.execute(update(releases).where(mine, unchanged).values(**values)).rowcount != 1:
         raise OvertakenError
 
 

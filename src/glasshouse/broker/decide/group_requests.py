@@ -1,69 +1,55 @@
-"""The owner's side of groups: announce one, read its state, and report that one of its machines has ended."""
+"""The owner's requests about groups: announce one, read its state, and report that one of its machines has ended."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
-from glasshouse.attestation.claims import ID_BYTES
-from glasshouse.broker.decide.group_release import group_record, refuse
-from glasshouse.broker.http.endpoints import Answer
+from glasshouse.broker.api.owner_calls import GroupRefusal, GroupRequest
+from glasshouse.broker.decide.decisions import ApiAnswer
+from glasshouse.broker.decide.group_record import group_record, refuse
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.database import Database
+from glasshouse.broker.store.broker_state import BrokerState
 from glasshouse.broker.store.database_schema import groups, members
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.handshake.group_rules import GroupRecord, GroupState
-from glasshouse.wire.canonical import Json, decode
-from glasshouse.wire.fields import Fields
-from glasshouse.wire.group import ID_BYTES as GROUP_ID_BYTES
-from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.group import ID_BYTES, Group
 from glasshouse.wire.policy import GROUP_EGRESS
 
-__all__ = ["OwnersGroups", "join_group"]
+__all__ = ["GroupRequests", "join_group"]
 
-_MAX_BODY_BYTES = 4096
-_ID = re.compile(f"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}")
+_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
-class OwnersGroups:
-    """Carries out the owner's requests about groups.
+@dataclass(frozen=True, slots=True)
+class GroupRequests:
+    """Carries out the owner's requests about groups."""
 
-    Args:
-        database: where everything is kept.
-        broker_public: the broker's own key.
-        clock_us: microseconds since the epoch.
-        quota: what each enrolled owner may have.
-    """
+    broker: BrokerState
+    quota: Quota
 
-    def __init__(self, database: Database, broker_public: bytes, clock_us: Callable[[], int], quota: Quota) -> None:
-        self._database = database
-        self._public = broker_public
-        self._clock_us = clock_us
-        self._quota = quota
-
-    def add_group(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> Answer:
+    def add_group(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> ApiAnswer:
         """Announce a group and give it its id.
 
         Raises:
             FormatError: `schema-invalid`.
             RefusedError: `owner-quota`.
             UsageError: `deployment-unknown`, or `policy-impossible` for more machines than releases are left, or than
-                one where the deployment's policy does not let them talk to each other.
+                one where the deployment's policy allows them no connection to each other.
         """
-        fields = Fields(decode(body, max_bytes=_MAX_BODY_BYTES), "request")
-        deployment = fields.digest("deployment", length=ID_BYTES).hex()
-        machines = fields.integer("machines", low=1, high=MAX_MACHINES)
-        ranks = fields.integer("ranks", low=1, high=MAX_RANKS)
-        fields.end()
-        group_id, now_us = secrets.token_bytes(GROUP_ID_BYTES), self._clock_us()
+        request = GroupRequest.parse(body)
+        group_id, now_us, machines = secrets.token_bytes(ID_BYTES), self.broker.clock_us(), request.machines
 
         def decide(connection: Connection) -> None:
-            standing = recorded.standing_of(connection, deployment, scope, broker_public=self._public)
+            public = self.broker.public
+            standing = recorded.standing_of(connection, request.deployment, scope, broker_public=public)
             if machines > 1 and GROUP_EGRESS not in standing.record.policy.egress:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE,
@@ -74,31 +60,25 @@ class OwnersGroups:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE, f"a group of {machines} machines where {left} releases are left"
                 )
-            self._quota.spend(connection, scope, "group", now_us)
-            values = {
-                "id": group_id,
-                "deployment": deployment,
-                "machines": machines,
-                "ranks": ranks,
-                "state": GroupState.OPEN.value,
-                "created_us": now_us,
-            }
-            connection.execute(insert(groups).values(**values))
+            self.quota.spend(connection, scope, "group", now_us)
+            values = request.to_json()
+            state = {"id": group_id, "state": GroupState.OPEN.value, "created_us": now_us}
+            connection.execute(insert(groups).values(**values, **state))
             audit_log.append(
                 connection,
                 "group",
                 now_us,
-                deployment=deployment,
+                deployment=request.deployment,
                 group=group_id.hex(),
                 machines=machines,
-                ranks=ranks,
+                ranks=request.ranks,
             )
 
-        self._database.write(decide)
-        return Answer.of({"group": group_id.hex()})
+        self.broker.database.write(decide)
+        return ApiAnswer.of({"group": group_id.hex()})
 
-    def group(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
-        """How a group stands; raises `UsageError`, `run-unknown`."""
+    def group(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> ApiAnswer:
+        """Return how a group stands; raises `UsageError`, `run-unknown`."""
         group_id = _group_id(parameters)
 
         def look(connection: Connection) -> dict[str, Json]:
@@ -116,34 +96,30 @@ class OwnersGroups:
                 "state": found.state.value,
             }
 
-        return Answer.of(self._database.read(look))
+        return ApiAnswer.of(self.broker.database.read(look))
 
-    def refuse_group(self, body: bytes, parameters: Mapping[str, str], scope: Scope) -> Answer:
+    def refuse_group(self, body: bytes, parameters: Mapping[str, str], scope: Scope) -> ApiAnswer:
         """Refuse a group that still waits, because one of its machines has ended.
 
         Raises:
             FormatError: `schema-invalid`.
             UsageError: `run-unknown`, or a machine that the group does not have.
         """
-        fields = Fields(decode(body, max_bytes=_MAX_BODY_BYTES), "request")
-        code = Code(fields.choice("code", list(Code)))
-        machine = fields.integer("machine", high=MAX_MACHINES - 1)
-        fields.end()
-        group_id, now_us = _group_id(parameters), self._clock_us()
+        ended, group_id, now_us = GroupRefusal.parse(body), _group_id(parameters), self.broker.clock_us()
 
         def decide(connection: Connection) -> str:
             found = self._found(connection, group_id, scope)
-            if machine >= found.machines:
-                raise UsageError(Code.USAGE, f"machine {machine} of a group of {found.machines}")
+            if ended.machine >= found.machines:
+                raise UsageError(Code.USAGE, f"machine {ended.machine} of a group of {found.machines}")
             recorded.lock_deployment(connection, found.deployment)
-            refuse(connection, group_id, machine=machine, code=code, now_us=now_us)
+            refuse(connection, group_id, machine=ended.machine, code=ended.code, now_us=now_us)
             return group_record(connection, group_id).state.value
 
-        return Answer.of({"state": self._database.write(decide)})
+        return ApiAnswer.of({"state": self.broker.database.write(decide)})
 
     def _found(self, connection: Connection, group_id: bytes, scope: Scope) -> GroupRecord:
         found = _known(connection, group_id)
-        standing = recorded.standing(connection, found.deployment, broker_public=self._public)
+        standing = recorded.standing(connection, found.deployment, broker_public=self.broker.public)
         if standing is None or not scope.covers(standing.owner):
             raise _unknown()
         return found
@@ -180,7 +156,6 @@ def _unknown() -> UsageError:
 
 
 def _group_id(parameters: Mapping[str, str]) -> bytes:
-    text = parameters["group"]
-    if not _ID.fullmatch(text):
+    if not _ID.fullmatch(parameters["group"]):
         raise _unknown()
-    return bytes.fromhex(text)
+    return bytes.fromhex(parameters["group"])

@@ -1,15 +1,14 @@
 """The gate: challenge and evidence.
 
 Each decision is one transaction, or one savepoint of a transaction that it shares (`group_commit`): the challenge's
-consumption, the budget, the audit record and the stored answer are committed together before the answer is sent.
-The numbered checks themselves are `handshake.broker_side`'s; check 2 is decided here on the database's
-records, check 13 in `releases` and check 14 in `groups`.
+consumption, the budget, the audit record and the stored answer are committed together before the answer is sent. The
+numbered checks are `handshake.broker_side`'s; check 2 is decided here on the database's records, check 13 in `releases`
+and check 14 in `group_release`.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,43 +16,32 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.evidence import SignedEvidence
-from glasshouse.broker.decide.group_release import Groups
+from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
+from glasshouse.broker.decide.group_release import GroupReleases
 from glasshouse.broker.decide.releases import Releases, group_facts
-from glasshouse.broker.http.endpoints import Answer, Decision
-from glasshouse.broker.http.intake import Effect
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.database import Database, OvertakenError
+from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import OvertakenError
 from glasshouse.broker.store.database_schema import challenges, launches
-from glasshouse.broker.store.key_file import KeyFile
-from glasshouse.broker.store.recorded import Standing
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
-from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError
+from glasshouse.handshake.broker_side import Challenge, CheckFailedError
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Gate", "GateLimits"]
-
+__all__ = ["GateLimits", "ReleaseGate"]
 
 _SWEEP_EVERY_US = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateLimits:
-    """How many challenges one deployment or launch may have.
+    """How many challenges one deployment or launch may have."""
 
-    Attributes:
-        challenge_lifetime_us: from challenge to evidence.
-        outstanding: unanswered challenges of one deployment at a time, beside the first of each launch.
-        outstanding_per_launch: of them, those of one launch.
-        per_launch: challenges of one launch altogether; each leaves a tombstone until its token expires.
-    """
-
-    challenge_lifetime_us: int = 120 * 1_000_000
-    outstanding: int = 16
-    outstanding_per_launch: int = 4
-    per_launch: int = 256
+    challenge_lifetime_us: int = 120 * 1_000_000  # from challenge to evidence
+    outstanding: int = 16  # unanswered challenges of one deployment at a time, beside the first of each launch
+    outstanding_per_launch: int = 4  # of them, those of one launch
+    per_launch: int = 256  # of one launch altogether; each leaves a tombstone until its token expires
 
 
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
@@ -91,31 +79,14 @@ class _CrowdedError(RefusedError):
     """A deployment has too many challenges open, and not because of the launch of this request."""
 
 
-class Gate:
-    """Decides who is given a package key.
+class ReleaseGate:
+    """Decides who is given a package key."""
 
-    Args:
-        database: where everything is kept.
-        key_file: opens package keys.
-        key: the broker's signing key.
-        clock_us: microseconds since the epoch.
-        limits: see `GateLimits`.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        key_file: KeyFile,
-        key: SigningKey,
-        clock_us: Callable[[], int],
-        limits: GateLimits,
-    ) -> None:
-        self._database = database
-        self._key = key
-        self._clock_us = clock_us
+    def __init__(self, broker: BrokerState, limits: GateLimits) -> None:
+        self._broker = broker
         self._limits = limits
-        self._releases = Releases(key_file, key)
-        self._groups = Groups(database, self._releases, key.public, clock_us)
+        self._releases = Releases(broker)
+        self._groups = GroupReleases(broker, self._releases)
         self.ask = self._groups.ask
         self._swept_us = 0
 
@@ -126,18 +97,19 @@ class Gate:
             CheckFailedError: the request's own checks.
             RefusedError: `deployment-unknown`, `too-many-challenges`. The decision: the same, as of its time.
         """
-        token = broker_side.check_challenge_request(body, broker_public=self._key.public, now_us=self._clock_us())
+        broker = self._broker
+        token = broker_side.check_challenge_request(body, broker_public=broker.public, now_us=broker.clock_us())
         request_sha256 = sha256(body)
 
         def known(connection: Connection) -> tuple[bytes | None, int, bool]:
-            record = recorded.deployment_record(connection, token.deployment, broker_public=self._key.public)
+            standing = recorded.standing(connection, token.deployment, broker_public=broker.public)
             launch = recorded.launch_record(connection, token.jti)
-            if record is None or launch is None:
+            if standing is None or launch is None:
                 raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
             # Where the clock was set back since the launch, its time: the dates of a run never go back.
-            now_us = max(self._clock_us(), launch.created_us)
+            now_us = max(broker.clock_us(), launch.created_us)
             broker_side.check_standing(
-                token, record=record, launch=launch, broker_public=self._key.public, now_us=now_us
+                token, record=standing.record, launch=launch, broker_public=broker.public, now_us=now_us
             )
             # The same request again, by a runtime whose answer was lost or from a recording,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
@@ -146,20 +118,20 @@ class Gate:
                 return None, now_us, self._check_room(connection, token.deployment, token.jti, now_us)
             return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us, False
 
-        def decide(connection: Connection) -> Answer:
+        def decide(connection: Connection) -> ApiAnswer:
             # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
             recorded.lock_deployment(connection, token.deployment)
             again, now_us, first = known(connection)
-            return Answer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
+            return ApiAnswer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
 
         # A recording that is played again takes no lock, nor does a request for which there is no room.
         try:
-            again, _, _ = self._database.read(known)
+            again, _, _ = broker.database.read(known)
         except _CrowdedError as refusal:  # as for machines of a group that start together: they come again
-            return Decision(decide=partial(Answer.refusal, refusal), effect=Effect.NOTHING, repeats=token.jti)
+            return Decision(decide=partial(ApiAnswer.refusal, refusal), effect=Effect.NOTHING, repeats=token.jti)
         if again is not None:
-            return Decision(decide=lambda: Answer(body=again), effect=Effect.CHARGE)
-        return Decision(decide=partial(self._database.write, decide))
+            return Decision(decide=lambda: ApiAnswer(body=again), effect=Effect.CHARGE)
+        return Decision(decide=partial(broker.database.write, decide))
 
     def _issued(
         self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int, *, first: bool
@@ -188,51 +160,12 @@ class Gate:
         connection.execute(_ISSUE, values)
         # Here: what a refused request had swept would be taken back with it. By the clock, not by this launch's time:
         # where the clock was set back since, that would be over which others still have before them.
-        self._sweep(connection, self._clock_us())
+        clock_us = self._broker.clock_us()
+        if abs(clock_us - self._swept_us) >= _SWEEP_EVERY_US:  # not each time: what is over only takes space
+            recorded.sweep(connection, clock_us)
+            self._swept_us = clock_us
         audit_log.append(connection, "challenge", now_us, deployment=token.deployment, run_id=token.run_id)
         return body
-
-    def evidence(self, body: bytes) -> Decision:
-        """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
-
-        Raises:
-            CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
-        """
-        opened = broker_side.check_1_envelope(body)
-        nonce = opened.nonce
-        # What is read here, challenge and launch, is never changed once it is written.
-        found = self._database.read(
-            lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
-        )
-        asked = broker_side.check_2_known(found)
-        # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
-        broker_side.check_4_signatures(
-            opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
-        )
-        signed = broker_side.check_1_payload(opened)  # not before: it is dear
-        if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
-            _check_2(asked["body"], used=True, now_us=self._clock_us())
-
-        def decide(connection: Connection) -> Answer:
-            now_us = self._clock_us()
-            # Evidence that the launch and evidence keys signed uses the challenge up, whatever comes after.
-            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
-            if connection.execute(_TAKE, taken).rowcount != 1:
-                return self._replayed(connection, asked, signed.sha256, now_us)
-            answer = self._decided(connection, asked, signed, body, now_us)
-            connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
-            return answer
-
-        # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
-        fresh = asked["used_us"] is None and self._clock_us() < Challenge.parse(asked["body"]).expires_us
-        effect = Effect.CREDIT if fresh else Effect.CHARGE
-        return Decision(decide=partial(self._database.write, decide), effect=effect)
-
-    def _sweep(self, connection: Connection, now_us: int) -> None:
-        """Delete what is over; not with every request, for it is never read and only takes space."""
-        if abs(now_us - self._swept_us) >= _SWEEP_EVERY_US:
-            recorded.sweep(connection, now_us)
-            self._swept_us = now_us
 
     def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> bool:
         """Return whether this would be its launch's first challenge; raises `RefusedError`, `too-many-challenges`."""
@@ -246,7 +179,43 @@ class Gate:
             raise _CrowdedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment")
         return bool(ever == 0)
 
-    def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> Answer:
+    def evidence(self, body: bytes) -> Decision:
+        """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
+
+        Raises:
+            CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
+        """
+        opened, clock_us = broker_side.check_1_envelope(body), self._broker.clock_us
+        nonce = opened.nonce
+        # What is read here, challenge and launch, is never changed once it is written.
+        found = self._broker.database.read(
+            lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
+        )
+        asked = broker_side.check_2_known(found)
+        # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
+        broker_side.check_4_signatures(
+            opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
+        )
+        signed = broker_side.check_1_payload(opened)  # not before: it is dear
+        if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
+            _check_2(asked["body"], used=True, now_us=clock_us())
+
+        def decide(connection: Connection) -> ApiAnswer:
+            now_us = clock_us()
+            # Evidence that the launch and evidence keys signed uses the challenge up, whatever comes after.
+            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
+            if connection.execute(_TAKE, taken).rowcount != 1:
+                return self._replayed(connection, asked, signed.sha256, now_us)
+            answer = self._decided(connection, asked, signed, body, now_us)
+            connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
+            return answer
+
+        # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
+        fresh = asked["used_us"] is None and clock_us() < Challenge.parse(asked["body"]).expires_us
+        effect = Effect.CREDIT if fresh else Effect.CHARGE
+        return Decision(decide=partial(self._broker.database.write, decide), effect=effect)
+
+    def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> ApiAnswer:
         # None when it was swept since it was looked up.
         replays = broker_side.check_2_known(
             connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
@@ -254,9 +223,9 @@ class Gate:
         try:
             _check_2(asked["body"], used=True, now_us=now_us)
         except CheckFailedError as refusal:
-            answer = Answer.refusal(refusal)
+            answer = ApiAnswer.refusal(refusal)
             if replays == 0:  # one record for each challenge: a recording cannot fill the disk
-                self._audit_refusal(connection, refusal, asked, evidence_sha256, now_us)
+                _audit_refusal(connection, refusal, asked, evidence_sha256, now_us)
         else:
             raise InternalError(Code.INTERNAL, "check 2 passed a used challenge")
         connection.execute(_REPLAYED, {"challenge": asked["nonce"]})
@@ -264,14 +233,14 @@ class Gate:
 
     def _decided(
         self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
-    ) -> Answer:
+    ) -> ApiAnswer:
         """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
         launch = recorded.as_launch(asked)
         try:
             challenge = _check_2(asked["body"], used=False, now_us=now_us)
             now_us = max(now_us, challenge.issued_us)
             recorded.lock_deployment(connection, asked["deployment"])
-            standing = recorded.standing(connection, asked["deployment"], broker_public=self._key.public)
+            standing = recorded.standing(connection, asked["deployment"], broker_public=self._broker.public)
             if standing is None:
                 raise InternalError(Code.INTERNAL, "a challenge without its deployment")
             appraisal = broker_side.appraise(
@@ -279,12 +248,15 @@ class Gate:
                 challenge=challenge,
                 record=standing.record,
                 launch=launch,
-                broker_public=self._key.public,
+                broker_public=self._broker.public,
                 now_us=now_us,
             )
-            if launch.group is None:
-                return self._released(connection, standing, challenge, appraisal, now_us)
-            return self._groups.accept(connection, standing, launch, challenge, appraisal, message, now_us)
+            if launch.group is not None:
+                return self._groups.accept(connection, standing, launch, challenge, appraisal, message, now_us)
+            release = self._releases.make(connection, standing, challenge, appraisal, now_us)
+            # The counter moves only once everything else has succeeded.
+            self._releases.write(connection, standing.record, release, now_us)
+            return ApiAnswer(body=release.body)
         except (SQLAlchemyError, OvertakenError):
             raise
         except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
@@ -292,39 +264,24 @@ class Gate:
             refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
             if refusal is error:  # a runtime that meets a defect of the broker comes again, and so does its group
                 self._groups.refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
-            self._audit_refusal(connection, refusal, asked, signed.sha256, now_us)
-            return Answer.refusal(refusal)
+            _audit_refusal(connection, refusal, asked, signed.sha256, now_us)
+            return ApiAnswer.refusal(refusal)
 
-    def _released(
-        self, connection: Connection, standing: Standing, challenge: Challenge, appraisal: Appraisal, now_us: int
-    ) -> Answer:
-        """Check 13, and the release. The counter moves only once everything else has succeeded."""
-        keys_sha256, known = self._releases.check_13(connection, standing, appraisal)
-        release = self._releases.make(
-            standing, challenge, appraisal, keys_sha256=keys_sha256, known=known, now_us=now_us
-        )
-        self._releases.write(connection, standing.record, release, now_us)
-        return Answer(body=release.body)
 
-    def _audit_refusal(
-        self,
-        connection: Connection,
-        refusal: GlasshouseError,
-        asked: RowMapping,
-        evidence_sha256: bytes,
-        now_us: int,
-    ) -> None:
-        audit_log.append(
-            connection,
-            "refusal",
-            now_us,
-            check=str(getattr(refusal, "check", "")),
-            code=refusal.code.value,
-            deployment=asked["deployment"],
-            evidence_sha256=evidence_sha256.hex(),
-            run_id=asked["run_id"],
-            **group_facts(recorded.as_launch(asked).group),
-        )
+def _audit_refusal(
+    connection: Connection, refusal: GlasshouseError, asked: RowMapping, evidence_sha256: bytes, now_us: int
+) -> None:
+    audit_log.append(
+        connection,
+        "refusal",
+        now_us,
+        check=str(getattr(refusal, "check", "")),
+        code=refusal.code.value,
+        deployment=asked["deployment"],
+        evidence_sha256=evidence_sha256.hex(),
+        run_id=asked["run_id"],
+        **group_facts(recorded.as_launch(asked).group),
+    )
 
 
 def _check_2(body: bytes, *, used: bool, now_us: int) -> Challenge:

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from glasshouse.broker.store import audit_log
+from glasshouse.broker.store.broker_state import BrokerState
 from glasshouse.broker.store.database_schema import deployments, releases
-from glasshouse.broker.store.key_file import KeyFile
-from glasshouse.broker.store.recorded import Standing
+from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
 from glasshouse.wire.group import Group
 from glasshouse.wire.kdf import lengths_prefixed, sha256
-from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Release", "Releases", "group_facts", "known_runtime", "others_keys"]
+__all__ = ["Release", "Releases", "group_facts", "others_keys"]
 
 # Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
 # column is, for that would set the column.
@@ -42,37 +41,23 @@ _COUNT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """A release that was made, and not yet written down.
+    """A release that was made, and not yet written down."""
 
-    Attributes:
-        body: the message.
-        appraisal: what it answers.
-        keys_sha256: of the key that it is sealed to, beside the evidence key that named it.
-        known: whether this runtime was released to before: a lost answer, which does not count.
-        group: the machine's place in its group.
-    """
-
-    body: bytes
-    appraisal: Appraisal
-    keys_sha256: bytes
-    known: bool
+    body: bytes  # the message
+    appraisal: Appraisal  # what it answers
+    keys_sha256: bytes  # of the key that it is sealed to, beside the evidence key that named it
+    known: bool  # whether this runtime was released to before: a lost answer, which does not count
     group: Group | None
 
 
+@dataclass(frozen=True, slots=True)
 class Releases:
-    """Makes releases and writes them down.
+    """Makes releases and writes them down."""
 
-    Args:
-        key_file: opens package keys.
-        key: the broker's signing key.
-    """
-
-    def __init__(self, key_file: KeyFile, key: SigningKey) -> None:
-        self._key_file = key_file
-        self._key = key
+    broker: BrokerState
 
     def check_13(
-        self, connection: Connection, standing: Standing, appraisal: Appraisal, *, more: int = 1
+        self, connection: Connection, standing: DeploymentStanding, appraisal: Appraisal, *, more: int = 1
     ) -> tuple[bytes, bool]:
         """Run check 13; return the digest of the runtime's keys, and whether it was released to before.
 
@@ -85,26 +70,27 @@ class Releases:
         record, claims = standing.record, appraisal.claims
         # Of both: an HPKE key is read by all on the way and proves nothing to us; an evidence key signs.
         keys_sha256 = sha256(lengths_prefixed(claims.hpke_public, claims.evidence_public))
-        known = known_runtime(connection, record.deployment, keys_sha256, claims.evidence_public, claims.run_id)
+        known = _is_known(connection, (record.deployment, keys_sha256, claims.evidence_public, claims.run_id))
         broker_side.check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
         return keys_sha256, known
 
     def make(
         self,
-        standing: Standing,
+        connection: Connection,
+        standing: DeploymentStanding,
         challenge: Challenge,
         appraisal: Appraisal,
-        *,
-        keys_sha256: bytes,
-        known: bool,
         now_us: int,
+        *,
+        more: int = 1,
         group: Group | None = None,
     ) -> Release:
-        """Return the release for evidence that passed every check; nothing is written."""
+        """Return the release for evidence that passed checks 1 to 12, after check 13; nothing is written."""
+        keys_sha256, known = self.check_13(connection, standing, appraisal, more=more)
         body = broker_side.build_release(
             appraisal,
-            package_key=standing.package_key(self._key_file),
-            broker_key=self._key,
+            package_key=standing.package_key(self.broker.key_file),
+            broker_key=self.broker.key,
             challenge=challenge,
             record=standing.record,
             now_us=now_us,
@@ -122,7 +108,9 @@ class Releases:
             here = {"here": record.deployment, "key": release.keys_sha256, "now_us": now_us}
             connection.execute(_RELEASE_AGAIN, here)
         else:
-            _count(connection, record)
+            budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
+            if connection.execute(_COUNT, budget).rowcount != 1:
+                raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")
             values = {
                 "deployment": record.deployment,
                 "keys_sha256": release.keys_sha256,
@@ -152,23 +140,13 @@ def group_facts(group: Group | None) -> dict[str, str | int]:
     return {} if group is None else {"group": group.id.hex(), "machine": group.machine}
 
 
-def known_runtime(
-    connection: Connection, deployment: str, keys_sha256: bytes, evidence_public: bytes, run_id: str
-) -> bool:
-    """Return whether this runtime was released to before: its run and both of its keys, or none of them.
-
-    Raises:
-        CheckFailedError: `release-budget-exhausted` for one of the three beside another runtime's.
-    """
-    mine = (deployment, keys_sha256, evidence_public, run_id)
-    named = {"evidence_public": evidence_public, "run_id": run_id}
-    found = [tuple(row) for row in connection.execute(_KNOWN, named)]
-    if not found:
-        return False
-    if found == [mine]:
-        return True
+def _is_known(connection: Connection, mine: tuple[str, bytes, bytes, str]) -> bool:
+    """Return whether this runtime was released to before: its run and both of its keys, or none of them."""
+    found = [tuple(row) for row in connection.execute(_KNOWN, {"evidence_public": mine[2], "run_id": mine[3]})]
     # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
-    raise others_keys()
+    if found not in ([], [mine]):
+        raise others_keys()
+    return bool(found)
 
 
 def others_keys() -> CheckFailedError:
@@ -176,9 +154,3 @@ def others_keys() -> CheckFailedError:
     return CheckFailedError(
         "13", Code.RELEASE_BUDGET, "a run or keys that were attested before, with others beside them"
     )
-
-
-def _count(connection: Connection, record: DeploymentRecord) -> None:
-    budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
-    if connection.execute(_COUNT, budget).rowcount != 1:
-        raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")

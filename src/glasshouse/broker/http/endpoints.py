@@ -1,8 +1,8 @@
 """Bounded HTTP: how requests are received, read, passed to the deciding thread and answered.
 
-Laws: a body is counted while it arrives, whatever length its header gives; a slow client
-is cut off; every answer closes its connection, so that one connection is one bounded piece of
-work; an answer to an error is a problem document and no more.
+Laws: a body is counted while it arrives, whatever length its header gives; a slow client is cut off; every answer
+closes its connection, so that one connection is one bounded piece of work; an answer to an error is a problem document
+and no more.
 """
 
 from __future__ import annotations
@@ -20,87 +20,31 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from glasshouse.broker.api.owner_calls import MAX_BODY_BYTES
 from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
-from glasshouse.broker.http.intake import PACE_US, Effect, Intake, Pace, address_of
-from glasshouse.broker.store.scope import EVERYTHING, Admission, Scope
-from glasshouse.errors import Code, FormatError, GlasshouseError, UsageError
-from glasshouse.wire.canonical import Json, encode
+from glasshouse.broker.decide.decisions import JSON_TYPE, ApiAnswer, Decision
+from glasshouse.broker.http.admission import Admission
+from glasshouse.broker.http.intake import Intake, Pace, address_of
+from glasshouse.broker.store.scope import EVERYTHING, Scope
+from glasshouse.errors import Code, FormatError, UsageError
 
-__all__ = [
-    "MAX_BODY_BYTES",
-    "Answer",
-    "Decision",
-    "Limits",
-    "add_message_route",
-    "add_open_route",
-    "add_route",
-    "add_signed_route",
-    "bare_app",
-]
+__all__ = ["Limits", "add_message_route", "add_open_route", "add_route", "add_signed_route", "bare_app"]
 
-MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
-_JSON = "application/json"
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """A response: a status and canonical JSON, or text of another content type."""
-
-    body: bytes
-    status: int = 200
-    media_type: str = _JSON
-
-    @classmethod
-    def of(cls, value: Mapping[str, Json]) -> Answer:
-        return cls(body=encode(value))
-
-    @classmethod
-    def refusal(cls, error: BaseException) -> Answer:
-        problem = Problem.of(error)
-        return cls(body=problem.encode(), status=problem.status)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """What an authentic message leaves to be decided.
-
-    Attributes:
-        decide: answers it, on the deciding thread.
-        effect: on the standing of its address; a message that was answered before is charged, for anyone on the way
-            can play its recording again.
-        repeats: of `Effect.NOTHING`: what is repeated, by a name of its own.
-        every_us: how often, in microseconds.
-    """
-
-    decide: Callable[[], Answer]
-    effect: Effect = Effect.CREDIT
-    repeats: str = ""
-    every_us: int = PACE_US
-
-    def effect_on(self, address: str, pace: Pace) -> Effect:
-        """Return the effect on an address: what it repeats faster than it should is charged to it, and to no other."""
-        hurried = self.effect is Effect.NOTHING and not pace.kept(f"{self.repeats} {address}", self.every_us)
-        return Effect.CHARGE if hurried else self.effect
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How much a listener takes from one client.
+    """How much a listener takes from one client."""
 
-    Attributes:
-        body_bytes: the longest request body.
-        parameters: names of query parameters that are passed on; others are refused.
-    """
-
-    body_bytes: int = MAX_BODY_BYTES
-    parameters: frozenset[str] = field(default_factory=frozenset)
+    body_bytes: int = MAX_BODY_BYTES  # the longest request body
+    parameters: frozenset[str] = field(default_factory=frozenset)  # of the query that are passed on; others are refused
 
 
-Handler: TypeAlias = Callable[[bytes, Mapping[str, str], Scope], Answer]
-Reader: TypeAlias = "Callable[[bytes], Decision]"
-Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[Answer]]
+Handler: TypeAlias = Callable[[bytes, Mapping[str, str], Scope], ApiAnswer]
+Reader: TypeAlias = Callable[[bytes], Decision]
+Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[ApiAnswer]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -119,9 +63,8 @@ def add_route(app: Starlette, method: str, path: str, handler: Handler, *, limit
             problem.
     """
 
-    async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
-        call = partial(handler, body, parameters, EVERYTHING)
-        return await asyncio.get_running_loop().run_in_executor(executor, call)
+    async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
+        return await _run(executor, partial(handler, body, parameters, EVERYTHING))
 
     route = Route(path, _endpoint(work, limits), methods=[method])
     route.methods = {method}  # without the HEAD that comes with GET
@@ -145,13 +88,12 @@ def add_signed_route(
         admission: refuses what none of them signed, before its body is read.
     """
 
-    def answer(request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
+    def answer(request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
         return handler(body, parameters, admission.take(request.state.signed, body))
 
-    async def work(request: Request, body: bytes, parameters: Mapping[str, str]) -> Answer:
-        call = partial(answer, request, body, parameters)
+    async def work(request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
         with admission.waiting(request.state.signed):
-            return await asyncio.get_running_loop().run_in_executor(executor, call)
+            return await _run(executor, partial(answer, request, body, parameters))
 
     def admit(request: Request) -> None:
         request.state.signed = admission.authenticate(request)
@@ -159,10 +101,10 @@ def add_signed_route(
     app.add_route(path, _endpoint(work, limits, admit), methods=[method])
 
 
-def add_open_route(app: Starlette, path: str, look: Callable[[], Answer]) -> None:
+def add_open_route(app: Starlette, path: str, look: Callable[[], ApiAnswer]) -> None:
     """Answer GET on `path` without authentication; for content that costs nothing to make."""
 
-    async def work(_request: Request, _body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    async def work(_request: Request, _body: bytes, _parameters: Mapping[str, str]) -> ApiAnswer:
         return look()
 
     app.add_route(path, _endpoint(work, Limits(body_bytes=0)), methods=["GET"])
@@ -179,18 +121,22 @@ def add_message_route(
         pace: finds what is repeated too fast.
     """
 
-    async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> Answer:
+    async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> ApiAnswer:
         address = address_of(request.client.host if request.client else None)
         with intake.request(address):
             decision = await intake.read(
                 partial(reader, body),
                 address=address,
                 size=len(body),
-                effect=lambda found: found.effect_on(address, pace),
+                effect=lambda found: pace.effect(found, address),
             )
-            return await asyncio.get_running_loop().run_in_executor(executor, decision.decide)
+            return await _run(executor, decision.decide)
 
     app.add_route(path, _endpoint(work, limits), methods=["POST"])
+
+
+async def _run(executor: Executor, call: Callable[[], ApiAnswer]) -> ApiAnswer:
+    return await asyncio.get_running_loop().run_in_executor(executor, call)
 
 
 def _endpoint(work: Work, limits: Limits, admit: Callable[[Request], None] = lambda _request: None) -> Endpoint:
@@ -199,12 +145,10 @@ def _endpoint(work: Work, limits: Limits, admit: Callable[[Request], None] = lam
             admit(request)
             parameters = _parameters(request, limits)
             answer = await work(request, await _read_body(request, limits), parameters)
-        except GlasshouseError as error:
-            answer = Answer.refusal(error)
         except ClientDisconnect:
-            answer = Answer.refusal(FormatError(Code.MESSAGE_INVALID, "the client went away"))
-        except Exception as error:  # a defect: the answer has its code and no detail
-            answer = Answer.refusal(error)
+            answer = ApiAnswer.refusal(FormatError(Code.MESSAGE_INVALID, "the client went away"))
+        except Exception as error:  # of a defect the answer has its code and no detail
+            answer = ApiAnswer.refusal(error)
         return _response(answer)
 
     return endpoint
@@ -223,28 +167,25 @@ def _parameters(request: Request, limits: Limits) -> dict[str, str]:
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length")
+    too_large = FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {limits.body_bytes} bytes")
     if declared is not None and declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.body_bytes:
-        raise _too_large(limits)
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limits.body_bytes:
-                    raise _too_large(limits)
+                    raise too_large
     except TimeoutError:
         raise FormatError(Code.MESSAGE_INVALID, "the body did not arrive in time") from None
     # Beyond tidiness: a web page cannot make a browser send this type here without a preflight request.
-    if body and request.headers.get("content-type") != _JSON:
-        raise FormatError(Code.MESSAGE_INVALID, f"a body that is not {_JSON}")
+    if body and request.headers.get("content-type") != JSON_TYPE:
+        raise FormatError(Code.MESSAGE_INVALID, f"a body that is not {JSON_TYPE}")
     return bytes(body)
 
 
-def _too_large(limits: Limits) -> FormatError:
-    return FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {limits.body_bytes} bytes")
-
-
-def _response(answer: Answer) -> Response:
+def _response(answer: ApiAnswer) -> Response:
     media_type = answer.media_type if answer.status < 400 else PROBLEM_TYPE
     return Response(answer.body, status_code=answer.status, media_type=media_type, headers=_CLOSE)
 
@@ -252,6 +193,6 @@ def _response(answer: Answer) -> Response:
 async def _no_such_route(_request: Request, error: Exception) -> Response:
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     problem = Problem(code=Code.USAGE, status=status, detail="no such resource, or not by this method")
-    response = _response(Answer(body=problem.encode(), status=status))
+    response = _response(ApiAnswer(body=problem.encode(), status=status))
     response.headers.update(headers or {})  # which methods there are
     return response

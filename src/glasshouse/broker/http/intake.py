@@ -17,14 +17,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from enum import Enum, auto
 from functools import partial
 from queue import PriorityQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from glasshouse.broker.decide.decisions import PACE_US, Decision, Effect, keep
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["OVER_PACE_US", "PACE_US", "Effect", "Intake", "Pace", "Shares", "address_of", "busy", "keep"]
+__all__ = ["Intake", "Pace", "Shares", "address_of"]
 
 MOST_REQUESTS = 96
 RESERVED_REQUESTS = 32  # besides, for addresses from which something authentic came lately: heads of attested runs
@@ -34,20 +34,10 @@ SHARE = 0.05  # of the reading thread's time, for messages of one address that c
 BURST_S = 0.1
 KNOWN_FOR_S = 3600.0
 MOST_ADDRESSES = 4096
-PACE_US = 1_000_000
-OVER_PACE_US = 60_000_000  # of what was answered for good: a few answers may be lost
 PACES_AHEAD = 2  # a runtime is not exact, and tries again where it was not answered
 _SIZE_STEP_BYTES = 4096
 
 Result = TypeVar("Result")
-
-
-class Effect(Enum):
-    """What a message that was read does to the standing of the address that it came from."""
-
-    CREDIT = auto()  # something authentic and new
-    NOTHING = auto()  # what an honest runtime repeats, no faster than it should: see `Pace`
-    CHARGE = auto()  # it came to nothing, or to no more than its recording played again does
 
 
 def address_of(host: str | None) -> str:
@@ -59,11 +49,6 @@ def address_of(host: str | None) -> str:
     except ValueError:
         return host
     return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
-
-
-def busy() -> PeerError:
-    """Return the error of a request that is turned away unread: it may come again."""
-    return PeerError(Code.BROKER_UNREACHABLE, "the broker is busy; nothing was read, try again")
 
 
 class Shares:
@@ -83,12 +68,12 @@ class Shares:
     def charge(self, address: str, seconds: float) -> None:
         """Add what reading a message for nothing took."""
         with self._lock:
-            keep(self._spent, address, (self._owed(address) + seconds, self._clock_s()))
+            keep(self._spent, address, (self._owed(address) + seconds, self._clock_s()), most=MOST_ADDRESSES)
 
     def credit(self, address: str) -> None:
         """Record that something authentic came from an address."""
         with self._lock:
-            keep(self._known, address, self._clock_s())
+            keep(self._known, address, self._clock_s(), most=MOST_ADDRESSES)
 
     def rank(self, address: str) -> int:
         """Return 0 for an address with authentic messages, 1 for another, 2 for one beyond its share."""
@@ -121,23 +106,21 @@ class Pace:
             next_us = now_us  # the clock was set back
         if next_us > now_us + PACES_AHEAD * every_us:
             return False
-        keep(self._next_us, name, next_us + every_us)
+        keep(self._next_us, name, next_us + every_us, most=MOST_ADDRESSES)
         return True
 
-
-def keep(table: OrderedDict[str, Any], name: str, value: object) -> None:
-    """Store `value` as the latest, and drop the oldest where there are too many: memory is bounded."""
-    table[name] = value
-    table.move_to_end(name)
-    if len(table) > MOST_ADDRESSES:
-        table.popitem(last=False)
+    def effect(self, decision: Decision, address: str) -> Effect:
+        """Return the effect on an address: what it repeats faster than it should is charged to it, and to no other."""
+        if decision.effect is Effect.NOTHING and not self.kept(f"{decision.repeats} {address}", decision.every_us):
+            return Effect.CHARGE
+        return decision.effect
 
 
 class Intake:
     """Counts requests, and reads them one after the other.
 
     Args:
-        shares: who waits behind whom.
+        shares: which addresses wait behind which.
     """
 
     def __init__(self, shares: Shares | None = None) -> None:
@@ -158,7 +141,7 @@ class Intake:
         """
         reserved = RESERVED_REQUESTS if self._shares.rank(address) == 0 else 0
         if self._requests >= MOST_REQUESTS + reserved:
-            raise busy()
+            raise _busy()
         self._requests += 1
         try:
             yield
@@ -177,7 +160,7 @@ class Intake:
 
         Args:
             read: returns what was read; it raises where that came to nothing.
-            address: whom it came from, see `address_of`.
+            address: where it came from, see `address_of`.
             size: of the message, in bytes: small ones go first.
             effect: of what was read.
 
@@ -189,7 +172,7 @@ class Intake:
         late = rank == 2
         # A bound for one address keeps places for the late of others; one for all late ones, for the rest.
         if late and (self._late[address] >= LATE_OF_ADDRESS or self._late.total() >= MOST_LATE):
-            raise busy()
+            raise _busy()
         future: Future[Result] = Future()
         work = partial(self._read, future, read, address, effect)
         self._waiting.put((rank, size // _SIZE_STEP_BYTES, next(self._numbers), work))
@@ -227,3 +210,7 @@ class Intake:
     def _work(self) -> None:
         while (work := self._waiting.get()[3]) is not None:
             work()
+
+
+def _busy() -> PeerError:
+    return PeerError(Code.BROKER_UNREACHABLE, "the broker is busy; nothing was read, try again")

@@ -13,46 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasshouse.broker.decide.stored_files import Store
+from glasshouse.broker.api.owner_calls import BrokerReady, GateReady
+from glasshouse.broker.decide.stored_files import RunStore
 from glasshouse.broker.http.connections import Troubles
 from glasshouse.broker.http.intake import Intake
 from glasshouse.broker.http.listeners import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
-from glasshouse.broker.http.service import create_apps, open_broker, system_clock_us
+from glasshouse.broker.http.service import create_apps
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, gate_server
+from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.group_commit import GroupCommit
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import b64encode, hex_or_null
 
-__all__ = ["Network", "Ready", "serve"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """Where a broker listens.
-
-    Attributes:
-        runtime_url: ``http://host:port`` or ``unix:/path``, as in a launch file.
-        owner_socket: the owner's Unix socket.
-        broker_public: the key that the owner delegates to.
-        gate: where it listens for owners and places over the network; None where it does not.
-        certificate: SHA-256 of its own certificate; None without TLS of its own.
-    """
-
-    runtime_url: str
-    owner_socket: Path
-    broker_public: bytes
-    gate: str | None = None
-    certificate: bytes | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        value: dict[str, Json] = {
-            "broker_public": b64encode(self.broker_public),
-            "owner_socket": str(self.owner_socket),
-            "runtime_url": self.runtime_url,
-        }
-        if self.gate is not None:
-            value |= {"certificate": hex_or_null(self.certificate), "gate": self.gate}
-        return value
+__all__ = ["Network", "serve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +50,7 @@ def serve(
     data_dir: Path,
     runtime_bind: str,
     owner_socket: Path,
-    ready: Callable[[Ready], None],
+    ready: Callable[[BrokerReady], None],
     network: Network | None = None,
     stop_at_eof: int | None = None,
 ) -> None:
@@ -89,7 +60,7 @@ def serve(
         data_dir: database and key file; made with mode 0700.
         runtime_bind: ``host:port`` (port 0 chooses one) or ``unix:/path``.
         owner_socket: path of the owner's socket.
-        ready: called once all listeners take requests.
+        ready: called once all listeners take requests; with a `GateReady` where there is a network.
         network: of a gate that stays; None for one that is called on this machine alone.
         stop_at_eof: a descriptor whose end of file stops the broker too: that of the process that started it.
 
@@ -110,35 +81,33 @@ def serve(
         enrolled = () if network is None else network.owners
         keeps = None
         if network is not None and network.store is not None:
-            keeps = Store(
-                broker.database,
-                broker.key.public,
-                folder=network.store,
-                limit_bytes=network.store_bytes,
-                owners=len(enrolled),
-                clock_us=system_clock_us,
-            )
+            keeps = RunStore(broker, folder=network.store, limit_bytes=network.store_bytes, owners=len(enrolled))
             stack.callback(keeps.close)
         apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled, keeps=keeps)
         count = MOST_LISTENERS if network is not None else MOST_LISTENERS - 1
         servers = [(Server(apps.runtime, listeners=count), runtime), (Server(apps.owner, listeners=count), owner)]
-        gate_url = certificate = None
+        listens = BrokerReady(
+            runtime_url=runtime_url,
+            owner_socket=Path(owner_url.removeprefix("unix:")),
+            broker_public=broker.public,
+        )
         if network is not None:
             gate, gate_url = stack.enter_context(_listening(network.bind))
+            certificate = None
             if not network.plain:
                 certificate = Certificate(data_dir / CERTIFICATE_NAME)
                 gate_url = gate_url.replace("http:", "https:", 1)
             servers.append((gate_server(apps.gate, certificate), gate))
-        told = Ready(
-            runtime_url=runtime_url,
-            owner_socket=Path(owner_url.removeprefix("unix:")),
-            broker_public=broker.key.public,
-            gate=gate_url,
-            certificate=None if certificate is None else certificate.sha256,
-        )
+            listens = GateReady(
+                runtime_url=listens.runtime_url,
+                owner_socket=listens.owner_socket,
+                broker_public=listens.broker_public,
+                gate=gate_url,
+                certificate=None if certificate is None else certificate.sha256,
+            )
         gc.collect()
         gc.freeze()
-        asyncio.run(_run(servers, lambda: ready(told), stop_at_eof))
+        asyncio.run(_run(servers, lambda: ready(listens), stop_at_eof))
 
 
 async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], None], stop_at_eof: int | None) -> None:
@@ -160,14 +129,10 @@ async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], 
             listener.listen(BACKLOG)
         ready()
         if stop_at_eof is not None:
-            _watch(loop, stop_at_eof, stop)
-
-
-def _watch(loop: asyncio.AbstractEventLoop, descriptor: int, stop: Callable[[], None]) -> None:
-    try:
-        loop.add_reader(descriptor, _at_eof, loop, descriptor, stop)
-    except OSError:  # a file or /dev/null: no process whose end could be awaited
-        stop()
+            try:
+                loop.add_reader(stop_at_eof, _at_eof, loop, stop_at_eof, stop)
+            except OSError:  # a file or /dev/null: no process whose end could be awaited
+                stop()
 
 
 def _at_eof(loop: asyncio.AbstractEventLoop, descriptor: int, stop: Callable[[], None]) -> None:

@@ -1,21 +1,21 @@
 """The audit log: what was decided, each record chained to the one before it by its hash.
 
-A record is canonical JSON without secrets: event, time, ids, codes, digests. Its hash covers the
-record, and the record holds the hash before it; changing, removing or reordering records breaks the
-chain from there on. Who can write the database can also write a new chain: the log shows mistakes and
-tampering by others, not by the broker's own operator. An owner who calls over the network has a chain of their own,
-of what concerns them; the broker signs its head, and an owner who kept an earlier head detects a new chain too.
+Changing, removing or reordering records breaks the chain from there on. Who can write the database can also write a new
+chain: the log shows mistakes and tampering by others, not by the broker's own operator. An owner who calls over the
+network has a chain of their own, of what concerns them; the broker signs its head, and an owner who kept an earlier
+head detects a new chain too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import Connection, Executable, Insert, bindparam, insert, select
+from sqlalchemy import Connection, Insert, Select, bindparam, insert, select
 
-from glasshouse.broker.api.audit_chain import GENESIS, record_sha256
+from glasshouse.broker.api.audit_chain import GENESIS, AuditRecord
 from glasshouse.broker.store.database_schema import audit, deployments, groups, own_audit, owners, packages
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json, decode
 
 __all__ = ["MAX_PAGE", "append", "read", "read_own"]
 
@@ -24,8 +24,7 @@ _MAX_RECORD_BYTES = 8 * 1024
 _LAST = select(audit.c.sequence, audit.c.sha256).order_by(audit.c.sequence.desc()).limit(1)
 _APPEND = insert(audit)
 _OWN = own_audit.c.owner == bindparam("of")
-_OWN_LAST = select(own_audit.c.sequence, own_audit.c.sha256).where(_OWN)
-_OWN_LAST = _OWN_LAST.order_by(own_audit.c.sequence.desc()).limit(1)
+_OWN_LAST = select(own_audit.c.sequence, own_audit.c.sha256).where(_OWN).order_by(own_audit.c.sequence.desc()).limit(1)
 _OWN_APPEND = insert(own_audit)
 _ENROLLED = select(owners.c.owner).where(owners.c.owner == bindparam("of"))
 _OF_DEPLOYMENT = (
@@ -43,19 +42,20 @@ def append(connection: Connection, event: str, now_us: int, of: bytes | None = N
     The sequence number is unique: of two transactions that append at once, one is run again.
 
     Args:
-        connection: of the transaction.
-        event: what was decided.
-        now_us: when.
         of: the owner whom it concerns; None where that follows from the facts' deployment or group.
         facts: no secrets.
     """
-    _chain(connection, _APPEND, _last(connection, _LAST, {}), event, now_us, facts)
     owner = _concerned(connection, of, facts)
+    chains: list[tuple[Insert, tuple[int, bytes], dict[str, bytes]]] = [(_APPEND, _last(connection, _LAST, {}), {})]
     if owner is not None:
-        _chain(connection, _OWN_APPEND, _last(connection, _OWN_LAST, {"of": owner}), event, now_us, facts, owner=owner)
+        chains.append((_OWN_APPEND, _last(connection, _OWN_LAST, {"of": owner}), {"owner": owner}))
+    for statement, (sequence, previous), key in chains:
+        record = AuditRecord(event=event, facts=facts, previous=previous, sequence=sequence + 1, time_us=now_us)
+        values = {"sequence": record.sequence, "record": record.encode(), "sha256": record.sha256}
+        connection.execute(statement, values | key)
 
 
-def _last(connection: Connection, query: Executable, values: Mapping[str, bytes]) -> tuple[int, bytes]:
+def _last(connection: Connection, query: Select[tuple[int, bytes]], values: Mapping[str, bytes]) -> tuple[int, bytes]:
     """Return number and hash of a chain's last record; of an empty one, 0 and `GENESIS`."""
     row = connection.execute(query, values).one_or_none()
     return (0, GENESIS) if row is None else (row.sequence, row.sha256)
@@ -72,42 +72,18 @@ def _concerned(connection: Connection, of: bytes | None, facts: Mapping[str, str
     return connection.execute(_OF_DEPLOYMENT, {"deployment": deployment}).scalar_one_or_none()
 
 
-def _chain(
-    connection: Connection,
-    statement: Insert,
-    last: tuple[int, bytes],
-    event: str,
-    now_us: int,
-    facts: Mapping[str, str | int],
-    **more: bytes,
-) -> None:
-    sequence, previous = last[0] + 1, last[1]
-    value: dict[str, Json] = {
-        "event": event,
-        "facts": dict(facts),
-        "previous": previous.hex(),
-        "sequence": sequence,
-        "time_us": now_us,
-    }
-    record = encode(value)
-    connection.execute(statement, {"sequence": sequence, "record": record, "sha256": record_sha256(record), **more})
-
-
 def read(connection: Connection, after: int) -> list[Json]:
     """Return up to `MAX_PAGE` records with a sequence number greater than `after`."""
-    rows = connection.execute(
-        select(audit.c.record).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(MAX_PAGE)
-    )
-    return [decode(row.record, max_bytes=_MAX_RECORD_BYTES) for row in rows]
+    query = select(audit.c.record).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(MAX_PAGE)
+    return _records(connection, query)
 
 
 def read_own(connection: Connection, owner: bytes, after: int) -> tuple[list[Json], int, bytes]:
     """Return a page of an owner's own records, and number and hash of their last one."""
-    rows = connection.execute(
-        select(own_audit.c.record)
-        .where(own_audit.c.owner == owner, own_audit.c.sequence > after)
-        .order_by(own_audit.c.sequence)
-        .limit(MAX_PAGE)
-    )
-    records = [decode(row.record, max_bytes=_MAX_RECORD_BYTES) for row in rows]
+    mine = select(own_audit.c.record).where(own_audit.c.owner == owner, own_audit.c.sequence > after)
+    records = _records(connection, mine.order_by(own_audit.c.sequence).limit(MAX_PAGE))
     return records, *_last(connection, _OWN_LAST, {"of": owner})
+
+
+def _records(connection: Connection, query: Select[Any]) -> list[Json]:
+    return [decode(record, max_bytes=_MAX_RECORD_BYTES) for record in connection.execute(query).scalars()]

@@ -1,7 +1,7 @@
 """One engine, and transactions that take the write lock first and are durable when they return.
 
-Or, within `Database.together`, durable when that block ends: decisions share one commit, each behind a savepoint of
-its own, so that one that fails leaves nothing and takes nothing of the others away.
+Within `Database.together`, decisions share one commit, each behind a savepoint of its own: one that fails leaves
+nothing and takes nothing of the others away.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from glasshouse.broker.store import database_schema
+from glasshouse.broker.store.database_schema import metadata
 from glasshouse.errors import Code, InternalError, PeerError
 
 __all__ = ["Database", "OvertakenError", "Shared"]
@@ -40,7 +39,9 @@ class Database:
     """
 
     def __init__(self, url: URL | str, *, busy_timeout_s: float = 5.0) -> None:
-        self._engine = _engine(url, busy_timeout_s)
+        self._engine = create_engine(url, pool_size=2, max_overflow=2, pool_timeout=busy_timeout_s)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", lambda connection, _: _prepare_sqlite(connection, busy_timeout_s))
         self._here = threading.local()
 
     def create_tables(self) -> None:
@@ -51,8 +52,8 @@ class Database:
         """
 
         def create(connection: Connection) -> None:
-            database_schema.metadata.create_all(connection)
-            for table in database_schema.metadata.tables.values():
+            metadata.create_all(connection)
+            for table in metadata.tables.values():
                 for index in table.indexes:
                     index.create(connection, checkfirst=True)  # one that a table of an older broker has not
 
@@ -61,8 +62,8 @@ class Database:
     def write(self, decide: Callable[[Connection], Result]) -> Result:
         """Run `decide` in one transaction and return its result once that is committed.
 
-        A transaction that another one overtook (a unique constraint, a deadlock) is run again from its
-        beginning: `decide` reads everything it relies on itself.
+        A transaction that another one overtook (a unique constraint, a deadlock) is run again from its beginning:
+        `decide` reads everything it relies on itself.
 
         Raises:
             PeerError: `broker-unreachable` when the database stays locked; nothing was written then.
@@ -93,8 +94,7 @@ class Database:
         Nothing that `write` returns in the block is durable before that: it must not be sent before.
 
         Raises:
-            PeerError: `broker-unreachable` at the end of the block, when the commit failed; of all that was
-                written in it, nothing was then.
+            PeerError: `broker-unreachable` when the commit failed; nothing of the block was written then.
         """
         shared = self._here.shared = Shared(self._engine)
         try:
@@ -120,6 +120,7 @@ class Database:
             raise _away() from error
 
     def close(self) -> None:
+        """Close every connection."""
         self._engine.dispose()
 
 
@@ -206,28 +207,24 @@ def _away() -> PeerError:
     return PeerError(Code.BROKER_UNREACHABLE, "the broker's database is busy or away; try again")
 
 
-def _engine(url: URL | str, busy_timeout_s: float) -> Engine:
-    engine = create_engine(url, pool_size=2, max_overflow=2, pool_timeout=busy_timeout_s)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", partial(_prepare_sqlite, busy_timeout_s))
-    return engine
-
-
-def _prepare_sqlite(busy_timeout_s: float, connection: sqlite3.Connection, _record: Any) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
     connection.isolation_level = None  # the driver opens no transaction of its own
-    connection.execute(f"PRAGMA busy_timeout = {int(busy_timeout_s * 1000)}")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # in WAL mode: every commit is synced before it returns
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA secure_delete = ON")
-    connection.execute("PRAGMA cache_size = -1024")
+    for pragma in (
+        f"busy_timeout = {int(busy_timeout_s * 1000)}",
+        "journal_mode = WAL",
+        "synchronous = FULL",  # in WAL mode: every commit is synced before it returns
+        "foreign_keys = ON",
+        "trusted_schema = OFF",
+        "secure_delete = ON",
+        "cache_size = -1024",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin(connection: Connection, *, reading: bool = False) -> None:
     # Not by a listener: an engine with listeners calls them before and after every statement.
     connection.begin()
     if connection.dialect.name == "sqlite":
-        # A deferred transaction that reads first and writes later fails with SQLITE_BUSY_SNAPSHOT when
-        # another process wrote in between, without waiting: writers take the lock at once.
+        # A deferred transaction that reads first and writes later fails with SQLITE_BUSY_SNAPSHOT when another process
+        # wrote in between, without waiting: writers take the lock at once.
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")

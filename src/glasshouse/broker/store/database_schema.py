@@ -1,10 +1,12 @@
 """The broker's tables.
 
-What must happen at most once is a unique constraint or a conditional update, never a read followed by
-a write: so that the same rules hold between threads, between broker processes and on other databases.
+What must happen at most once is a unique constraint or a conditional update, never a read followed by a write: so that
+the same rules hold between threads, between broker processes and on other databases.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -19,6 +21,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
 )
+from sqlalchemy.schema import SchemaItem
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -43,124 +46,115 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 _ID = String(32)
+_DIGEST = LargeBinary(32)  # or a key
 
 metadata = MetaData()
 
-broker = Table(
+
+def _table(name: str, *parts: SchemaItem) -> Table:
+    return Table(name, metadata, *parts)
+
+
+def _key(name: str, *kind: Any, **options: Any) -> Column[Any]:
+    return Column(name, *kind, primary_key=True, **options)
+
+
+def _set(name: str, *kind: Any, **options: Any) -> Column[Any]:
+    return Column(name, *kind, nullable=False, **options)
+
+
+broker = _table(
     "broker",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),  # always 1: there is one
-    Column("version", Integer, nullable=False),
-    Column("public", LargeBinary(32), nullable=False),
-    Column("wrapped_seed", LargeBinary, nullable=False),
+    _key("id", Integer, autoincrement=False),  # always 1: there is one
+    _set("version", Integer),
+    _set("public", _DIGEST),
+    _set("wrapped_seed", LargeBinary),
 )
 
-delegations = Table(
+delegations = _table(
     "delegations",
-    metadata,
-    Column("owner", LargeBinary(32), primary_key=True),
-    Column("envelope", LargeBinary, nullable=False),
-    Column("not_before_us", BigInteger, nullable=False),
-    Column("not_after_us", BigInteger, nullable=False),
+    _key("owner", _DIGEST),
+    _set("envelope", LargeBinary),
+    _set("not_before_us", BigInteger),
+    _set("not_after_us", BigInteger),
 )
 
-packages = Table(
+packages = _table(
     "packages",
-    metadata,
-    Column("package_id", _ID, primary_key=True),
-    Column("owner", LargeBinary(32), nullable=False),
-    Column("manifest_sha256", LargeBinary(32), nullable=False),
-    Column("envelope", LargeBinary, nullable=False),
-    Column("wrapped_key", LargeBinary, nullable=False),
+    _key("package_id", _ID),
+    _set("owner", _DIGEST),
+    _set("manifest_sha256", _DIGEST),
+    _set("envelope", LargeBinary),
+    _set("wrapped_key", LargeBinary),
     Column("revoked_us", BigInteger),
 )
 
-# Tables of their own, here too: a database from before is one of a broker that no owner calls over the network.
-owners = Table(
-    "owners",
-    metadata,
-    Column("owner", LargeBinary(32), primary_key=True),
-    Column("serial_us", BigInteger, nullable=False),  # of the last request that was taken
-)
+# Enrolled owners, with the serial of the last request that was taken. Tables of their own, here and below: a database
+# from before is one of a broker that no owner calls over the network.
+owners = _table("owners", _key("owner", _DIGEST), _set("serial_us", BigInteger))
 
 # Packages of which no head is countersigned any more.
-stopped = Table(
-    "stopped",
-    metadata,
-    Column("package_id", _ID, ForeignKey("packages.package_id"), primary_key=True),
-    Column("stopped_us", BigInteger, nullable=False),
-)
+stopped = _table("stopped", _key("package_id", _ID, ForeignKey("packages.package_id")), _set("stopped_us", BigInteger))
 
-deployments = Table(
+deployments = _table(
     "deployments",
-    metadata,
-    Column("id", _ID, primary_key=True),
-    Column("package_id", _ID, ForeignKey("packages.package_id"), nullable=False),
-    Column("policy", LargeBinary, nullable=False),  # of an owner over the network, as they signed it
-    Column("releases", Integer, nullable=False, default=0),
-    Column("decisions", BigInteger, nullable=False, default=0),
-    Column("created_us", BigInteger, nullable=False),
+    _key("id", _ID),
+    _set("package_id", _ID, ForeignKey("packages.package_id")),
+    _set("policy", LargeBinary),  # of an owner over the network, as they signed it
+    _set("releases", Integer, default=0),
+    _set("decisions", BigInteger, default=0),
+    _set("created_us", BigInteger),
 )
 
 # Deployments of enrolled owners whose policies are not over, and what each owner made on the last day: see `quota`.
-live = Table(
+live = _table(
     "live",
-    metadata,
-    Column("deployment", _ID, ForeignKey("deployments.id"), primary_key=True),
-    Column("owner", LargeBinary(32), nullable=False, index=True),
-    Column("not_after_us", BigInteger, nullable=False),
+    _key("deployment", _ID, ForeignKey("deployments.id")),
+    _set("owner", _DIGEST, index=True),
+    _set("not_after_us", BigInteger),
 )
-spent = Table(
-    "spent",
-    metadata,
-    Column("owner", LargeBinary(32), primary_key=True),
-    Column("what", String(16), primary_key=True),
-    Column("day", BigInteger, nullable=False),
-    Column("made", BigInteger, nullable=False),
+spent = _table(
+    "spent", _key("owner", _DIGEST), _key("what", String(16)), _set("day", BigInteger), _set("made", BigInteger)
 )
 
-launches = Table(
+launches = _table(
     "launches",
-    metadata,
-    Column("jti", _ID, primary_key=True),
-    Column("run_id", _ID, nullable=False, unique=True),
-    Column("deployment", _ID, ForeignKey("deployments.id"), nullable=False),
-    Column("container_id", String(128), nullable=False),
-    Column("container_source", String(16), nullable=False),
-    Column("launch_public", LargeBinary(32), nullable=False),
-    Column("expires_us", BigInteger, nullable=False),
-    Column("created_us", BigInteger, nullable=False),
+    _key("jti", _ID),
+    _set("run_id", _ID, unique=True),
+    _set("deployment", _ID, ForeignKey("deployments.id")),
+    _set("container_id", String(128)),
+    _set("container_source", String(16)),
+    _set("launch_public", _DIGEST),
+    _set("expires_us", BigInteger),
+    _set("created_us", BigInteger),
 )
 
-# Groups have tables of their own, so that a database from before there were any is one without groups.
-groups = Table(
+groups = _table(
     "groups",
-    metadata,
-    Column("id", LargeBinary(32), primary_key=True),
-    Column("deployment", _ID, ForeignKey("deployments.id"), nullable=False),
-    Column("machines", Integer, nullable=False),
-    Column("ranks", Integer, nullable=False),
-    Column("state", String(16), nullable=False),
+    _key("id", _DIGEST),
+    _set("deployment", _ID, ForeignKey("deployments.id")),
+    _set("machines", Integer),
+    _set("ranks", Integer),
+    _set("state", String(16)),
     Column("deadline_us", BigInteger),
     Column("culprit", Integer),
     Column("code", String(64)),
-    Column("created_us", BigInteger, nullable=False),
+    _set("created_us", BigInteger),
     Column("decided_us", BigInteger),
     Index("groups_open", "state", "deadline_us"),
 )
 
 # A launch that is one machine of a group. What it was accepted with is set while it waits and afterwards; the
 # evidence itself only while it waits.
-members = Table(
+members = _table(
     "members",
-    metadata,
-    Column("jti", _ID, ForeignKey("launches.jti"), primary_key=True),
-    Column("group_id", LargeBinary(32), ForeignKey("groups.id"), nullable=False),
-    Column("machine", Integer, nullable=False),
-    Column("nonce", LargeBinary(32)),
-    Column("evidence_sha256", LargeBinary(32)),
-    Column("evidence_public", LargeBinary(32)),
-    Column("hpke_sha256", LargeBinary(32), key="keys_sha256"),
+    _key("jti", _ID, ForeignKey("launches.jti")),
+    _set("group_id", _DIGEST, ForeignKey("groups.id")),
+    _set("machine", Integer),
+    Column("nonce", _DIGEST),
+    Column("evidence_sha256", _DIGEST),
+    Column("evidence_public", _DIGEST),
+    Column("hpke_sha256", _DIGEST, key="keys_sha256"),
     Column("evidence", LargeBinary),
     UniqueConstraint("group_id", "machine"),
     Index("members_nonce", "nonce"),
@@ -168,21 +162,20 @@ members = Table(
 
 # A challenge that was used stays as a tombstone until its token can no longer pass check 3: so a second
 # use is `nonce-replayed` for as long as it could be anything else.
-challenges = Table(
+challenges = _table(
     "challenges",
-    metadata,
-    Column("nonce", LargeBinary(32), primary_key=True),
-    Column("deployment", _ID, ForeignKey("deployments.id"), nullable=False),
-    Column("jti", _ID, ForeignKey("launches.jti"), nullable=False),
-    Column("request_sha256", LargeBinary(32), nullable=False, unique=True),
-    Column("body", LargeBinary, nullable=False),
-    Column("expires_us", BigInteger, nullable=False),
-    Column("keep_until_us", BigInteger, nullable=False),
+    _key("nonce", _DIGEST),
+    _set("deployment", _ID, ForeignKey("deployments.id")),
+    _set("jti", _ID, ForeignKey("launches.jti")),
+    _set("request_sha256", _DIGEST, unique=True),
+    _set("body", LargeBinary),
+    _set("expires_us", BigInteger),
+    _set("keep_until_us", BigInteger),
     Column("used_us", BigInteger),
-    Column("evidence_sha256", LargeBinary(32)),
+    Column("evidence_sha256", _DIGEST),
     Column("status", Integer),
     Column("answer", LargeBinary),
-    Column("replays", Integer, nullable=False, default=0),
+    _set("replays", Integer, default=0),
     Index("challenges_open", "deployment", "used_us", "expires_us"),
     Index("challenges_jti", "jti"),
     Index("challenges_keep", "keep_until_us"),
@@ -190,51 +183,47 @@ challenges = Table(
 
 # One row for each distinct pair of keys, HPKE and evidence, that was given a package key, and what its runtime reported
 # since. A run has one: one pair of keys, one log, one receipt. The column of the pair's digest kept its first name.
-releases = Table(
+releases = _table(
     "releases",
-    metadata,
-    Column("deployment", _ID, ForeignKey("deployments.id"), primary_key=True),
-    Column("hpke_sha256", LargeBinary(32), key="keys_sha256", primary_key=True),
-    Column("evidence_public", LargeBinary(32), nullable=False, unique=True),
-    Column("run_id", _ID, nullable=False, unique=True),
-    Column("released_us", BigInteger, nullable=False),
-    Column("answers", Integer, nullable=False, default=1),
-    Column("contact_us", BigInteger, nullable=False),
-    Column("head_size", BigInteger, nullable=False, default=0),
+    _key("deployment", _ID, ForeignKey("deployments.id")),
+    _key("hpke_sha256", _DIGEST, key="keys_sha256"),
+    _set("evidence_public", _DIGEST, unique=True),
+    _set("run_id", _ID, unique=True),
+    _set("released_us", BigInteger),
+    _set("answers", Integer, default=1),
+    _set("contact_us", BigInteger),
+    _set("head_size", BigInteger, default=0),
     Column("head", LargeBinary),
-    Column("receipt_sha256", LargeBinary(32)),
+    Column("receipt_sha256", _DIGEST),
     Column("receipt", LargeBinary),
     Column("outcome", String(16)),
 )
 
 # Files of runs that a gate keeps for their owners; a run that its owner had removed has one without a name.
-stored = Table(
+stored = _table(
     "stored",
-    metadata,
-    Column("run_id", _ID, primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("owner", LargeBinary(32), nullable=False, index=True),
-    Column("bytes", BigInteger, nullable=False),
-    Column("counted", BigInteger, nullable=False),
-    Column("sha256", LargeBinary(32), nullable=False),
-    Column("whole", Boolean, nullable=False),
-    Column("stored_us", BigInteger, nullable=False),
+    _key("run_id", _ID),
+    _key("name", String(64)),
+    _set("owner", _DIGEST, index=True),
+    _set("bytes", BigInteger),
+    _set("counted", BigInteger),
+    _set("sha256", _DIGEST),
+    _set("whole", Boolean),
+    _set("stored_us", BigInteger),
 )
 
 # What concerns one owner who calls over the network, as a chain of its own: it shows nothing of other owners.
-own_audit = Table(
+own_audit = _table(
     "own_audit",
-    metadata,
-    Column("owner", LargeBinary(32), ForeignKey("owners.owner"), primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("record", LargeBinary, nullable=False),
-    Column("sha256", LargeBinary(32), nullable=False),
+    _key("owner", _DIGEST, ForeignKey("owners.owner")),
+    _key("sequence", BigInteger, autoincrement=False),
+    _set("record", LargeBinary),
+    _set("sha256", _DIGEST),
 )
 
-audit = Table(
+audit = _table(
     "audit",
-    metadata,
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("record", LargeBinary, nullable=False),
-    Column("sha256", LargeBinary(32), nullable=False),
+    _key("sequence", BigInteger, autoincrement=False),
+    _set("record", LargeBinary),
+    _set("sha256", _DIGEST),
 )

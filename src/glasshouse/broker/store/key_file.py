@@ -1,9 +1,8 @@
 """The broker's key file, and the wrapping of every secret that the database keeps.
 
-Laws: the database alone opens nothing. A secret is wrapped by AES-256-GCM under a key derived from the
-key file for its purpose, and its associated data names the record it belongs to, so that two wrapped
-secrets cannot change places. The key file is a regular file of its owner's with mode 0600; anything
-looser is refused, never mended silently.
+Laws: the database alone opens nothing. A secret is wrapped by AES-256-GCM under a key derived from the key file for its
+purpose, and its associated data names its record, so that two wrapped secrets cannot change places. The key file is a
+regular file of this user's with mode 0600; anything looser is refused, never mended silently.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.wire.fields import b64decode, b64encode
+from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.kdf import derive, lengths_prefixed
 
-__all__ = ["KeyFile", "Purpose", "private_directory", "read_private_file", "write_private_file"]
+__all__ = ["KeyFile", "Purpose", "private_directory", "read_private_file", "sync_directory", "write_private_file"]
 
 _PREFIX = "glasshouse-broker-key-v1 "
 _KEY_BYTES = 32
@@ -58,8 +57,13 @@ class KeyFile:
         Raises:
             UsageError: `file-missing`, or `usage` when it is not a regular file of ours with mode 0600.
         """
-        text = read_private_file(path, max_bytes=_MAX_FILE_BYTES, what="broker's key file")
-        return cls(_parse(text, path))
+        try:
+            text = read_private_file(path, max_bytes=_MAX_FILE_BYTES, what="broker's key file").decode("ascii")
+            if not text.startswith(_PREFIX):
+                raise FormatError(Code.SCHEMA, "no prefix")
+            return cls(b64decode(text.removeprefix(_PREFIX).removesuffix("\n")))
+        except (ValueError, FormatError):
+            raise UsageError(Code.USAGE, f"{path} is not a broker's key file") from None
 
     @classmethod
     def open_or_create(cls, path: Path) -> KeyFile:
@@ -75,7 +79,7 @@ class KeyFile:
     def wrap(self, purpose: Purpose, name: str, secret: bytes) -> bytes:
         """Return `secret` sealed for one purpose and one record: nonce (12 bytes) ‖ ciphertext."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._cipher(purpose).encrypt(nonce, secret, _bound_to(purpose, name))
+        return nonce + self._ciphers[purpose].encrypt(nonce, secret, _bound_to(purpose, name))
 
     def unwrap(self, purpose: Purpose, name: str, wrapped: bytes) -> bytes:
         """Inverse of `wrap`.
@@ -85,16 +89,13 @@ class KeyFile:
         """
         nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
         try:
-            return self._cipher(purpose).decrypt(nonce, sealed, _bound_to(purpose, name))
+            return self._ciphers[purpose].decrypt(nonce, sealed, _bound_to(purpose, name))
         except (InvalidTag, ValueError):
             raise UsageError(
                 Code.USAGE,
                 f"the broker's key file does not open its {purpose}: it belongs to another database",
                 hint="put back the key file that this database was made with",
             ) from None
-
-    def _cipher(self, purpose: Purpose) -> AESGCM:
-        return self._ciphers[purpose]
 
     def __repr__(self) -> str:
         return "KeyFile(...)"
@@ -165,27 +166,17 @@ def write_private_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _parse(text: bytes, path: Path) -> bytes:
-    try:
-        line = text.decode("ascii")
-        key = b64decode(line.removeprefix(_PREFIX).removesuffix("\n"))
-    except (UnicodeDecodeError, FormatError):
-        key, line = b"", ""
-    if len(key) != _KEY_BYTES or not line.startswith(_PREFIX):
-        raise UsageError(Code.USAGE, f"{path} is not a broker's key file")
-    return key
 
 
 def _bound_to(purpose: Purpose, name: str) -> bytes:
     return lengths_prefixed(_LABEL, purpose.encode(), name.encode())
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

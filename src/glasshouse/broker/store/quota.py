@@ -20,7 +20,7 @@ _DAY_US = 24 * 3600 * 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quota:
-    """What one owner may have here at most.
+    """What one owner may have here at most; each method raises `RefusedError` (`owner-quota`) beyond it.
 
     Attributes:
         packages: whose keys are kept and not revoked.
@@ -35,18 +35,16 @@ class Quota:
     in_flight: int = 8
 
     def check_package(self, connection: Connection, scope: Scope) -> None:
-        """Refuse one package more than an owner may have; raises `RefusedError`, `owner-quota`."""
+        """Refuse one package more than an owner may have."""
         if scope.owner is not None:
-            count = select(func.count()).select_from(packages)
-            mine = count.where(packages.c.owner == scope.owner, packages.c.revoked_us.is_(None))
-            _refuse_beyond(
-                connection.execute(mine).scalar_one(), self.packages, "package keys that are not revoked", "revoke some"
-            )
+            mine = packages.c.owner == scope.owner, packages.c.revoked_us.is_(None)
+            count = connection.execute(select(func.count()).select_from(packages).where(*mine)).scalar_one()
+            _refuse_beyond(count, self.packages, "package keys that are not revoked", "revoke some")
 
     def take_deployment(
         self, connection: Connection, scope: Scope, deployment: str, *, not_after_us: int, now_us: int
     ) -> None:
-        """Count a deployment until its policy is over; raises `RefusedError`, `owner-quota`."""
+        """Count a deployment until its policy is over."""
         if scope.owner is not None:
             mine = live.c.owner == scope.owner
             connection.execute(delete(live).where(mine, live.c.not_after_us <= now_us))
@@ -55,18 +53,17 @@ class Quota:
             connection.execute(insert(live).values(deployment=deployment, owner=scope.owner, not_after_us=not_after_us))
 
     def spend(self, connection: Connection, scope: Scope, what: str, now_us: int) -> None:
-        """Count one of what an owner makes on a day; raises `RefusedError`, `owner-quota`."""
+        """Count one of what an owner makes on a day."""
         if scope.owner is None:
             return
-        day = now_us // _DAY_US
-        named = spent.c.owner == scope.owner, spent.c.what == what
-        row = connection.execute(select(spent.c.day, spent.c.made).where(*named)).one_or_none()
+        day, mine = now_us // _DAY_US, (spent.c.owner == scope.owner, spent.c.what == what)
+        row = connection.execute(select(spent.c.day, spent.c.made).where(*mine)).one_or_none()
         count = row.made if row is not None and row.day == day else 0
         _refuse_beyond(count, self.per_day, f"{what}s of today", "come again tomorrow")
         if row is None:
             connection.execute(insert(spent).values(owner=scope.owner, what=what, day=day, made=1))
         else:
-            connection.execute(update(spent).where(*named).values(day=day, made=count + 1))
+            connection.execute(update(spent).where(*mine).values(day=day, made=count + 1))
 
 
 def _refuse_beyond(count: int, most: int, what: str, mend: str) -> None:

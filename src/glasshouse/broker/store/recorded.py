@@ -31,20 +31,21 @@ from glasshouse.handshake.broker_side import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.group_rules import GroupState
 from glasshouse.handshake.signed_policy import SignedPolicy
-from glasshouse.package.manifest import parse_signed
+from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey, key_id
 
 __all__ = [
     "LAUNCH_COLUMNS",
     "LAUNCH_SOURCE",
-    "Attested",
-    "Standing",
+    "AttestedRuntime",
+    "DeploymentStanding",
     "as_launch",
     "attested",
+    "checked_policy",
     "delegated",
-    "deployment_record",
     "has_broker_key",
+    "head_of",
     "launch_record",
     "lock_deployment",
     "open_broker_key",
@@ -74,7 +75,7 @@ _STANDING = (
     .outerjoin(delegations, delegations.c.owner == packages.c.owner)
     .where(deployments.c.id == bindparam("deployment"))
 )
-# Every query that finds a launch finds its group with it; `as_launch` reads these columns.
+# Each query that finds a launch finds its group with it; `as_launch` reads these columns.
 LAUNCH_COLUMNS = (
     launches,
     members.c.machine,
@@ -104,7 +105,7 @@ _ATTESTED = (
 _OVER = select(groups.c.id).where(groups.c.state == GroupState.OPEN.value, groups.c.deadline_us <= bindparam("now_us"))
 _KEPT = members.c.evidence.is_not(None)
 _SWEEP_WAITING = update(members).where(_KEPT, members.c.group_id.in_(_OVER)).values(evidence=None)
-# With what a machine of an open group waits stays until the group is decided, whatever became of its token.
+# The challenge of a machine that waits in an open group stays until that is decided, whatever became of its token.
 _WAITED_WITH = (
     select(members.c.nonce)
     .join(groups, groups.c.id == members.c.group_id)
@@ -145,22 +146,14 @@ def package_key_name(package_row: str, manifest_sha256: bytes) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """How a deployment stands in the transaction that reads it.
+class DeploymentStanding:
+    """How a deployment stands in the transaction that reads it."""
 
-    Attributes:
-        record: what its owner recorded and signed.
-        owner: whose it is: the package's owner, their public signing key.
-        package_row: what the database calls the package; see `Scope.row_of`.
-        released: its release counter.
-        wrapped_key: the package key at rest.
-    """
-
-    record: DeploymentRecord
-    owner: bytes
-    package_row: str
-    released: int
-    wrapped_key: bytes
+    record: DeploymentRecord  # what its owner recorded and signed
+    owner: bytes  # the package's, their public signing key
+    package_row: str  # what the database calls the package; see `Scope.row_of`
+    released: int  # its release counter
+    wrapped_key: bytes  # the package key at rest
 
     def package_key(self, key_file: KeyFile) -> bytes:
         """Return the package key, unwrapped."""
@@ -168,7 +161,7 @@ class Standing:
         return key_file.unwrap(Purpose.PACKAGE_KEY, name, self.wrapped_key)
 
 
-def standing(connection: Connection, deployment: str, *, broker_public: bytes) -> Standing | None:
+def standing(connection: Connection, deployment: str, *, broker_public: bytes) -> DeploymentStanding | None:
     """Return how a deployment stands now, with what its package's owner signed: manifest and current delegation.
 
     Raises:
@@ -177,11 +170,10 @@ def standing(connection: Connection, deployment: str, *, broker_public: bytes) -
     row = connection.execute(_STANDING, {"deployment": deployment}).one_or_none()
     if row is None:
         return None
-    said = _said(row.envelope, row.owner, row.policy, deployment, row.package_id, broker_public)
+    signed = _signed(row.envelope, row.owner, row.policy, deployment, row.package_id, broker_public)
     delegation = row.delegation and _delegation(row.delegation, row.owner)
-    record = replace(said, revoked=row.revoked_us is not None, delegation=delegation)
-    return Standing(
-        record=record,
+    return DeploymentStanding(
+        record=replace(signed, revoked=row.revoked_us is not None, delegation=delegation),
         owner=row.owner,
         package_row=row.package_id,
         released=row.releases,
@@ -189,7 +181,7 @@ def standing(connection: Connection, deployment: str, *, broker_public: bytes) -
     )
 
 
-def standing_of(connection: Connection, deployment: str, scope: Scope, *, broker_public: bytes) -> Standing:
+def standing_of(connection: Connection, deployment: str, scope: Scope, *, broker_public: bytes) -> DeploymentStanding:
     """Return how a deployment of this caller's stands.
 
     Raises:
@@ -201,36 +193,38 @@ def standing_of(connection: Connection, deployment: str, scope: Scope, *, broker
     return found
 
 
-def deployment_record(connection: Connection, deployment: str, *, broker_public: bytes) -> DeploymentRecord | None:
-    """Return a deployment's record as it stands now."""
-    found = standing(connection, deployment, broker_public=broker_public)
-    return None if found is None else found.record
-
-
-# What follows from stored bytes alone is worked out once for the same bytes: signatures and schemas. Whether it may
-# still be acted on (revocation, validity, which delegation is the current one) is read and judged every time.
+# What follows from stored bytes alone is computed once for the same bytes: signatures and schemas. Whether it may still
+# be acted on (revocation, validity, which delegation is the current one) is read and judged every time.
 @lru_cache(maxsize=_REMEMBERED)
-def _said(
+def _signed(
     envelope: bytes, owner: bytes, policy: bytes, deployment: str, package_row: str, broker_public: bytes
 ) -> DeploymentRecord:
     manifest = parse_signed(envelope, owner)
     if package_row == manifest.package_id:  # it came by the socket of the broker's own user
-        said = DeploymentPolicy.parse(policy)
+        deployed = DeploymentPolicy.parse(policy)
     else:
-        signed = SignedPolicy.parse_signed(policy, owner)
-        if (signed.broker_public, signed.manifest_sha256) != (broker_public, manifest.sha256):
-            raise FormatError(Code.SIGNATURE, "a policy that was signed for another gate or another package")
-        said = signed.policy
+        deployed = checked_policy(SignedPolicy.parse_signed(policy, owner), manifest, broker_public)
     return DeploymentRecord(
         deployment=deployment,
         package_id=manifest.package_id,
         manifest_sha256=manifest.sha256,
         key_commitment=manifest.key_commitment,
         floor=manifest.floor,
-        policy=said,
+        policy=deployed,
         revoked=False,
         delegation=None,
     )
+
+
+def checked_policy(signed: SignedPolicy, manifest: Manifest, broker_public: bytes) -> DeploymentPolicy:
+    """Return a policy that its owner signed for this gate and package.
+
+    Raises:
+        FormatError: `signature-invalid` for another gate or another package.
+    """
+    if (signed.broker_public, signed.manifest_sha256) != (broker_public, manifest.sha256):
+        raise FormatError(Code.SIGNATURE, "a policy that was signed for another gate or another package")
+    return signed.policy
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -263,10 +257,7 @@ def as_launch(row: RowMapping) -> LaunchRecord:
 
 
 def lock_deployment(connection: Connection, deployment: str) -> None:
-    """Take the deployment's row until the transaction ends.
-
-    An update, because every database makes a second one of the same row wait.
-    """
+    """Take the deployment's row until the transaction ends: every database makes a second update of it wait."""
     connection.execute(_LOCK, {"deployment": deployment})
 
 
@@ -280,14 +271,8 @@ def put_delegation(connection: Connection, owner: bytes, envelope: bytes, delega
     if before is not None and before.broker_public == delegation.broker_public and not delegation.replaces(before):
         return before
     connection.execute(delete(table).where(table.c.owner == owner))
-    connection.execute(
-        insert(table).values(
-            owner=owner,
-            envelope=envelope,
-            not_before_us=delegation.not_before_us,
-            not_after_us=delegation.not_after_us,
-        )
-    )
+    validity = {"not_before_us": delegation.not_before_us, "not_after_us": delegation.not_after_us}
+    connection.execute(insert(table).values(owner=owner, envelope=envelope, **validity))
     return None
 
 
@@ -305,40 +290,40 @@ def delegated(connection: Connection, package_id: str, use: Use, *, broker_publi
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attested:
-    """A runtime that a release was made for, found by its run and its evidence key.
+class AttestedRuntime:
+    """A runtime that a release was made for, found by its run and its evidence key."""
 
-    Attributes:
-        row: its row in `releases`.
-        package_id: what it was given the key of, as `Standing.package_row`.
-        head: the last head that was countersigned for it, or None.
-        stopped: whether its owner had countersigning stopped.
-    """
-
-    row: RowMapping
-    package_id: str
-    head: CountersignedHead | None
-    stopped: bool
+    row: RowMapping  # in `releases`
+    package_id: str  # what it was given the key of, as `DeploymentStanding.package_row`
+    head: CountersignedHead | None  # the last that was countersigned for it
+    stopped: bool  # whether its owner had countersigning stopped
 
 
-def attested(connection: Connection, run_id: str, signer: str, *, broker_public: bytes) -> Attested:
+def attested(connection: Connection, run_id: str, signer: str, *, broker_public: bytes) -> AttestedRuntime:
     """Find the attested runtime whose evidence key is called `signer`.
 
     Raises:
         RefusedError: `run-unknown`.
     """
-    rows = connection.execute(_ATTESTED, {"run_id": run_id}).mappings()
-    for row in rows:
+    for row in connection.execute(_ATTESTED, {"run_id": run_id}).mappings():
         if key_id(row["evidence_public"]) == signer:
-            head = row["head"] and CountersignedHead.parse(
-                row["head"], broker_public=broker_public, evidence_public=row["evidence_public"]
+            return AttestedRuntime(
+                row=row,
+                package_id=row["package_id"],
+                head=head_of(row, broker_public=broker_public),
+                stopped=row["stopped_us"] is not None,
             )
-            stopped = row["stopped_us"] is not None
-            return Attested(row=row, package_id=row["package_id"], head=head or None, stopped=stopped)
     raise RefusedError(Code.RUN_UNKNOWN, "no runtime with this key was attested for this run")
 
 
-def sweep(connection: Connection, now_us: int) -> int:
-    """Delete challenges whose token can no longer pass, and evidence that waits in vain; return how many challenges."""
+def head_of(row: RowMapping, *, broker_public: bytes) -> CountersignedHead | None:
+    """Return the last head that was countersigned for the runtime of a row of `releases`."""
+    if not row["head"]:
+        return None
+    return CountersignedHead.parse(row["head"], broker_public=broker_public, evidence_public=row["evidence_public"])
+
+
+def sweep(connection: Connection, now_us: int) -> None:
+    """Delete challenges whose token can no longer pass, and evidence that waits in vain."""
     connection.execute(_SWEEP_WAITING, {"now_us": now_us})
-    return connection.execute(_SWEEP, {"now_us": now_us}).rowcount
+    connection.execute(_SWEEP, {"now_us": now_us})

@@ -19,7 +19,8 @@ from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.providers.protocol.line import GateLine
 
 if TYPE_CHECKING:  # the server and its database are loaded for `serve` alone
-    from glasshouse.broker.http.serving import Network, Ready
+    from glasshouse.broker.api.owner_calls import BrokerReady
+    from glasshouse.broker.http.serving import Network
 
 group = typer.Typer(no_args_is_help=True)
 _STORE_LIMIT_GIB = 20
@@ -62,6 +63,7 @@ def serve(
     options: HomeOptions,
 ) -> None:
     """Serve until stopped: SIGINT or SIGTERM."""
+    from glasshouse.broker.api.owner_calls import GateReady
     from glasshouse.broker.http.serving import serve as serve_broker
 
     output, home = options.output, options.any_home.make()
@@ -77,7 +79,7 @@ def serve(
     for_home = data is None
     with contextlib.ExitStack() as stack:
 
-        def ready(bound: Ready) -> None:
+        def ready(bound: BrokerReady) -> None:
             if for_home:
                 serving = Serving(
                     process=ProcessName.of(),
@@ -91,7 +93,7 @@ def serve(
             output.result(bound.to_json() | gate)
             output.say("The broker serves.", style="bold green")
             output.facts({"runtimes": bound.runtime_url, "owner": bound.owner_socket, "stop": "Ctrl-C"})
-            if bound.gate is not None:
+            if isinstance(bound, GateReady):
                 pinned = "" if bound.certificate is None else f" --certificate {bound.certificate.hex()}"
                 output.say("It is a gate too; each owner who is enrolled adds it with:")
                 output.say(f"glasshouse gate add NAME {advertise} --key {bound.broker_public.hex()}{pinned}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
+from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
@@ -352,15 +353,16 @@ def _mint(
     """
     kind = place if place == LocalPlace.name else "ssh"
     launch_key, container = SigningKey.generate(), f"{kind}-{secrets.token_hex(8)}"
-    token = serving.client().add_launch(
+    request = LaunchRequest(
         deployment=deployment,
         run_id=run_id,
         container_id=container,
-        container_source=ContainerSource.MINTED.value,
+        container_source=ContainerSource.MINTED,
         launch_public=launch_key.public,
         lifetime_s=TOKEN_LIFETIME_S,
         group=group,
     )
+    token = serving.client().add_launch(request)
     # The gate judges a runtime by what its token says: a looser policy of the same owner and package, moved to this
     # deployment by who can edit the gate's database, shows here.
     try:
