@@ -166,7 +166,7 @@ def exchange(actor: Actor, gate: Gate, loop: Loop) -> None:
         launch=actor.launch,
         manifest=manifest,
         evidence_key=actor.evidence,
-        claims=lambda challenge, _now_us: actor.claims(challenge),
+        attester=lambda challenge, _now_us: (actor.claims(challenge), ()),
         sent=lambda _evidence: None,
     ).release
     package_key = actor.hpke.open(release.sealed_key, info=release.info)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from glasshouse.attestation.claims import MAX_GPUS, Claims, Gpu
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence, HardwareEvidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Blob, Evidence
 from glasshouse.attestation.hardening import MAX_DETAILS
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http.endpoints import Limits, add_route, bare_app
@@ -238,7 +238,7 @@ def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
     names = sorted((key_id(claims.evidence_public), launch_key_id))
 
     def made(data: bytes) -> bytes:
-        hardware = (HardwareEvidence(kind="k" * 64, data=data),) * MAX_HARDWARE_ITEMS
+        hardware = (Blob(kind="k" * 64, data=data),) * MAX_HARDWARE_ITEMS
         payload = Evidence(claims=large, composite=bytes(32), hardware=hardware).encode()
         signatures = tuple((name, bytes(64)) for name in names)
         return dsse.Envelope(payload_type=EVIDENCE_TYPE, payload=payload, signatures=signatures).encode()

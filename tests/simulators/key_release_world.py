@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from glasshouse.attestation.claims import Claims, ContainerSource, composite
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence, HardwareEvidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, Blob, Evidence
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
@@ -218,7 +218,7 @@ class World:
         self,
         claims: Claims | None = None,
         *,
-        hardware: Sequence[HardwareEvidence] = (),
+        hardware: Sequence[Blob] = (),
         composite_digest: bytes | None = None,
         keys: Sequence[SigningKey] | None = None,
         payload_type: str = EVIDENCE_TYPE,

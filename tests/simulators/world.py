@@ -13,6 +13,7 @@ from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.roots import software
 from glasshouse.errors import Code
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.countersignature import CountersignedReceipt, countersign_receipt
@@ -217,7 +218,7 @@ class World:
             claims.nonce, claims.deployment, now_us=START_US, lifetime_us=60 * SECOND_US
         )
         release = broker_side.build_release(
-            broker_side.Appraisal(claims=claims, evidence_sha256=sha256(evidence)),
+            broker_side.Appraisal(claims=claims, evidence_sha256=sha256(evidence), root=software.appraise(())),
             package_key=self.package_key,
             broker_key=self.broker,
             challenge=challenge,

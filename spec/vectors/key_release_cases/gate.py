@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from glasshouse.attestation.claims import ContainerSource, Gpu, composite
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, HardwareEvidence, SignedEvidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, Blob, SignedEvidence
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measured import PARTS, Measured
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
@@ -456,7 +456,7 @@ def gate_level_cases(world: World) -> Iterator[Case]:
     strict.policy = replace(strict.policy, profile=Profile.STRICT)
     tee = World()
     tee.policy = replace(tee.policy, assurance=Assurance.CPU_TEE)
-    quote = HardwareEvidence(kind="tpm", data=b"quote")
+    quote = Blob(kind="tpm", data=b"quote")
     hardening = [
         ("11a", "anti-debug-disabled", world, report(anti_debug=False, worker=answers("worker", watched=FAILED))),
         ("11b", "anti-debug-downgraded", world, report(profile=Profile.OFF)),

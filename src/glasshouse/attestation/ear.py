@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
 from typing import Annotated
 
 from glasshouse import __version__
+from glasshouse.attestation.ar4si import ASPECTS, SOFTWARE_VECTOR, EarStatus, status_of
 from glasshouse.attestation.claims import NONCE_BYTES
 from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.errors import Code, FormatError
@@ -20,34 +19,12 @@ from glasshouse.wire import jwt, signing
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import Id, Member, Record, Sha256, choice, integer, octets, table, text
 
-__all__ = ["EAR_PROFILE", "EAR_TYPE", "SOFTWARE_VECTOR", "Ear", "EarStatus"]
+__all__ = ["EAR_PROFILE", "EAR_TYPE", "Ear"]
 
 EAR_TYPE = "ear+jwt"
 EAR_PROFILE = "tag:ietf.org,2026:rats/ear#04"
 _DEVELOPER = "glasshouse"
 _POLICY_PREFIX = "urn:glasshouse:policy:sha256:"
-_ASPECTS = (
-    "configuration",
-    "executables",
-    "file-system",
-    "hardware",
-    "instance-identity",
-    "runtime-opaque",
-    "sourced-data",
-    "storage-opaque",
-)
-
-SOFTWARE_VECTOR: Mapping[str, int] = MappingProxyType({"configuration": 32, "executables": 32})
-"""What `software` may say: recognised executables and configuration, for which the verifier cannot vouch."""
-
-
-class EarStatus(StrEnum):
-    """The tiers of AR4SI, best first."""
-
-    AFFIRMING = "affirming"
-    WARNING = "warning"
-    CONTRAINDICATED = "contraindicated"
-    NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +61,7 @@ class Ear(
     # AR4SI trustworthiness claims.
     vector: Annotated[
         Mapping[str, int],
-        table(len(_ASPECTS), choice(_ASPECTS), integer(-128, 127)),
+        table(len(ASPECTS), choice(ASPECTS), integer(-128, 127)),
         Member("submods", "runtime", "ear_trustworthiness_vector"),
     ]
     # The policy's limits, for the runtime.
@@ -93,9 +70,9 @@ class Ear(
     build: Annotated[str, text(64), Member("ear_verifier_id", "build")] = __version__  # the verifier's version
 
     def __post_init__(self) -> None:
-        if not self.vector or not self.vector.keys() <= set(_ASPECTS):
+        if not self.vector or not self.vector.keys() <= set(ASPECTS):
             raise FormatError(Code.SCHEMA, "a trustworthiness vector that is empty or says what AR4SI does not know")
-        if self.status is not _tier(self.vector):
+        if self.status is not status_of(self.vector):
             raise FormatError(Code.SCHEMA, "an attestation result whose status is not that of its vector")
         if self.assurance is Assurance.SOFTWARE and dict(self.vector) != dict(SOFTWARE_VECTOR):
             # The threat model's promise: software evidence never looks like hardware evidence.
@@ -140,19 +117,3 @@ class Ear(
         if ear.evidence_public != evidence_public:
             raise FormatError(Code.TOKEN_CLAIM, "an attestation result about another evidence key")
         return ear
-
-
-def _tier(vector: Mapping[str, int]) -> EarStatus:
-    """Return the worst tier in a vector."""
-    order = (EarStatus.CONTRAINDICATED, EarStatus.WARNING, EarStatus.NONE, EarStatus.AFFIRMING)
-    tiers = {_tier_of(value) for value in vector.values()}
-    return next(tier for tier in order if tier in tiers)
-
-
-def _tier_of(value: int) -> EarStatus:
-    """Return the tier of one trustworthiness claim (draft-ietf-rats-ar4si section 2.3.2)."""
-    if -1 <= value <= 1:
-        return EarStatus.NONE
-    if -32 <= value <= 31:
-        return EarStatus.AFFIRMING
-    return EarStatus.WARNING if -96 <= value <= 95 else EarStatus.CONTRAINDICATED

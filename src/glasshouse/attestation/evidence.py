@@ -23,9 +23,9 @@ from glasshouse.wire.signing import SigningKey
 __all__ = [
     "EVIDENCE_TYPE",
     "MAX_EVIDENCE_BYTES",
+    "Blob",
     "Evidence",
     "EvidenceEnvelope",
-    "HardwareEvidence",
     "SignedEvidence",
     "sign_evidence",
 ]
@@ -47,8 +47,8 @@ _BEGIN_CHARACTERS = 1024  # are more than it can have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HardwareEvidence(Record, name="evidence.hardware"):
-    """One report of one hardware root, as its maker wrote it."""
+class Blob(Record, name="evidence.hardware"):
+    """Evidence of one hardware root, as its maker wrote it."""
 
     kind: Identifier  # names the root's module, e.g. ``tpm``
     data: Annotated[bytes, octets(max_length=MAX_HARDWARE_BYTES)]
@@ -68,7 +68,7 @@ class Evidence(
     claims: Claims
     composite: Sha256  # their digest, as claimed; recomputed by check 9
     # Reports of hardware roots over the composite; empty at the level `software`.
-    hardware: Annotated[tuple[HardwareEvidence, ...], items(MAX_HARDWARE_ITEMS)]
+    hardware: Annotated[tuple[Blob, ...], items(MAX_HARDWARE_ITEMS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ class EvidenceEnvelope:
 
 
 def sign_evidence(
-    claims: Claims, hardware: Sequence[HardwareEvidence], *, evidence_key: SigningKey, launch_key: SigningKey
+    claims: Claims, hardware: Sequence[Blob], *, evidence_key: SigningKey, launch_key: SigningKey
 ) -> bytes:
     """Return the evidence message for `claims` with its composite, signed by both keys."""
     evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))

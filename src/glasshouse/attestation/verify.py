@@ -13,8 +13,10 @@ from glasshouse.attestation.evidence import (
     EvidenceEnvelope,
     SignedEvidence,
 )
+from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError, signers
-from glasshouse.attestation.roots import verify_hardware
+from glasshouse.attestation.roots.appraised import Appraised
+from glasshouse.attestation.roots.root_table import root_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse, hpke
 from glasshouse.wire.signing import key_id
@@ -107,10 +109,17 @@ def check_9_composite(evidence: Evidence) -> None:
         )
 
 
-def check_12_hardware(evidence: Evidence) -> None:
-    """The hardware evidence proves the claimed level and carries the composite.
+def check_12_hardware(evidence: Evidence, *, now_us: int, policy: DeploymentPolicy | None) -> Appraised:
+    """The hardware evidence proves the claimed level and carries the composite; see `roots.appraised.Appraise`.
 
     Raises:
         CheckFailedError: `hardware-evidence-invalid`.
     """
-    verify_hardware(evidence.claims.assurance, evidence.hardware, evidence.composite)
+    return root_of(evidence.claims.assurance)(
+        evidence.hardware,
+        composite=evidence.composite,
+        nonce=evidence.claims.nonce,
+        now_us=now_us,
+        collateral={},
+        policy=policy,
+    )

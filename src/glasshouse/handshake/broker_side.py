@@ -13,12 +13,13 @@ from typing import TypeVar
 from glasshouse.attestation import appraise as acceptable
 from glasshouse.attestation import verify as genuine
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.ear import SOFTWARE_VECTOR, Ear, EarStatus
+from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.verify import check_1_envelope, check_1_message, check_1_payload, check_4_signatures
-from glasshouse.errors import Code, InternalError
+from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.token_checks import (
@@ -28,7 +29,6 @@ from glasshouse.handshake.token_checks import (
     check_standing,
 )
 from glasshouse.wire import hpke
-from glasshouse.wire.policy import Assurance
 from glasshouse.wire.signing import SigningKey
 
 __all__ = [
@@ -68,10 +68,12 @@ class Appraisal:
     Attributes:
         claims: the claims, now believed as far as their level goes.
         evidence_sha256: the digest of the evidence message.
+        root: what its root of trust amounts to.
     """
 
     claims: Claims
     evidence_sha256: bytes
+    root: Appraised
 
 
 def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: int) -> Challenge:
@@ -168,8 +170,8 @@ def appraise(
     acceptable.check_10_state(claims)
     acceptable.check_11_hardening(claims.hardening, least=policy.profile)
     acceptable.check_12_assurance(claims, least=policy.assurance)
-    genuine.check_12_hardware(evidence)
-    return Appraisal(claims=claims, evidence_sha256=signed.sha256)
+    root = genuine.check_12_hardware(evidence, now_us=now_us, policy=policy)
+    return Appraisal(claims=claims, evidence_sha256=signed.sha256, root=root)
 
 
 def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy, more: int = 1) -> None:
@@ -224,8 +226,8 @@ def build_release(
         evidence_sha256=appraisal.evidence_sha256,
         assurance=claims.assurance,
         profile=claims.hardening.profile,
-        status=EarStatus.WARNING,
-        vector=_vector(claims.assurance),
+        status=appraisal.root.status,
+        vector=appraisal.root.vector,
         lease_s=policy.lease_s,
         max_duration_s=policy.max_duration_s,
     ).issue(broker_key)
@@ -238,9 +240,3 @@ def build_release(
     )
     sealed = hpke.seal(package_key, recipient=claims.hpke_public, info=info)
     return ReleaseMessage(ear=ear, sealed_key=sealed).encode()
-
-
-def _vector(assurance: Assurance) -> dict[str, int]:
-    if assurance is not Assurance.SOFTWARE:
-        raise InternalError(Code.INTERNAL, "an appraisal at a level that no root of trust stands behind")
-    return dict(SOFTWARE_VECTOR)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from glasshouse.attestation.claims import Claims
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import HardwareEvidence, sign_evidence
+from glasshouse.attestation.evidence import Blob, sign_evidence
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, ReleaseRequest, release_info
@@ -77,7 +77,7 @@ def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge
 
 
 def evidence_message(
-    claims: Claims, hardware: Sequence[HardwareEvidence], *, evidence_key: SigningKey, launch_key: SigningKey
+    claims: Claims, hardware: Sequence[Blob], *, evidence_key: SigningKey, launch_key: SigningKey
 ) -> bytes:
     """Return the evidence message: claims, composite and hardware evidence, signed by both keys.
 

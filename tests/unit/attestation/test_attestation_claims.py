@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glasshouse.attestation import roots, software
+from glasshouse.attestation.ar4si import SOFTWARE_VECTOR, EarStatus
 from glasshouse.attestation.claims import Claims, ContainerSource, Gpu, composite
-from glasshouse.attestation.ear import SOFTWARE_VECTOR, Ear, EarStatus
-from glasshouse.attestation.evidence import Evidence, HardwareEvidence, SignedEvidence
+from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.evidence import Blob, Evidence, SignedEvidence
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots import software
+from glasshouse.attestation.roots.root_table import LEVELS, REACHABLE, root_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.wire.policy import Assurance, Profile
@@ -19,6 +23,7 @@ from glasshouse.wire.states import State
 from simulators.key_release_world import NOW_US, World, digest, identifier, report, signing_key
 from simulators.measured import measured
 
+ROOT = Path(__file__).parents[3]
 GPU = Gpu(name="NVIDIA H200", memory_bytes=150_000_000_000, driver="570.1", uuid="GPU-0")
 
 
@@ -58,7 +63,7 @@ def test_the_composite_binds_every_claim(world: World) -> None:
 def test_claims_and_evidence_survive_their_encoding(world: World) -> None:
     claims = world.claims(gpus=(GPU,), assurance=Assurance.GPU_TEE)
     assert Claims.from_json(claims.to_json()) == claims
-    message = world.message(claims, hardware=[HardwareEvidence(kind="snp", data=b"report")])
+    message = world.message(claims, hardware=[Blob(kind="snp", data=b"report")])
     signed = SignedEvidence.parse(message)
     assert signed.evidence.claims == claims
     assert Evidence.parse(signed.evidence.encode()) == signed.evidence
@@ -89,18 +94,37 @@ def test_claims_of_the_wrong_size_do_not_exist(world: World, changes: dict[str, 
 
 
 def test_no_level_above_software_has_a_module_yet() -> None:
-    assert set(roots.ROOTS) == {Assurance.SOFTWARE}
+    assert REACHABLE == (Assurance.SOFTWARE,)
     for level in Assurance:
         if level is not Assurance.SOFTWARE:
             with pytest.raises(CheckFailedError) as refusal:
-                roots.verify_hardware(level, (HardwareEvidence(kind="tpm", data=b"quote"),), digest("composite"))
+                root_of(level)
             assert refusal.value.code is Code.HARDWARE_EVIDENCE
 
 
 def test_software_accepts_exactly_nothing() -> None:
-    software.verify((), digest("composite"))
+    found = software.appraise(())
+    assert (found.status, found.vector) == (EarStatus.WARNING, SOFTWARE_VECTOR)
     with pytest.raises(CheckFailedError):
-        software.verify((HardwareEvidence(kind="tpm", data=b""),), digest("composite"))
+        software.appraise((Blob(kind="tpm", data=b""),))
+
+
+def test_the_table_has_every_level_once_and_a_collecting_half_for_every_root_that_appraises() -> None:
+    assert list(LEVELS) == list(Assurance)
+    kinds = [root.kind for level in LEVELS.values() for root in level.roots]
+    assert len(kinds) == len(set(kinds))
+    for level in LEVELS.values():
+        for root in level.roots:
+            if root.appraise is not None:
+                assert level.proves
+                assert import_module(f"glasshouse.runtime.roots.{root.kind}").collect(composite=b"", nonce=b"") == ()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/security/threat-model.md"])
+def test_the_pages_have_a_row_for_every_level(page: str) -> None:
+    rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("| `")]
+    for level in Assurance:
+        assert any(f"`{level}`" in row.split("|")[1] for row in rows)
 
 
 def ear_of(world: World) -> Ear:

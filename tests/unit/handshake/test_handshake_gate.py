@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.claims import Claims, ContainerSource
-from glasshouse.attestation.evidence import HardwareEvidence
+from glasshouse.attestation.evidence import Blob
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measured import PARTS
 from glasshouse.errors import Code, GlasshouseError
@@ -373,16 +373,14 @@ def test_software_where_the_policy_wants_a_tee(world: World) -> None:
 
 
 @pytest.mark.parametrize("level", [Assurance.TPM, Assurance.CPU_TEE, Assurance.GPU_TEE])
-@pytest.mark.parametrize("hardware", [(), (HardwareEvidence(kind="tpm", data=b"quote"),)], ids=["bare", "dressed"])
-def test_a_level_that_no_module_stands_behind(
-    world: World, level: Assurance, hardware: tuple[HardwareEvidence, ...]
-) -> None:
+@pytest.mark.parametrize("hardware", [(), (Blob(kind="tpm", data=b"quote"),)], ids=["bare", "dressed"])
+def test_a_level_that_no_module_stands_behind(world: World, level: Assurance, hardware: tuple[Blob, ...]) -> None:
     message = world.message(world.claims(assurance=level), hardware=hardware)
     refused(world, message, "12", Code.HARDWARE_EVIDENCE)
 
 
 def test_hardware_evidence_beside_software_is_confusion(world: World) -> None:
-    message = world.message(hardware=[HardwareEvidence(kind="tpm", data=b"quote")])
+    message = world.message(hardware=[Blob(kind="tpm", data=b"quote")])
     refused(world, message, "12", Code.HARDWARE_EVIDENCE)
 
 

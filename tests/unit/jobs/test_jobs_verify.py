@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.claims import Claims, Gpu
-from glasshouse.attestation.roots import ROOTS
 from glasshouse.errors import Code, ExitCode, GlasshouseError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.jobs.verify.documents import Status, verify_bundle, verify_log_beside
 from glasshouse.jobs.verify.receipt_chain import _check_times
-from glasshouse.jobs.verify.verdict import _PROVES
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.states import Outcome, State
@@ -69,10 +67,6 @@ def test_genuine_is_not_said_to_be_true(world: World) -> None:
     assert "to others it is the owner's word" in verdict.sentence
     assert "an owner can sign a run that never happened" in verdict.sentence
     assert verdict.to_json()["proves"] in verdict.sentence
-
-
-def test_every_level_that_can_be_verified_says_to_whom_it_proves_what() -> None:
-    assert set(_PROVES) == {*ROOTS, "unattested"}
 
 
 def test_a_verdict_shows_dates_devices_work_loss_and_probes(world: World, run: Run) -> None:

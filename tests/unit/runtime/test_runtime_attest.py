@@ -121,7 +121,7 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exchange]:
             launch=world.launch_file(),
             manifest=SimpleNamespace(sha256=bytes(32), floor=None),  # type: ignore[arg-type]
             evidence_key=world.evidence_key,
-            claims=lambda _challenge, _now_us: None,  # type: ignore[arg-type,return-value]
+            attester=lambda _challenge, _now_us: (None, ()),  # type: ignore[arg-type,return-value]
             sent=met.made.append,
         )
         assert found == attest.Attested(evidence=met.made[-1], release=RELEASE)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_a_challenge_that_was_over_before_its_answer_arrived_is_not_asked_for_ag
             launch=world.launch_file(),
             manifest=None,  # type: ignore[arg-type]
             evidence_key=world.evidence_key,
-            claims=lambda challenge, now_us: pytest.fail("there is no challenge"),
+            attester=lambda challenge, now_us: pytest.fail("there is no challenge"),
             sent=lambda evidence: None,
         )
     lost, again, *others = [body for _, body in gate.asked]

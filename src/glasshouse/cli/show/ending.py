@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.text import Text
 
+from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.cli.show.costs import cost_facts
 from glasshouse.cli.show.log_tail import log_tail, runtime_hint
 from glasshouse.cli.show.output import Output, printable
-from glasshouse.cli.show.words import ASSURANCE, OUTCOME, again, bytes_text, counted, verdict_words
+from glasshouse.cli.show.words import OUTCOME, again, bytes_text, counted, verdict_words
 from glasshouse.errors import Code
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Work
@@ -24,6 +25,7 @@ from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import Outcome
 
 __all__ = ["output_line", "say_ended", "work_text"]
@@ -91,7 +93,7 @@ def _say(output: Output, ended: Ended, account: Account, home: Path | None) -> N
     )
     facts: dict[str, object] = {}
     if level is not None:
-        facts["assurance"] = f"{level}: {ASSURANCE[level]}"
+        facts["assurance"] = f"{level}: {LEVELS[Assurance(level)].stands}"
     if receipt is not None:
         work = ended.seen.work
         facts |= _facts(receipt, account.outputs, account.lost, None if work is None else work.total)

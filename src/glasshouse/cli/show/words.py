@@ -8,7 +8,6 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 __all__ = [
-    "ASSURANCE",
     "OUTCOME",
     "RAW",
     "again",
@@ -22,13 +21,6 @@ __all__ = [
     "usd_text",
     "verdict_words",
 ]
-
-ASSURANCE = {
-    "software": "measurements signed in the runtime; a host with root could read the run's memory and forge them",
-    "tpm": "a TPM quote over boot chain and runtime; a host with root could read the run's memory",
-    "cpu-tee": "a CPU report binds the runtime; what crosses to the GPU is visible to the host",
-    "gpu-tee": "CPU and GPU reports bind the runtime; physical attacks remain",
-}
 
 OUTCOME = {
     "completed": "completed",

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from glasshouse.attestation.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
+from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.excluded import ALWAYS_LEFT_OUT, Excluded
 from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
@@ -28,8 +29,6 @@ from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Ta
 from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
 
 MAX_JOB_BYTES = 1 << 20
-REACHABLE = frozenset({Assurance.SOFTWARE})
-"""Levels that this version can prove on the placements that it knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,7 +215,7 @@ def check_reachable(floor: Floor) -> None:
         raise UsageError(
             Code.POLICY_IMPOSSIBLE,
             f"policy.assurance = {floor.assurance.value!r} cannot be proven on this placement by this version; "
-            "it can prove: software",
+            f"it can prove: {', '.join(REACHABLE)}",
             hint="read docs/security/threat-model.md before you lower it to software",
         )
     if set(floor.egress) - {GROUP_EGRESS}:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from glasshouse.attestation.roots import ROOTS
+from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
 from glasshouse.evidence.bundle import BUNDLE_KIND, MAX_BUNDLE_BYTES
@@ -136,7 +136,7 @@ def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | No
         artifact = Artifact.parse_signed(data, owner=public)
     except FormatError as error:
         raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
-    if artifact.assurance not in ROOTS:
+    if artifact.assurance not in REACHABLE:
         # No bundle that this version accepts has the level: nothing that it could be compared with bears it out.
         raise VerificationError(
             Code.UNSUPPORTED, f"an artifact of assurance {artifact.assurance}, which this version cannot verify"

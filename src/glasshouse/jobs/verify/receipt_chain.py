@@ -176,7 +176,7 @@ def _evidence(bundle: Bundle, token: TokenClaims) -> SignedEvidence | None:
         )
         signed = genuine.check_1_payload(opened)
         genuine.check_9_composite(signed.evidence)
-        genuine.check_12_hardware(signed.evidence)
+        genuine.check_12_hardware(signed.evidence, now_us=signed.evidence.claims.issued_us, policy=None)
     claims = signed.evidence.claims
     for what, holds in (
         ("token", claims.token == bundle.token),

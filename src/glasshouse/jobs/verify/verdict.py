@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.artifact import Artifact
 from glasshouse.evidence.events import ProbeResult
@@ -53,11 +54,7 @@ _ENDED = {
 }
 
 # Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
-_PROVES = {
-    "software": "To its owner it shows what the runtime said, unchanged since the broker countersigned it; to others "
-    "it is the owner's word: at this level an owner can sign a run that never happened.",
-    "unattested": "To its owner it shows what came from who had the launch key; to others it is the owner's word.",
-}
+_UNATTESTED = "To its owner it shows what came from who had the launch key; to others it is the owner's word."
 
 _TOO_LONG = "the work is said to have taken longer than the run lasted"
 
@@ -145,7 +142,7 @@ class Verdict:
     @property
     def proves(self) -> str:
         """To whom it proves what, at its level."""
-        return _PROVES[self.assurance]
+        return LEVELS[self.chain.ear.assurance].proves if self.chain.ear else _UNATTESTED
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.evidence import Blob
 from glasshouse.errors import Code, PeerError, RefusedError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
@@ -63,7 +64,7 @@ def attest(
     launch: LaunchFile,
     manifest: Manifest,
     evidence_key: SigningKey,
-    claims: Callable[[Challenge, int], Claims],
+    attester: Callable[[Challenge, int], tuple[Claims, tuple[Blob, ...]]],
     sent: Callable[[bytes], None],
     deadline_s: float = DEADLINE_S,
 ) -> Attested:
@@ -75,7 +76,7 @@ def attest(
         launch: the launch file.
         manifest: of the package in hand.
         evidence_key: signs the evidence, with the launch key.
-        claims: makes the claims for a challenge, at a time.
+        attester: makes the claims for a challenge at a time, and collects what hardware says of them.
         sent: called with each evidence message before it leaves for the first time.
         deadline_s: for how long silence is put up with.
 
@@ -94,8 +95,8 @@ def attest(
                 asking = asking or challenge_request(launch)
                 challenge = read_challenge(gate.post("/v1/challenge", asking), launch, now_us=now_us())
                 asking = b""
-                told = claims(challenge, now_us())
-                exchange = challenge, evidence_message(told, (), evidence_key=evidence_key, launch_key=launch.key())
+                made = attester(challenge, now_us())
+                exchange = challenge, evidence_message(*made, evidence_key=evidence_key, launch_key=launch.key())
                 sent(exchange[1])
             return _once(loop, gate, launch, *exchange, manifest, evidence_key)
         except (PeerError, RefusedError) as error:

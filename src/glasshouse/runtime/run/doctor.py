@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.run import equipment, isolation
 from glasshouse.runtime.run.findings import Finding, Standing, finding
-from glasshouse.wire.policy import Assurance
 
 __all__ = ["examine"]
 
@@ -48,6 +48,6 @@ def examine(
 
 
 def _assurance() -> list[Finding]:
-    level = Assurance.SOFTWARE.value
+    level = REACHABLE[-1].value
     reach = finding("assurance", Standing.NOTE, level, "the most that this version can attest on any machine")
     return [reach, *(finding(f"host-sees-{name}", Standing.NOTE, level, text) for name, text in _EXPOSED)]

@@ -7,20 +7,15 @@ import importlib.metadata
 import shutil
 from pathlib import Path
 
+from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.runtime.kernel import Kernel
 from glasshouse.runtime.run.findings import Finding, Standing, finding
 from glasshouse.runtime.worker import gpus
-from glasshouse.wire.policy import Assurance
 
 __all__ = ["NVML", "found"]
 
 NVML = "libnvidia-ml.so.1"
 _LEAST_FREE_BYTES = 2_000_000_000
-_ROOTS = (
-    ("tpm", ("tpmrm0", "tpm0"), Assurance.TPM),
-    ("sev-snp", ("sev-guest",), Assurance.CPU_TEE),
-    ("tdx", ("tdx_guest",), Assurance.CPU_TEE),
-)
 
 
 def found(kernel: Kernel, *, devices: Path, library: str, place: Path) -> list[Finding]:
@@ -30,18 +25,15 @@ def found(kernel: Kernel, *, devices: Path, library: str, place: Path) -> list[F
 
 def _hardware(devices: Path) -> list[Finding]:
     findings = []
-    for name, nodes, level in _ROOTS:
-        present = [node for node in nodes if (devices / node).exists()]
+    for level, root in ((level, root) for level, row in LEVELS.items() for root in row.roots):
+        present = [str(node) for pattern in root.devices for node in sorted(devices.glob(pattern))]
         if present:
-            consequence = f"could stand behind {level.value} once this version supports it; it does not yet"
-            findings.append(finding(f"root-{name}", Standing.NOTE, str(devices / present[0]), consequence))
-    nodes_of_gpus = sorted(node.name for node in devices.glob("nvidia[0-9]*"))
-    if nodes_of_gpus:
-        state = _confidential_gpu()
-        consequence = "could stand behind gpu-tee once this version supports it; it does not yet"
-        if state != "on":
-            consequence = "the GPU's memory is open to the host"
-        findings.append(finding("root-nvidia-cc", Standing.NOTE, state, consequence))
+            consequence = f"could stand behind {level} once this version supports it; it does not yet"
+            if root.kind == "nvidia-cc" and (state := _confidential_gpu()):
+                present = [state]
+                consequence = consequence if state == "on" else "the GPU's memory is open to the host"
+            findings.append(finding(f"root-{root.kind}", Standing.NOTE, present[0], consequence))
+    nodes_of_gpus = list(devices.glob("nvidia[0-9]*"))
     findings.append(
         finding(
             "gpus",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.claims import Claims, composite
+from glasshouse.attestation.evidence import Blob
 from glasshouse.attestation.hardening import CheckResult, HardeningReport, WorkspaceKind, anti_debug, missing
 from glasshouse.attestation.measurement import measure_environment, measure_runtime
 from glasshouse.custodian.residue_patterns import ResiduePatterns
@@ -22,6 +23,7 @@ from glasshouse.runtime.keys.custodian import Custodian, Regions
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.keys.shared_files import look_before
+from glasshouse.runtime.roots import software
 from glasshouse.runtime.run import checks, probes
 from glasshouse.runtime.run.run_state import Identity, Run
 from glasshouse.runtime.watchdog.session_record import SessionRecord
@@ -288,7 +290,7 @@ def _attest(run: Run, parts: _Parts) -> None:
             launch=launch,
             manifest=parts.manifest,
             evidence_key=key,
-            claims=partial(_claims, run, parts, hpke_public),
+            attester=partial(_attester, run, parts, hpke_public),
             sent=partial(setattr, run, "evidence"),
         )
     run.evidence, run.release = attested.evidence, attested.release
@@ -310,11 +312,14 @@ def _attest(run: Run, parts: _Parts) -> None:
     run.loop.after(seconds, lambda: run.stop(over, grace_s=DURATION_GRACE_S))
 
 
-def _claims(run: Run, parts: _Parts, hpke_public: bytes, challenge: Challenge, time_us: int) -> Claims:
+def _attester(
+    run: Run, parts: _Parts, hpke_public: bytes, challenge: Challenge, time_us: int
+) -> tuple[Claims, tuple[Blob, ...]]:
+    """Return the claims, and what the root of trust says of their composite."""
     if run.report is None or run.measurement is None or run.environment_sha256 is None:
         raise InternalError(Code.INTERNAL, "claims before there is anything to claim")
     launch = parts.identity.launch
-    return Claims(
+    claims = Claims(
         nonce=challenge.nonce,
         issued_us=time_us,
         started_us=min(run.started_us, time_us),
@@ -334,6 +339,7 @@ def _claims(run: Run, parts: _Parts, hpke_public: bytes, challenge: Challenge, t
         evidence_public=parts.identity.evidence_key.public,
         token=launch.token,
     )
+    return claims, software.collect(composite=composite(claims), nonce=challenge.nonce)
 
 
 def _open(run: Run, parts: _Parts) -> None:

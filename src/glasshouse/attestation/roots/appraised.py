@@ -1,0 +1,58 @@
+"""What appraising the evidence of a root of trust takes, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from glasshouse.attestation.ar4si import EarStatus
+from glasshouse.attestation.evidence import Blob
+from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.wire.canonical import Json
+
+__all__ = ["Appraise", "Appraised"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Appraised:
+    """What the evidence of a root amounts to.
+
+    Attributes:
+        status: its tier, that of the vector.
+        vector: AR4SI trustworthiness claims.
+        claims: what the root states about the machine.
+    """
+
+    status: EarStatus
+    vector: Mapping[str, int]
+    claims: Mapping[str, Json] = field(default_factory=dict)
+
+
+class Appraise(Protocol):
+    """The pure half of a root of trust."""
+
+    def __call__(
+        self,
+        blobs: tuple[Blob, ...],
+        *,
+        composite: bytes,
+        nonce: bytes,
+        now_us: int,
+        collateral: Mapping[str, bytes],
+        policy: DeploymentPolicy | None,
+    ) -> Appraised:
+        """Appraise the evidence.
+
+        Args:
+            blobs: as its makers wrote them.
+            composite: the 32 bytes that they must be bound to.
+            nonce: the challenge's.
+            now_us: when certificates and collateral must be valid.
+            collateral: certificates and revocation lists, by name.
+            policy: what the deployment demands; None where a receipt is verified, which names its digest alone.
+
+        Raises:
+            CheckFailedError: `hardware-evidence-invalid`: not genuine, not complete, or bound to something else.
+        """
+        ...

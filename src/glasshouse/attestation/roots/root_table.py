@@ -1,0 +1,98 @@
+"""The table of assurance levels and of the roots of trust behind them, from which lists and texts elsewhere follow.
+
+Law: a level without a root that appraises cannot be reached; claiming it is `hardware-evidence-invalid`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots import software
+from glasshouse.attestation.roots.appraised import Appraise
+from glasshouse.errors import Code
+from glasshouse.wire.policy import Assurance
+
+__all__ = ["LEVELS", "REACHABLE", "Level", "Root", "root_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Root:
+    """A root of trust.
+
+    Attributes:
+        kind: as blobs name it, and the module in `attestation.roots` and `runtime.roots`.
+        devices: the nodes in /dev, one of which a machine that has it shows; globs.
+        appraise: None for one that this version does not have.
+    """
+
+    kind: str
+    devices: tuple[str, ...] = ()
+    appraise: Appraise | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """A level of assurance.
+
+    Attributes:
+        assurance: its name.
+        stands: what stands behind the evidence, and what a host can still do.
+        proves: what a verified receipt shows to whom; empty for a level that cannot be reached.
+        roots: any of them reaches it.
+    """
+
+    assurance: Assurance
+    stands: str
+    proves: str = ""
+    roots: tuple[Root, ...]
+
+
+LEVELS = {
+    level.assurance: level
+    for level in (
+        Level(
+            assurance=Assurance.SOFTWARE,
+            stands="measurements signed in the runtime; a host with root could read the run's memory and forge them",
+            proves="To its owner it shows what the runtime said, unchanged since the broker countersigned it; to "
+            "others it is the owner's word: at this level an owner can sign a run that never happened.",
+            roots=(Root(kind="software", appraise=software.appraise),),
+        ),
+        Level(
+            assurance=Assurance.TPM,
+            stands="a TPM quote over boot chain and runtime; a host with root could read the run's memory",
+            roots=(Root(kind="tpm", devices=("tpmrm0", "tpm0")),),
+        ),
+        Level(
+            assurance=Assurance.CPU_TEE,
+            stands="a CPU report binds the runtime; what crosses to the GPU is visible to the host",
+            roots=(Root(kind="sev-snp", devices=("sev-guest",)), Root(kind="tdx", devices=("tdx_guest",))),
+        ),
+        Level(
+            assurance=Assurance.GPU_TEE,
+            stands="CPU and GPU reports bind the runtime; physical attacks remain",
+            roots=(Root(kind="nvidia-cc", devices=("nvidia[0-9]*",)),),
+        ),
+    )
+}
+
+REACHABLE = tuple(level for level, row in LEVELS.items() if any(root.appraise for root in row.roots))
+"""The levels that this version can prove, weakest first."""
+
+
+def root_of(assurance: Assurance) -> Appraise:
+    """Return what appraises evidence that claims a level (check 12).
+
+    Raises:
+        CheckFailedError: `hardware-evidence-invalid`.
+    """
+    for root in LEVELS[assurance].roots:
+        if root.appraise is not None:
+            return root.appraise
+    raise CheckFailedError(
+        "12",
+        Code.HARDWARE_EVIDENCE,
+        f"no module verifies evidence for the level {assurance}",
+        expected=", ".join(REACHABLE),
+        actual=assurance.value,
+    )
