@@ -16,11 +16,7 @@ _USUAL = GitIgnoreSpec.from_lines(ALWAYS_LEFT_OUT)
 
 
 class Excluded:
-    """A job's patterns, as in a `.gitignore` beside the job file.
-
-    Raises:
-        UsageError: `job-invalid` for text that is no pattern.
-    """
+    """A job's patterns, as in a `.gitignore` beside the job file; raises `UsageError` (`job-invalid`)."""
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         for pattern in patterns:
@@ -33,7 +29,7 @@ class Excluded:
         self._patterns = GitIgnoreSpec.from_lines(patterns)
 
     def asked(self, path: str) -> bool | None:
-        """Return whether the job leaves a path out (True), takes it back (False) or names it in no pattern (None).
+        """Return whether the job leaves a path out (True), takes it back (False) or has no pattern for it (None).
 
         Args:
             path: from the job file's folder; a folder's ends with a slash.

@@ -25,11 +25,10 @@ def is_hub_id(workload: str, params: Mapping[str, Json]) -> bool:
 
 
 def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json]]:
-    """Download a `lora` job's model and return its files as inputs, and the parameters that name them.
+    """Download a `lora` job's model; return its files as inputs, and the parameters that name them.
 
     Raises:
-        UsageError: `model-not-found`: unknown, private, or the hub cannot be reached; `requirement-missing` without
-            the hub's client.
+        UsageError: `model-not-found`: unknown, private or unreachable; `requirement-missing` without the hub's client.
     """
     name, revision = str(params["model"]), params.get("revision")
     snapshot = _download(name, None if revision is None else str(revision))

@@ -160,11 +160,7 @@ class Job:
 
 
 def load(path: Path) -> Job:
-    """Read a job file.
-
-    Raises:
-        UsageError: `file-missing`, `job-invalid` or `policy-impossible`.
-    """
+    """Read a job file; raises `UsageError`: `file-missing`, `job-invalid` or `policy-impossible`."""
     data = read_bounded(path, max_bytes=MAX_JOB_BYTES, what="job file")
     return parse(data, folder=path.absolute().parent, default_name=path.stem)
 
@@ -206,11 +202,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
 
 
 def check_reachable(floor: Floor) -> None:
-    """Refuse a policy that no placement of this version can satisfy, before anything is rented.
-
-    Raises:
-        UsageError: `policy-impossible`.
-    """
+    """Refuse a policy that no placement of this version can satisfy; raises `UsageError`: `policy-impossible`."""
     if floor.assurance not in REACHABLE:
         raise UsageError(
             Code.POLICY_IMPOSSIBLE,

@@ -104,14 +104,10 @@ def run_raw(
     log: BinaryIO,
     ranks: int | None = None,
 ) -> RawEnded:
-    """Run a job in the clear until it ends; Ctrl-C stops it in order.
+    """Run a job in the clear until it ends; Ctrl-C stops it in order. Arguments and errors as of `RawProcess`.
 
     Args:
         event: called with every message of the worker.
-        home, log, ranks: as of `RawProcess`.
-
-    Raises:
-        RunError: `worker-failed` when the worker cannot be started.
     """
     stopped = False
     with RawProcess(plain, home=home, log=log, ranks=ranks) as process:

@@ -65,11 +65,6 @@ def seal(
     """Seal a job into one file and keep its key in the key store.
 
     Args:
-        job: the checked job file.
-        out: the package's path.
-        home: whose key store gets the key.
-        identity: the owner; signs the manifest.
-        replace: whether a file at `out` may be replaced.
         progress: called with the plaintext bytes sealed so far, and in all.
 
     Raises:
@@ -140,12 +135,7 @@ def _stands(path: Path, package_id: str) -> bool:
 
 
 def public_part(path: Path, *, owner_signing: bytes | None = None) -> tuple[Manifest, bytes]:
-    """Return a package's checked public manifest and its envelope.
-
-    Raises:
-        UsageError: `file-missing`.
-        PackageError, FormatError: as `Package.open`.
-    """
+    """Return a package's checked public manifest and its envelope; raises as `Package.open`, or `UsageError`."""
     try:
         with path.open("rb") as stream:
             package = Package.open(stream, owner_signing=owner_signing)

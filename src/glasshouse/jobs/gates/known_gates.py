@@ -105,12 +105,7 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
 
 
 def remove_gate(home: Home, name: str) -> Gate:
-    """Remove a gate's name and return what it was.
-
-    Raises:
-        UsageError: no such gate; a run still needs it; or a package that is not revoked could be revoked by this name
-            alone.
-    """
+    """Remove a gate's name and return what it was; raises `UsageError` while a run or a package needs the name."""
     known = known_gates(home)
     gate = gate_named(home, name)
     for folder in RunFolder.everywhere(home):
@@ -152,11 +147,7 @@ def gate_named(home: Home, name: str) -> Gate:
 
 
 def gate_name(home: Home, given: str) -> str:
-    """Return the name of a gate that was given by its name or URL.
-
-    Raises:
-        UsageError: no gate of that name or URL was added, or several of that URL that differ in what is pinned.
-    """
+    """Return the name of a gate given by name or URL; raises `UsageError` for none, or several that differ."""
     if "://" not in given:
         gate_named(home, given)
         return given
@@ -201,12 +192,7 @@ def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool =
 
 
 def audit_own(home: Home) -> list[Json]:
-    """Return the verified audit log of this home's own broker, started if need be.
-
-    Raises:
-        PeerError: `broker-unreachable`.
-        VerificationError: `log-invalid`.
-    """
+    """Return the verified audit log of this home's own broker, started if need be; raises as `audit_gate`."""
     broker = Embedded(home)
     try:
         client, records = broker.ensure().client(), list[Json]()

@@ -52,12 +52,7 @@ def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[Ho
 
 
 def resolve(name: str, home: Home) -> str:
-    """Return the package id that a path, package id or run names.
-
-    Raises:
-        UsageError: `run-unknown` when it names none of them.
-        PackageError, FormatError: a file that is no package.
-    """
+    """Return the package id that a path, package id or run names; raises `UsageError`, or as `Package.open`."""
     path = Path(name)
     if is_file(path):
         return public_part(path)[0].package_id

@@ -97,12 +97,7 @@ def broker_of(home: Home, folder: RunFolder) -> Broker:
 
 
 def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
-    """Return where the keeper of a runtime relays its calls; None for the embedded broker, which it calls directly.
-
-    Args:
-        gate: the run's, by name; raises `UsageError` for an unknown one.
-        run_id: of the runtime's machine; names the relay's socket.
-    """
+    """Return where a runtime's keeper relays its calls; None for the embedded broker, which is called directly."""
     if gate is None:
         return None
     found = gate_named(home, gate)

@@ -29,11 +29,7 @@ def installed(group: str) -> tuple[str, ...]:
 
 
 def load(group: str, name: str, kind: type = object) -> Any:
-    """Return the `kind` of object that stands under a name.
-
-    Raises:
-        UsageError: `requirement-missing`: it is not installed, lacks a library, is claimed twice or does not load.
-    """
+    """Return the `kind` of object that stands under a name; raises `UsageError`: `requirement-missing`."""
     found = [one for one in entry_points(group=group, name=name) if OURS.get(name) in (None, _distribution(one))]
     if not found:
         raise _lacking(name, OURS.get(name, "another distribution"))

@@ -44,12 +44,7 @@ _OWN_NAMES = frozenset(
 
 
 class Home:
-    """The paths below one state home.
-
-    Args:
-        path: absolute; of identity, keys, package records and broker.
-        project: absolute; of the runs. None: they lie in `path` too.
-    """
+    """The paths below one state home, `path`, and of the runs below `project`, where they lie apart; both absolute."""
 
     def __init__(self, *, path: Path, project: Path | None = None) -> None:
         self.path, self.project = path, project

@@ -32,27 +32,13 @@ class _Entry(Record, name="key", max_bytes=_MAX_BYTES, constants={"kind": _KIND,
 
 
 class KeyStore:
-    """The folder of sealed package keys.
-
-    Args:
-        folder: `keys/` of the state home.
-    """
+    """The folder of sealed package keys, `keys/` of the state home."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, package_key: bytes, *, package_id: str, manifest_sha256: bytes, recipients: Sequence[bytes]) -> Path:
-        """Seal a package's key to its recipients and return where it lies.
-
-        Args:
-            package_key: 32 bytes.
-            package_id: 32 hex characters.
-            manifest_sha256: the manifest hash; the entry opens for this manifest only.
-            recipients: HPKE public keys, the owner's first.
-
-        Raises:
-            UsageError: `usage` or `disk-full`.
-        """
+        """Seal a package's key to HPKE public keys, for one manifest, and return where it lies; raises `UsageError`."""
         info = _info(package_id, manifest_sha256)
         sealed = [
             _SealedKey(recipient=recipient_id(public), sealed=seal(package_key, recipient=public, info=info))
@@ -64,12 +50,7 @@ class KeyStore:
         return path
 
     def get(self, package_id: str, *, manifest_sha256: bytes, sealing: RecipientKey) -> bytes:
-        """Return a package's key.
-
-        Raises:
-            UsageError: `file-missing` when there is no entry, `identity` when it is not for this key, or is
-                of another manifest or damaged.
-        """
+        """Return a package's key; raises `UsageError`: `file-missing`, or `identity` where the entry does not open."""
         path = self.path(package_id)
         if not path.exists():
             raise UsageError(

@@ -109,34 +109,25 @@ class _PrivateFile(Record, name="identity", max_bytes=_MAX_BYTES, constants={"ki
             raise FormatError(Code.SCHEMA, "identity has not one of secret and lock")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Identity:
-    """An owner's private keys, decrypted.
+    """An owner's private keys, decrypted."""
 
-    Args:
-        signing: signs manifests and delegations.
-        sealing: opens outputs, logs and the key store.
-    """
-
-    __slots__ = ("sealing", "signing")
-
-    def __init__(self, *, signing: SigningKey, sealing: RecipientKey) -> None:
-        self.signing = signing
-        self.sealing = sealing
+    signing: SigningKey  # signs manifests and delegations
+    sealing: RecipientKey  # opens outputs, logs and the key store
 
     @classmethod
     def generate(cls) -> Identity:
+        """Return a new identity."""
         return cls(signing=SigningKey.generate(), sealing=RecipientKey.generate())
 
     @property
     def public(self) -> OwnerPublic:
+        """The public keys."""
         return OwnerPublic(signing=self.signing.public, sealing=self.sealing.public)
 
     def encode(self, passphrase: str | None) -> bytes:
-        """Return the private file's bytes, encrypted when there is a passphrase.
-
-        Raises:
-            UsageError: `identity` for a passphrase that is too short.
-        """
+        """Return the private file's bytes, encrypted under a passphrase; raises `UsageError` for a short one."""
         secret = _Secret(sealing=self.sealing.private(), signing=self.signing.seed()).encode()
         if passphrase is None:
             return _PrivateFile(owner=self.public, secret=secret).encode() + b"\n"
@@ -152,11 +143,7 @@ class Identity:
 
     @classmethod
     def parse(cls, data: bytes, passphrase: str | None) -> Identity:
-        """Inverse of `encode`.
-
-        Raises:
-            UsageError: `identity` when the passphrase is missing or wrong, or the file is damaged.
-        """
+        """Inverse of `encode`; raises `UsageError`: `identity` for a missing or wrong passphrase, or a damaged file."""
         try:
             file = _parse(data)
             opened = file.lock.open(passphrase, file.owner) if file.lock else file.secret or b""
@@ -184,11 +171,7 @@ class Identity:
 
 
 def read_public(path: Path) -> OwnerPublic:
-    """Return the owner of an `owner.pub` file.
-
-    Raises:
-        UsageError: `file-missing`, or `identity` when it is not one.
-    """
+    """Return the owner of an `owner.pub` file; raises `UsageError`: `file-missing`, or `identity` for another file."""
     try:
         return OwnerPublic.parse(read_bounded(path, max_bytes=_MAX_BYTES, what="owner file"))
     except FormatError as error:
@@ -196,11 +179,7 @@ def read_public(path: Path) -> OwnerPublic:
 
 
 def read_private(path: Path) -> bytes:
-    """Return the bytes of an `owner.key` file that its owner alone may open.
-
-    Raises:
-        UsageError: `file-missing`, or `identity` when others may read or change it, encrypted or not.
-    """
+    """Return an `owner.key` file's bytes; raises `UsageError`: `file-missing`, or `identity` if others may open it."""
     return read_bounded(path, max_bytes=_MAX_BYTES, what="identity", private=True)
 
 
@@ -213,15 +192,7 @@ def is_encrypted(data: bytes) -> bool:
 
 
 def unlock(path: Path, passphrase: str | Callable[[], str] | None = None) -> Identity:
-    """Return the identity of a private file.
-
-    Args:
-        path: of the file.
-        passphrase: text, or what returns it; called only for an identity that has one.
-
-    Raises:
-        UsageError: `identity`, `file-missing`.
-    """
+    """Return the identity of a private file; `passphrase` is called only for an encrypted one. Raises `UsageError`."""
     data = read_private(path)
     if not is_encrypted(data):
         return Identity.parse(data, None)

@@ -82,16 +82,24 @@ class Placing:
             placed.close()
 
     def start(self, launches: Sequence[bytes], check: Callable[[], None]) -> None:
-        """Start the runtimes of all machines, which have their package; raises as `Placed`.
-
-        Args:
-            launches: the launch files, in the order of the machines.
-            check: called between tries; may raise.
-        """
+        """Start the runtimes of all machines, calling `check` between tries; raises as `Placed`."""
         peers = self._addresses() if len(self.placed) > 1 else ()
         for placed, folder, relay, launch in zip(self.placed, self._folders, self._relays, launches, strict=True):
             check()
-            self._start(placed, folder, launch, peers, relay, check)
+            record = folder.load()
+            package = record.sent or str(record.package)
+            ranks = None if record.group is None else record.group.ranks
+            order = Order(package=package, max_seconds=record.max_duration_s, ranks=ranks, peers=peers, relay=relay)
+            here = record.place == LocalPlace.name
+            if not here:
+                # Recorded before the start: if this process is killed now, the place has to be looked at.
+                now_us = time.time_ns() // 1000
+                folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), placed=True, placed_us=now_us)
+            self._started.append(placed)  # perhaps: the answer may be what is lost
+            pid = placed.start(order, launch, check=check)
+            # The process of another machine has a number there, and none here.
+            agent = ProcessName.of(pid) if here else None
+            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=agent)
 
     def take_over(self) -> None:
         """Supervise runtimes that were started before, and whose supervisor is gone."""
@@ -105,30 +113,6 @@ class Placing:
         drawn = {place.name: place for place in self._places}
         addresses = {name: iter(place.addresses(number[name])) for name, place in drawn.items()}
         return tuple(next(addresses[place.name]) for place in self._places)
-
-    def _start(
-        self,
-        placed: Placed,
-        folder: RunFolder,
-        launch: bytes,
-        peers: tuple[str, ...],
-        relay: RelayOrder | None,
-        check: Callable[[], None],
-    ) -> None:
-        record = folder.load()
-        package = record.sent or str(record.package)
-        ranks = None if record.group is None else record.group.ranks
-        order = Order(package=package, max_seconds=record.max_duration_s, ranks=ranks, peers=peers, relay=relay)
-        here = record.place == LocalPlace.name
-        if not here:
-            # Recorded before the start: if this process is killed now, the place has to be looked at.
-            now_us = time.time_ns() // 1000
-            folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), placed=True, placed_us=now_us)
-        self._started.append(placed)  # perhaps: the answer may be what is lost
-        pid = placed.start(order, launch, check=check)
-        # The process of another machine has a number there, and none here.
-        agent = ProcessName.of(pid) if here else None
-        folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), agent=agent)
 
 
 def see_out(placed: Placed) -> bool:

@@ -67,11 +67,7 @@ def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock, *, s
 
 
 class Renter:
-    """Takes a machine for one rental, and gives back all that were asked for.
-
-    Args:
-        say: called with each step for people; a terminal that has gone stops nothing.
-    """
+    """Takes a machine for one rental, and gives back all that were asked for; `say` is called with each step."""
 
     def __init__(
         self,

@@ -77,11 +77,7 @@ def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
 
 
 def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: Clock | None = None) -> Journal:
-    """Begin the journal of a rental, with its login key; nothing is asked for yet.
-
-    Raises:
-        UsageError: no bundle, or no key of the provider's account; a home whose path ssh cannot take.
-    """
+    """Begin the journal of a rental, with its login key; nothing is asked for yet. Raises `UsageError`."""
     files_of(Journal.of(home, run.run_id))
     rental = Rental(
         run_id=run.run_id,
@@ -182,7 +178,7 @@ def return_machine(
 
     Raises:
         PeerError: `rental-left`: it is not shown to be gone.
-        UsageError: there is no key of the provider's account.
+        UsageError: no key of the provider's account.
     """
     journal, clock = Journal.of(home, run.run_id), clock or SystemClock()
     if not journal.exists:
@@ -249,11 +245,7 @@ def statement(rental: Rental, now_us: int) -> dict[str, object]:
 
 
 def statement_of(home: Home, run: RunFolder, now_us: int) -> dict[str, Any] | None:
-    """Return the statement of a run's rental, if any: of the journal while it is not over, else of the run's folder.
-
-    Raises:
-        UsageError: either is damaged.
-    """
+    """Return the statement of a run's rental, if any, from its journal or, when it is over, the run's folder."""
     journal = Journal.of(home, run.run_id)
     if journal.exists and (not (rental := journal.load()).over or not is_there(run.rental)):
         return statement(rental, now_us)
@@ -264,11 +256,7 @@ def statement_of(home: Home, run: RunFolder, now_us: int) -> dict[str, Any] | No
 def watched(
     home: Home, run_id: str, stop: Callable[[], None], *, clock: Clock | None = None
 ) -> Iterator[Callable[[], bool]]:
-    """Watch a run's rented machine while the block lasts; yield a function that returns whether it is gone.
-
-    Args:
-        stop: called once when a cap is reached.
-    """
+    """Watch a run's rented machine, and call `stop` before its cap; yield a function for whether it is gone."""
     journal = Journal.of(home, run_id)
     if not journal.exists or journal.load().up is None:
         yield lambda: False

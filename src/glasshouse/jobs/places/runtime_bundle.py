@@ -7,21 +7,21 @@ own, no start-up file and no byte code.
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import glasshouse
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import read_bounded, write_private
 from glasshouse.jobs.owner.installation import DISTRIBUTION
 from glasshouse.providers.serve.unpack import MANIFEST, MAX_BYTES, is_bundle
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.record import Record, table, text
 
 FORMAT = "glasshouse-bundle/1"
 _WITH = ("blake3", "cffi", "cryptography")
@@ -37,24 +37,12 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bundle:
+class Bundle(Record, name="bundle", max_bytes=_MAX_MANIFEST_BYTES, constants={"format": FORMAT, "system": "Linux"}):
     """A bundle's manifest."""
 
-    python: str  # the minor version that its native code is for, e.g. ``3.11``.
-    machine: str  # the architecture, as `uname` has it
-    distributions: dict[str, str]  # name → version of what is in it
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON."""
-        return encode(
-            {
-                "distributions": dict(self.distributions),
-                "format": FORMAT,
-                "machine": self.machine,
-                "python": self.python,
-                "system": "Linux",
-            }
-        )
+    python: Annotated[str, text(pattern=_PYTHON)]  # the minor version that its native code is for, e.g. ``3.11``
+    machine: Annotated[str, text()]  # the architecture, as `uname` has it
+    distributions: Annotated[Mapping[str, str], table(64, text(), text())]  # name → version of what is in it
 
 
 def make_bundle(out: Path, *, wheels: Path | None = None, python: str | None = None, replace: bool = False) -> Bundle:
@@ -126,13 +114,8 @@ def _opened(path: Path) -> tuple[Bundle, zipfile.ZipFile]:
             raise ValueError("no bundle")
         if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
             raise ValueError("another manifest")
-        manifest = json.loads(archive.read(MANIFEST))
-        if manifest["format"] != FORMAT or not _PYTHON.fullmatch(manifest["python"]):
-            raise ValueError("another format")
-        return Bundle(
-            python=manifest["python"], machine=manifest["machine"], distributions=manifest["distributions"]
-        ), archive
-    except (zipfile.BadZipFile, KeyError, RecursionError, TypeError, ValueError):
+        return Bundle.parse(archive.read(MANIFEST)), archive
+    except (zipfile.BadZipFile, FormatError, KeyError, ValueError):
         raise _no_bundle(path) from None
 
 

@@ -45,12 +45,7 @@ class Difference:
 
 
 def measured_at(home: Home, machine: str = LOCAL) -> Files:
-    """Return the files that an installation is measured by: this one's, or by a machine's own account.
-
-    Raises:
-        UsageError: no such machine.
-        PeerError, PlatformError: it cannot be reached, or measured.
-    """
+    """Return the files that this installation, or a machine by its own account, is measured by."""
     return _files_at(place_of(home, machine))
 
 
@@ -79,12 +74,7 @@ def known_references(home: Home) -> dict[str, Files]:
 
 
 def reference(home: Home, name: str) -> Files:
-    """Return what was recorded under a name, or what this installation measures to, for `THIS`.
-
-    Raises:
-        UsageError: an unknown name, or a damaged record.
-        PlatformError: this installation cannot be measured.
-    """
+    """Return what was recorded under a name, or this installation's files for `THIS`; raises `UsageError`."""
     if name == THIS:
         return measured_files()
     path = home.references / f"{name}{_SUFFIX}"
@@ -126,12 +116,7 @@ def remove_reference(home: Home, name: str) -> Files:
 
 
 def accepted(home: Home, names: Sequence[str]) -> References:
-    """Return what a deployment accepts of each part; without names, this installation's alone.
-
-    Raises:
-        UsageError: an unknown name, or more references than a policy may have.
-        PlatformError: this installation cannot be measured.
-    """
+    """Return what a deployment accepts of each part; without names, this installation's alone. Raises `UsageError`."""
     known = [parts_of(reference(home, name)) for name in names or (THIS,)]
     digests = {part: {one[part] for one in known if part in one} for part in PARTS}
     for part, found in digests.items():

@@ -77,15 +77,7 @@ class Released(Record, name="reference values", max_bytes=MAX_RELEASED_BYTES):
 
     @classmethod
     def verified(cls, data: bytes, *, signed_by: bytes) -> Released:
-        """Verify the signature and return what was signed.
-
-        Args:
-            data: an envelope's canonical bytes.
-            signed_by: the raw Ed25519 public key that has to have signed, alone.
-
-        Raises:
-            FormatError: `wrong-type`, `signature-invalid`, `schema-invalid`, `too-large` or `not-canonical`.
-        """
+        """Verify an envelope by a raw Ed25519 public key and return what was signed; raises `FormatError`."""
         envelope = dsse.Envelope.parse(data, max_bytes=MAX_RELEASED_BYTES)
         return cls.parse(envelope.verify(RELEASED_TYPE, signed_by))
 

@@ -34,11 +34,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Tree(Disk):
-    """The files below a folder that stands for `/`.
-
-    Raises:
-        OSError: from each method, for what is missing, no regular file, or beyond a limit.
-    """
+    """The files below a folder that stands for `/`; methods raise `OSError` for what is missing or beyond a limit."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.path.realpath(root)

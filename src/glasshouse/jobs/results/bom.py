@@ -18,15 +18,12 @@ from glasshouse.wire.kdf import sha256
 def bill_of_materials(
     verdict: Verdict, outputs: Sequence[Opened], *, name: str, bundle: bytes, fingerprint: str
 ) -> bytes:
-    """Return the document of a model.
+    """Return the document of a model; raises `UsageError` unless the receipt is good.
 
     Args:
         outputs: opened and compared with the receipt.
         bundle: the receipt bundle's bytes.
         fingerprint: the owner's.
-
-    Raises:
-        UsageError: `usage` for a run that did not complete under a whole receipt.
     """
     if verdict.status is not Status.GOOD:
         why = f"a bill of materials is made of a good receipt only; this one is {verdict.status}"

@@ -36,12 +36,7 @@ class ExportedRun:
 
 
 def exported_run(home: Home, run: str, identity: Identity) -> ExportedRun:
-    """Verify all that a run left, as `verify RUN` does, and decrypt its outputs to nowhere.
-
-    Raises:
-        GlasshouseError: as `verify_bundle`, `of_run`, `verify_log_in`, `verify_sealed_in` and `look_inside`.
-        UsageError: for a run that has not ended, or one on several machines.
-    """
+    """Verify all that a run on one machine left, as `verify RUN` does, and decrypt its outputs to nowhere."""
     found = look(RunFolder.find(home, run), home)
     require_ended(found)
     folder = found.folder

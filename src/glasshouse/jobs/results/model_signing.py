@@ -69,11 +69,7 @@ class ModelKey:
 
 
 def model_key(home: Home, identity: Identity, *, now_us: int) -> ModelKey:
-    """Return the owner's key for model signatures, made and certified by the first call.
-
-    Raises:
-        UsageError: `identity` for a key that is another owner's or damaged; or it cannot be written.
-    """
+    """Return the owner's key for model signatures, made by the first call; raises `UsageError` for a damaged one."""
     if not is_there(home.model_signing):
         _make(home, identity, now_us)
     try:
@@ -90,24 +86,16 @@ def model_key(home: Home, identity: Identity, *, now_us: int) -> ModelKey:
 
 
 def certified_key(certificate: Envelope, *, owner: bytes) -> bytes:
-    """Return the public key (SubjectPublicKeyInfo, DER) that an owner's statement certifies.
-
-    Raises:
-        FormatError: `wrong-type`, `signature-invalid`, `not-canonical` or `schema-invalid`.
-    """
+    """Return the public key (SubjectPublicKeyInfo, DER) that an owner's statement certifies; raises `FormatError`."""
     return _Certificate.parse(certificate.verify(CERTIFICATE_TYPE, owner)).public
 
 
 def sign_model(key: ModelKey, outputs: Sequence[Opened], *, name: str, bundle_sha256: bytes) -> bytes:
-    """Return the bundle that `model_signing verify` takes for the folder of a run's fetched outputs.
+    """Return the bundle that `model_signing verify` takes for a run's fetched outputs; raises `UsageError` for none.
 
     Args:
         outputs: opened and compared with a verified receipt.
-        name: what the model is called.
         bundle_sha256: of the receipt bundle: which run the model came from.
-
-    Raises:
-        UsageError: `usage`: there is nothing to sign.
     """
     if not outputs:
         raise UsageError(Code.USAGE, "the run has no outputs: there is no model to sign")

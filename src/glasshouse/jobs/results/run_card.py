@@ -51,12 +51,7 @@ class Claim:
 
 
 def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> Iterator[Claim]:
-    """Yield the claims that a verified receipt supports.
-
-    Args:
-        outputs: opened and compared with the receipt; none when they were not.
-        fingerprint: the owner's.
-    """
+    """Yield the claims that a verified receipt supports, with outputs that were compared with it."""
     chain, receipt = verdict.chain, verdict.chain.receipt
     runtime = f"evidence key {key_id(receipt.evidence_public)[:8]}, assurance {verdict.assurance}"
     broker = f"key {key_id(chain.delegation.broker_public)[:8]}, which the owner delegated to"

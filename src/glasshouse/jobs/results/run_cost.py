@@ -219,11 +219,7 @@ def cost_of(
 
 
 def slowdown_of(verdict: Mapping[str, Any]) -> Slowdown:
-    """Return the slowdown in the object that `glasshouse verify DIR --json` prints of a measurement.
-
-    Raises:
-        UsageError: it is no measurement of protection, has no protected run, or a cost that was planted.
-    """
+    """Return the slowdown in the object that `glasshouse verify DIR --json` prints; raises `UsageError`."""
     try:
         return _main(verdict)
     except (KeyError, TypeError, InvalidOperation):

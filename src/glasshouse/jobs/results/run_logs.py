@@ -13,7 +13,6 @@ import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
@@ -106,19 +105,25 @@ def segments(
             stream = open_regular(path)
         except OSError:
             raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is named but not there") from None
+        sealed = bytes.fromhex(str(event.body["sealed_sha256"]))
         with stream:
-            yield _segment(stream, number, str(event.body["sealed_sha256"]), folder.run_id, sealing, manifest_sha256)
+            if hashlib.file_digest(stream, "sha256").digest() != sealed:
+                raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} is not the one that the event log names")
+            stream.seek(0)
+            opened = open_output(stream, sealing, run_id=folder.run_id, manifest_sha256=manifest_sha256)
+            if opened.kind != _KIND or opened.sequence != number:
+                raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is something else")
+            plain = io.BytesIO()
+            opened.copy_to(plain)
+        if opened.sealed_sha256 != sealed:
+            raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} was exchanged while it was read")
+        yield Segment(sequence=number, name=opened.name, data=plain.getvalue())
 
 
 def follow(
     whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
 ) -> Iterator[tuple[Event, Segment]]:
-    """Yield the segments of a run, each with the event that names it, until the run has ended.
-
-    Args:
-        whole: the run.
-        folder: of the machine whose log it is.
-        sealing: the owner's sealing key, or a backup recipient's.
+    """Yield the segments of a machine's log, each with the event that names it, until the whole run has ended.
 
     Raises:
         PackageError: as `segments`.
@@ -180,19 +185,3 @@ def uncollected(folder: RunFolder, *, sealing: RecipientKey, owner_signing: byte
         named=tuple(name for one in found for name in one.named),
         links=tuple(name for one in found for name in one.links),
     )
-
-
-def _segment(
-    stream: BufferedReader, number: int, sealed_sha256: str, run_id: str, sealing: RecipientKey, manifest_sha256: bytes
-) -> Segment:
-    if hashlib.file_digest(stream, "sha256").hexdigest() != sealed_sha256:
-        raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} is not the one that the event log names")
-    stream.seek(0)
-    opened = open_output(stream, sealing, run_id=run_id, manifest_sha256=manifest_sha256)
-    if opened.kind != _KIND or opened.sequence != number:
-        raise PackageError(Code.OUTPUT_TAMPERED, f"log segment {number} is something else")
-    plain = io.BytesIO()
-    opened.copy_to(plain)
-    if opened.sealed_sha256 != bytes.fromhex(sealed_sha256):
-        raise PackageError(Code.OUTPUT_UNNAMED, f"log segment {number} was exchanged while it was read")
-    return Segment(sequence=number, name=opened.name, data=plain.getvalue())

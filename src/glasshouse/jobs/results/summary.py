@@ -44,12 +44,7 @@ class Account:
 def account_of(
     ended: Ended, *, home: Home, sealing: RecipientKey | None, owner_signing: bytes | None = None
 ) -> Account:
-    """Return what a run came to.
-
-    Args:
-        sealing: opens the outputs' names; None leaves them sealed.
-        owner_signing: the owner's public signing key; with `sealing` it shows what a script's run left behind.
-    """
+    """Return what a run came to; without `sealing` the outputs' names stay sealed."""
     conclusion, problem = ended.conclusion, ""
     opened: list[Opened] = []
     if sealing is not None and conclusion.receipt is not None:
