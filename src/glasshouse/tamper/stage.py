@@ -1,4 +1,4 @@
-"""The stage: an owner, a package, a live broker, and a runtime that is played instead of run."""
+"""An owner, a package, a live broker, and an attacker that plays a runtime."""
 
 from __future__ import annotations
 
@@ -51,12 +51,15 @@ class LiveBroker(Protocol):
     """A broker that can be reached."""
 
     @property
-    def runtime_url(self) -> str: ...
+    def runtime_url(self) -> str:
+        """Where runtimes reach it."""
 
     @property
-    def broker_public(self) -> bytes: ...
+    def broker_public(self) -> bytes:
+        """Its signing key."""
 
-    def client(self) -> OwnerClient: ...
+    def client(self) -> OwnerClient:
+        """Return the owner's client."""
 
 
 class Owner:
@@ -135,10 +138,8 @@ class Owner:
 
     def group(self, machines: int, *, ranks: int = 1) -> list[LaunchFile]:
         """Announce a group and mint a launch for each of its machines."""
-        return [
-            self.launch(group=place)
-            for place in self._client.add_group(self.deployment, machines=machines, ranks=ranks)
-        ]
+        places = self._client.add_group(self.deployment, machines=machines, ranks=ranks)
+        return [self.launch(group=place) for place in places]
 
     def launch(
         self, *, key: SigningKey | None = None, lifetime_s: int = 3600, group: Group | None = None
@@ -183,7 +184,7 @@ class Actor:
         owner: whose package it wants to open.
         launch: the launch file.
         hpke, evidence: the keys it made.
-        url: where it sends to; the launch file's broker unless somebody sits between.
+        url: where it sends to; the launch file's broker unless another is between.
     """
 
     owner: Owner

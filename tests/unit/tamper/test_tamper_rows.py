@@ -14,26 +14,21 @@ from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import GroupReleases
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks
-from glasshouse.tamper.groups import GROUP_CONTROL, GROUP_RELEASES, GROUP_STORIES
-from glasshouse.tamper.run import Row, _row
+from glasshouse.tamper.attacks import ATTACKS, CONTROL, Attack
+from glasshouse.tamper.group_attacks import GROUP_ATTACKS, GROUP_CONTROL, GROUP_RELEASES
+from glasshouse.tamper.run_attacks import AttackResult, play
 from glasshouse.tamper.stage import Owner
-from glasshouse.tamper.stories import CONTROL, STORIES, Story
 from simulators.local_broker import LocalBroker
 
-REFUSED = Row(
-    story="a story",
-    changed="something",
-    expected_check="6",
+REFUSED = AttackResult(
+    attack=replace(ATTACKS[1], check="6", expected=Code.MANIFEST_MISMATCH),
     actual_check="6",
-    expected=Code.MANIFEST_MISMATCH,
     actual=Code.MANIFEST_MISMATCH,
     released=False,
     counter_before=0,
     counter_after=0,
 )
-RELEASED = replace(
-    REFUSED, expected_check="", actual_check="", expected=None, actual=None, released=True, counter_after=1
-)
+RELEASED = replace(REFUSED, attack=CONTROL, actual_check="", actual=None, released=True, counter_after=1)
 
 
 @pytest.fixture
@@ -42,8 +37,8 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
         yield Owner(broker)
 
 
-def story(name: str) -> Story:
-    [found] = [one for one in (*STORIES, CONTROL) if one.name == name]
+def story(name: str) -> Attack:
+    [found] = [one for one in (*ATTACKS, CONTROL) if one.name == name]
     return found
 
 
@@ -65,20 +60,20 @@ def test_a_row_holds_only_when_everything_is_as_it_must() -> None:
 
 
 def test_there_are_nine_stories_of_nine_checks_and_one_control() -> None:
-    assert len(STORIES) == 9
-    assert len({one.expected for one in STORIES}) == 9
-    assert len({one.check for one in STORIES}) == 9
+    assert len(ATTACKS) == 9
+    assert len({one.expected for one in ATTACKS}) == 9
+    assert len({one.check for one in ATTACKS}) == 9
     assert CONTROL.expected is None
 
 
-@pytest.mark.parametrize("one", [*STORIES, CONTROL], ids=lambda one: one.name)
-def test_every_story_holds_against_a_sound_gate(owner: Owner, one: Story) -> None:
-    assert _row(owner, one).held
+@pytest.mark.parametrize("one", [*ATTACKS, CONTROL], ids=lambda one: one.name)
+def test_every_story_holds_against_a_sound_gate(owner: Owner, one: Attack) -> None:
+    assert play(owner, one).held
 
 
-@pytest.mark.parametrize("one", [*GROUP_STORIES, GROUP_CONTROL], ids=lambda one: one.name)
-def test_every_story_of_a_group_holds_against_a_sound_gate(owner: Owner, one: Story) -> None:
-    assert _row(owner.another(releases=GROUP_RELEASES), one).held
+@pytest.mark.parametrize("one", [*GROUP_ATTACKS, GROUP_CONTROL], ids=lambda one: one.name)
+def test_every_story_of_a_group_holds_against_a_sound_gate(owner: Owner, one: Attack) -> None:
+    assert play(owner.another(releases=GROUP_RELEASES), one).held
 
 
 def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +89,7 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
     monkeypatch.setattr(GroupReleases, "accept", at_once)
     several = owner.another(releases=GROUP_RELEASES)
     with pytest.raises(InternalError):
-        _row(several, next(one for one in GROUP_STORIES if one.expected is Code.RANK_REFUSED))
+        play(several, next(one for one in GROUP_ATTACKS if one.expected is Code.RANK_REFUSED))
 
 
 def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
@@ -102,7 +97,7 @@ def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
 ) -> None:
     monkeypatch.setattr(GroupReleases, "refused", lambda *_: None)
     several = owner.another(releases=GROUP_RELEASES)
-    row = _row(several, GROUP_STORIES[0])
+    row = play(several, GROUP_ATTACKS[0])
     assert not row.held
 
 
@@ -112,7 +107,7 @@ def test_a_gate_that_lets_two_machines_be_one_is_found_out(owner: Owner, monkeyp
         "_check_13",
         lambda _self, _connection, _standing, _launch, appraisal: appraisal.claims.hpke_public[:32],
     )
-    row = _row(owner.another(releases=GROUP_RELEASES), GROUP_STORIES[-1])
+    row = play(owner.another(releases=GROUP_RELEASES), GROUP_ATTACKS[-1])
     assert not row.held
 
 
@@ -135,7 +130,7 @@ def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(
     def nothing(*_arguments: object, **_named: object) -> None: ...
 
     monkeypatch.setattr(module, check, nothing)
-    row = _row(owner, story(name))
+    row = play(owner, story(name))
     assert not row.held
     assert row.released
     assert row.counter_after == 1
@@ -146,4 +141,4 @@ def test_a_gate_that_forgets_its_challenges_is_found_out(owner: Owner, monkeypat
         "glasshouse.broker.decide.key_release.ReleaseGate._replayed",
         lambda gate, connection, row, digest, now_us: gate._decided(connection, row, b"{}", digest, now_us),
     )
-    assert not _row(owner, story("nonce replay")).held
+    assert not play(owner, story("nonce replay")).held

@@ -7,12 +7,12 @@ from rich.text import Text
 
 from glasshouse.cli.options import JsonOptions
 from glasshouse.errors import ExitCode
-from glasshouse.tamper.run import run_stories
+from glasshouse.tamper.run_attacks import run_attacks
 
 
 def command(*, options: JsonOptions) -> int:
     """Print each attack with the check that refused it."""
-    output, rows = options.output, run_stories()
+    output, rows = options.output, run_attacks()
     held = all(row.held for row in rows)
     output.result({"held": held, "stories": [row.to_json() for row in rows]})
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -20,10 +20,10 @@ def command(*, options: JsonOptions) -> int:
         table.add_column(name, no_wrap=name in ("answer", "key", "releases"))
     for row in rows:
         answer = row.actual.value if row.actual else "released"
-        wanted = row.expected.value if row.expected else "released"
-        table.add_row(
+        wanted = row.attack.expected.value if row.attack.expected else "released"
+        table.addplay(
             Text("✓", style="green") if row.held else Text("✗", style="bold red"),
-            Text.assemble(row.story, "\n", (row.changed, "dim")),
+            Text.assemble(row.attack.name, "\n", (row.attack.changed, "dim")),
             Text(answer if row.held else f"{answer}\nexpected {wanted}"),
             "released" if row.released else "kept",
             f"{row.counter_before} → {row.counter_after}",

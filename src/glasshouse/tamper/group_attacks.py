@@ -1,6 +1,6 @@
-"""The stories of groups: all of its machines are released to, or none is, whatever one of them tries.
+"""The attacks of groups: all machines of one are released to, or none is, whatever one of them tries.
 
-In every story the attacker holds the launch files of some machines of a group, which a true owner announced.
+In every attack the attacker holds the launch files of some machines of a group, which a true owner announced.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
+from glasshouse.tamper.attacks import Attack
 from glasshouse.tamper.stage import Actor, Owner, any_measurement
-from glasshouse.tamper.stories import Story
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["GROUP_CONTROL", "GROUP_RELEASES", "GROUP_STORIES"]
+__all__ = ["GROUP_ATTACKS", "GROUP_CONTROL", "GROUP_RELEASES"]
 
 GROUP_RELEASES = 4
-"""What the stories' deployment may release: room for the largest group, twice over."""
+"""What the attacks' deployment may release: room for the largest group, twice over."""
 
 _SHORT_S = 2
 
@@ -40,9 +40,9 @@ class _Machine:
         return cls(actor=actor, challenge=challenge, evidence=actor.sign(actor.claims(challenge)))
 
     def wait(self) -> Self:
-        """Attest, and be told to wait for the others."""
+        """Attest, and get the answer to wait for the others."""
         if self.actor.send(self.evidence).status != 202:
-            raise InternalError(Code.INTERNAL, "a machine of a group was not told to wait for the others")
+            raise InternalError(Code.INTERNAL, "a machine of a group was not answered to wait for the others")
         return self
 
     def ask(self) -> Reply:
@@ -109,44 +109,44 @@ def _control(owner: Owner) -> Reply:
     return replies[-1][1]
 
 
-GROUP_STORIES: tuple[Story, ...] = (
-    Story(
+GROUP_ATTACKS: tuple[Attack, ...] = (
+    Attack(
         name="group: a patched machine",
         changed="the measurement of one machine; another asks for the release that it was waiting for",
         check="14",
         expected=Code.RANK_REFUSED,
-        tell=_another_measurement,
+        play=_another_measurement,
     ),
-    Story(
+    Attack(
         name="group: a missing machine",
         changed="nothing: one of three machines never comes, and the others ask until the deadline",
         check="14",
         expected=Code.RANK_REFUSED,
-        tell=_missing,
+        play=_missing,
     ),
-    Story(
+    Attack(
         name="group: another's place",
         changed="the launch token: a genuine one for the same key, of another machine of the group",
         check="3",
         expected=Code.TOKEN_CLAIM,
-        tell=_another_index,
+        play=_another_index,
     ),
-    Story(
+    Attack(
         name="group: another group's token",
         changed="the launch token: a genuine one for the same key and place, of an earlier group",
         check="3",
         expected=Code.TOKEN_CLAIM,
-        tell=_another_group,
+        play=_another_group,
     ),
-    Story(
+    Attack(
         name="group: one runtime as two",
         changed="the evidence key: one machine's, named by another, so that one of them suffices",
         check="13",
         expected=Code.RELEASE_BUDGET,
-        tell=_one_for_two,
+        play=_one_for_two,
     ),
 )
 
-GROUP_CONTROL = Story(
-    name="valid group", changed="nothing: two machines", check="", expected=None, tell=_control, counted=2
+GROUP_CONTROL = Attack(
+    name="valid group", changed="nothing: two machines", check="", expected=None, play=_control, counted=2
 )
