@@ -17,7 +17,8 @@ import pytest
 
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
-from glasshouse.jobs.verify.documents import verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_bundle
+from glasshouse.jobs.verify.run_files import verify_log_beside
 from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced

@@ -15,7 +15,8 @@ from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSu
 from glasshouse.evidence.events import BODIES, MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import MAX_HEAD_BYTES, Head, countersign
 from glasshouse.evidence.log import EventLog, verify_log
-from glasshouse.jobs.verify.documents import Status, verify_artifact, verify_bundle
+from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
+from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire.canonical import MAX_INTEGER, decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.fields import Fields

@@ -25,7 +25,8 @@ from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.jobs.verify.documents import verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_bundle
+from glasshouse.jobs.verify.run_files import verify_log_beside
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.package.outputs import open_output
 from glasshouse.wire.group import Group

@@ -13,7 +13,8 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.heads import CountersignedHead, Head, countersign
 from glasshouse.evidence.log import verify_log
-from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
+from glasshouse.jobs.verify.run_files import verify_log_beside
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.fields import b64decode
 from glasshouse.wire.signing import SigningKey

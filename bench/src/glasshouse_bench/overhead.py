@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glasshouse.cli.options import OwnerOptions
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.durations import parse_s
 from glasshouse.jobs.owner.installation import install_command
@@ -79,7 +79,7 @@ def new_folder(workload: str) -> Path:
 
 
 def run(
-    output: Output,
+    output: CommandOutput,
     asked: Wish,
     make: Callable[[Path], subject.Subject],
     *,
@@ -94,7 +94,7 @@ def run(
     return close(output, folder, parts, identity, interrupted=stop.asked)
 
 
-def close(output: Output, folder: Path, parts: Sequence[Part], identity: Identity, *, interrupted: bool) -> int:
+def close(output: CommandOutput, folder: Path, parts: Sequence[Part], identity: Identity, *, interrupted: bool) -> int:
     """Sign what there is, print what came of it, and return the exit code."""
     if not any(part.attempted for part in parts):
         raise RunError(Code.INTERRUPTED, "the measurement was interrupted before its first session ended")

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from glasshouse.cli.options import expanded
-from glasshouse.cli.show.output import Output, error_object, printable
+from glasshouse.cli.show.output import CommandOutput, error_object, printable
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, UsageError
 
 __all__ = ["command_line", "main", "run"]
@@ -226,7 +226,7 @@ def _refused_value(error: Exception) -> str:
 
 def _failed(error: GlasshouseError, as_json: bool) -> int:
     with contextlib.suppress(OSError):  # the terminal or pipe is closed: the exit code is still right
-        Output(as_json).result(error_object(error))
+        CommandOutput(as_json).result(error_object(error))
         if not as_json:
             sys.stderr.write(f"error: {printable(error.message, keep='')} [{error.code.value}]\n")
             if error.hint:

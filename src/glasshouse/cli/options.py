@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.cli.show.words import again
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.owner.home import Home
@@ -88,9 +88,9 @@ class JsonOptions:
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
     @functools.cached_property
-    def output(self) -> Output:
+    def output(self) -> CommandOutput:
         """The command's output."""
-        return Output(self.as_json)
+        return CommandOutput(self.as_json)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,9 @@ from glasshouse.jobs.results.fetching import Fetched, fetch_run
 from glasshouse.jobs.results.summary import account_of
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.prepare import Prepared
-from glasshouse.jobs.supervise.run_job import Listener, Renting, Request, run_job
+from glasshouse.jobs.supervise.rented_run import Listener, Renting
+from glasshouse.jobs.supervise.run_job import run_job
+from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.verify_named import Verified, verify_named
 from glasshouse.package.manifest import Manifest
@@ -196,7 +198,7 @@ def run(
         GlasshouseError: it could not be placed, was refused, or could not be followed; see its `code` and `hint`.
     """
     place = _home(home)
-    request = Request.of(Path(what), home=place, on=on, gate=gate, ranks=ranks, machines=machines)
+    request = RunRequest.of(Path(what), home=place, on=on, gate=gate, ranks=ranks, machines=machines)
     identity = unlock_identity(place.owner_private, passphrase)
     ended = run_job(request, home=place, identity=identity, listener=_Callbacks(event, say, yes=yes))
     assert isinstance(ended, Ended)  # noqa: S101 - it was not detached

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from glasshouse.cli import app as cli
 from glasshouse.cli.runs import status_command as status
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import ExitCode, UsageError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.define.jobfile import parse
@@ -101,7 +101,7 @@ def test_at_80_columns_a_run_keeps_its_name_and_its_time(tmp_path: Path, monkeyp
     progress = {"unit": "example", "done": 1_234_567, "total": 12_345_678, "elapsed_us": 1, "loss": "0.123456"}
     folder.end(outcome="failed", code="hardening-missing", verdict="not-completed", progress=progress)
     folder.update(name="ward-seven-with-a-long-name", created_us=1_790_000_000_000_000)
-    output, said = Output(False), io.StringIO()
+    output, said = CommandOutput(False), io.StringIO()
     monkeypatch.setattr(output, "_console", Console(file=said, width=80, highlight=False, color_system=None))
     status._table(output, control.looks(world.home))
     header, row = said.getvalue().splitlines()

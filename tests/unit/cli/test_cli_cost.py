@@ -14,7 +14,7 @@ from rich.console import Console
 
 from glasshouse.cli import app as cli
 from glasshouse.cli.show.ending import say_ended
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Work
@@ -330,7 +330,7 @@ def test_a_measurement_that_does_not_hold_or_is_none_is_refused(
     assert "NOT authentic" in capsys.readouterr().err
 
 
-def closing(world: OwnersWorld, run: RunFolder, output: Output) -> Ended:
+def closing(world: OwnersWorld, run: RunFolder, output: CommandOutput) -> Ended:
     conclusion = conclude(run, owner_signing=world.owner.public, agent_exit=0)
     ended = Ended(folder=run, record=run.load(), seen=Seen.of(run.events), conclusion=conclusion)
     say_ended(output, ended, sealing=world.owner_hpke, home=world.home.path)
@@ -341,7 +341,7 @@ def test_the_closing_summary_of_a_rented_run_has_its_cost(
     world: OwnersWorld, run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rented(world, run)
-    output, file = Output(False), io.StringIO()
+    output, file = CommandOutput(False), io.StringIO()
     monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
     closing(world, run, output)
     lines = [" ".join(line.split()) for line in file.getvalue().splitlines()]
@@ -349,7 +349,7 @@ def test_the_closing_summary_of_a_rented_run_has_its_cost(
     assert "of that booting 0.0100 $ (50.0 s), 8.6 %" in lines
     assert "protection 0.0080 $ (40.0 s), 6.9 %, beside the training" in lines
     assert any(line.startswith("a step 0.0000644 $") for line in lines)
-    closing(world, run, Output(True))
+    closing(world, run, CommandOutput(True))
     told = program(capsys)
     assert told["rental"]["provider"] == "vast"
     assert told["cost"]["total"]["usd"] == "0.1160"
@@ -358,12 +358,12 @@ def test_the_closing_summary_of_a_rented_run_has_its_cost(
 def test_the_summary_of_a_run_for_which_nothing_was_rented_has_no_cost(
     world: OwnersWorld, run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, file = Output(False), io.StringIO()
+    output, file = CommandOutput(False), io.StringIO()
     monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
     closing(world, run, output)
     assert "rental" not in file.getvalue()
     assert "of that" not in file.getvalue()
-    closing(world, run, Output(True))
+    closing(world, run, CommandOutput(True))
     told = program(capsys)
     assert told["rental"] is told["cost"] is None
 
@@ -373,7 +373,7 @@ def test_a_damaged_statement_does_not_keep_a_run_from_being_summed_up(
 ) -> None:
     run.rental.write_text('{"over": true}')
     run.rental.chmod(0o600)
-    output, file = Output(False), io.StringIO()
+    output, file = CommandOutput(False), io.StringIO()
     monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
     ended = closing(world, run, output)
     assert ended.conclusion.exit_code is ExitCode.DONE

@@ -14,7 +14,7 @@ from rich.console import Console
 from glasshouse.cli import app as cli
 from glasshouse.cli.runs import status_command as status
 from glasshouse.cli.show.ending import say_ended
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.define.job_content import script_warnings
 from glasshouse.jobs.define.jobfile import load
@@ -30,7 +30,7 @@ from simulators.owner_side import OwnersWorld
 PRINTED = b"".join(b"line %d\n" % number for number in range(20)) + b"10 %\r20 %\nValueError: \x1b[2Jcanary\n"
 
 
-def people(monkeypatch: pytest.MonkeyPatch, output: Output, width: int = 200) -> io.StringIO:
+def people(monkeypatch: pytest.MonkeyPatch, output: CommandOutput, width: int = 200) -> io.StringIO:
     file = io.StringIO()
     monkeypatch.setattr(output, "_console", Console(file=file, width=width, highlight=False, color_system=None))
     return file
@@ -48,7 +48,7 @@ def test_a_failed_run_shows_its_workers_last_words_escaped_and_programs_get_a_hi
 ) -> None:
     world = OwnersWorld(printed=PRINTED)
     ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.SCRIPT_FAILED)
-    output, home = Output(False), tmp_path / "a home"
+    output, home = CommandOutput(False), tmp_path / "a home"
     said = people(monkeypatch, output)
     keys = {"sealing": world.owner_hpke, "owner_signing": world.owner.public, "home": home}
     say_ended(output, ended, **keys)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_a_failed_run_shows_its_workers_last_words_escaped_and_programs_get_a_hi
         f"  all of it: {logs}",
     ]
     assert f"glasshouse verify {ended.folder.run_id[:8]} --home '{home}'" in text
-    say_ended(Output(True), ended, **keys)  # type: ignore[arg-type]
+    say_ended(CommandOutput(True), ended, **keys)  # type: ignore[arg-type]
     out = capsys.readouterr().out
     assert json.loads(out)["log_hint"] == logs
     assert "canary" not in out
@@ -86,7 +86,7 @@ def test_why_a_machine_cannot_run_a_job_is_shown_escaped_and_bounded(
     ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.PLATFORM)
     if log is not None:
         ended.folder.runtime_log.write_bytes(log)
-    output = Output(False)
+    output = CommandOutput(False)
     printed = people(monkeypatch, output)
     say_ended(output, ended, sealing=None)
     lines = [line.split("  ", 1) for line in printed.getvalue().splitlines() if "  " in line]
@@ -101,7 +101,7 @@ def test_a_run_that_ended_otherwise_shows_nothing_of_the_runtimes_log(
     world = OwnersWorld()
     ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.SCRIPT_FAILED)
     ended.folder.runtime_log.write_bytes(b"glasshouse runtime: script-failed\nyou were robbed\n")
-    output = Output(False)
+    output = CommandOutput(False)
     printed = people(monkeypatch, output)
     say_ended(output, ended, sealing=None)
     assert "robbed" not in printed.getvalue()
@@ -112,11 +112,11 @@ def test_a_completed_run_needs_no_last_words(
 ) -> None:
     world = OwnersWorld(printed=PRINTED)
     ended = failed(tmp_path, world)
-    output = Output(False)
+    output = CommandOutput(False)
     said = people(monkeypatch, output)
     say_ended(output, ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
     assert "last lines" not in said.getvalue()
-    say_ended(Output(True), ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
+    say_ended(CommandOutput(True), ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
     assert json.loads(capsys.readouterr().out)["log_hint"] is None
 
 
@@ -130,7 +130,7 @@ def test_the_table_of_runs_never_cuts_how_a_run_stands(
     record = folder.end(outcome="failed", code="hardening-missing", verdict="not-completed", progress=progress)
     folder.save(record)
     folder.update(name="a job with a name that is as long as a name may be, which is quite a lot")
-    output = Output(False)
+    output = CommandOutput(False)
     said = people(monkeypatch, output, width)
     status._table(output, control.looks(world.home))
     header, row = said.getvalue().splitlines()
@@ -266,7 +266,7 @@ def test_work_that_was_lost_is_named_to_its_owner(
     record = replace(folder.load(), workload="script")
     ended = Ended(folder=folder, record=record, seen=Seen.of(folder.events), conclusion=conclusion)
     keys = {"sealing": world.owner_hpke, "owner_signing": world.owner.public}
-    output = Output(False)
+    output = CommandOutput(False)
     said = people(monkeypatch, output)
     say_ended(output, ended, **keys)  # type: ignore[arg-type]
     text = said.getvalue()
@@ -274,11 +274,11 @@ def test_work_that_was_lost_is_named_to_its_owner(
     assert "checkpoints/\\u001b[2J7\n" in text
     assert "and 22 more" in text
     assert 'outputs = ["outputs/", "checkpoints/"]' in text
-    say_ended(Output(True), ended, **keys)  # type: ignore[arg-type]
+    say_ended(CommandOutput(True), ended, **keys)  # type: ignore[arg-type]
     found = json.loads(capsys.readouterr().out)["uncollected"]
     assert found == {"files": 30, "bytes": 5_000_000, "named": list(lost.named), "links": []}
     # Without the owner's key nothing of it can be said: the names are in the sealed log alone.
-    say_ended(Output(True), ended, sealing=None)
+    say_ended(CommandOutput(True), ended, sealing=None)
     assert json.loads(capsys.readouterr().out)["uncollected"] is None
 
 
@@ -290,7 +290,7 @@ def test_a_link_among_the_outputs_is_named_to_its_owner(tmp_path: Path, monkeypa
     conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
     record = replace(folder.load(), workload="script")
     ended = Ended(folder=folder, record=record, seen=Seen.of(folder.events), conclusion=conclusion)
-    output = Output(False)
+    output = CommandOutput(False)
     said = people(monkeypatch, output)
     say_ended(output, ended, sealing=world.owner_hpke, owner_signing=world.owner.public)
     assert "not sent back, only files are: outputs/best\\u001b[2J, outputs/last" in said.getvalue()

@@ -14,7 +14,7 @@ from glasshouse.cli import app as cli
 from glasshouse.cli.runs import logs_command as logs
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.live_view import RunView
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import Code, ExitCode, PackageError, UsageError
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse.jobs.results.collect import Opened
@@ -44,7 +44,7 @@ def test_what_people_write_stays_as_they_wrote_it(text: str) -> None:
     assert printable(text) == text
 
 
-def people(monkeypatch: pytest.MonkeyPatch, output: Output) -> io.StringIO:
+def people(monkeypatch: pytest.MonkeyPatch, output: CommandOutput) -> io.StringIO:
     file = io.StringIO()
     monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
     return file
@@ -53,7 +53,7 @@ def people(monkeypatch: pytest.MonkeyPatch, output: Output) -> io.StringIO:
 def test_words_facts_notes_and_steps_show_it_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = Output(False)
+    output = CommandOutput(False)
     said = people(monkeypatch, output)
     output.say(HOSTILE)
     output.facts({"name": HOSTILE})
@@ -67,14 +67,14 @@ def test_words_facts_notes_and_steps_show_it_escaped(
 def test_a_path_is_shown_as_it_is_and_not_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     """A dependency that names an output `:white_check_mark:` puts no mark of ours beside it."""
     path = "out/:white_check_mark:.bin [bold]x[/bold]"
-    output = Output(False)
+    output = CommandOutput(False)
     output.say(path)
     output.facts({":x:": path})
     assert capsys.readouterr().out == f"{path}\n:x:  {path}\n"
 
 
 def test_programs_get_the_very_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(True).result({"name": HOSTILE + TAG, "city": "Zürich"})
+    CommandOutput(True).result({"name": HOSTILE + TAG, "city": "Zürich"})
     out = capsys.readouterr().out
     assert json.loads(out) == {"name": HOSTILE + TAG, "city": "Zürich"}
     assert "Zürich" in out
@@ -127,7 +127,7 @@ def test_the_summary_shows_names_of_outputs_escaped(tmp_path: Path, monkeypatch:
     name = "one\n" + HOSTILE
     one = Opened(sequence=0, name=name, kind="output", plain_bytes=7, sha256=bytes(32), salt=bytes(32))
     monkeypatch.setattr("glasshouse.jobs.results.summary.look_inside", lambda *_arguments, **_options: [one])
-    output = Output(False)
+    output = CommandOutput(False)
     said = people(monkeypatch, output)
     ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
     say_ended(output, ended, sealing=world.owner_hpke)

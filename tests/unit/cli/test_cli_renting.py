@@ -20,7 +20,7 @@ import pytest
 from glasshouse.cli.app import run
 from glasshouse.cli.show import steps
 from glasshouse.cli.show.offered import cost_words
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
@@ -33,7 +33,8 @@ from glasshouse.jobs.places.rent import Renter
 from glasshouse.jobs.places.rental_journal import Journal, Step
 from glasshouse.jobs.places.rented_machine import hand_over
 from glasshouse.jobs.supervise import runner
-from glasshouse.jobs.supervise.run_job import Renting, Request, return_left
+from glasshouse.jobs.supervise.rented_run import Renting, return_left
+from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.jobs.supervise.supervision import Interrupts
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.policy import Profile
@@ -43,7 +44,7 @@ from tests.simulators.rental_world import OPTIONS, World, WorldProvider
 GONE = ProcessName(pid=2**22 - 1, started=1)
 
 
-class Closed(Output):
+class Closed(CommandOutput):
     """A terminal that was closed after the preview."""
 
     def say(self, *_what: Any, **_how: Any) -> None:
@@ -88,7 +89,7 @@ class Rents:
         return [place]
 
     def renting(self) -> Renting:
-        asked = Request(what=self.package, job=None, on=("world",))
+        asked = RunRequest(what=self.package, job=None, on=("world",))
         return Renting(
             request=asked,
             profile=Profile.STANDARD,
@@ -97,7 +98,7 @@ class Rents:
             offers=self.provider.offers(OPTIONS),
         )
 
-    def rented(self, output: Output) -> Any:
+    def rented(self, output: CommandOutput) -> Any:
         return self.renting().rented(StepPrinter(output, yes=True), self.home, self.folder, self.package)
 
     @property
@@ -143,7 +144,7 @@ def test_what_a_machine_came_to_is_told_also_of_a_run_that_failed(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(steps, "agreed", lambda *_of, **_how: None)
-    with failing(fails), rents.rented(Output(as_json=False)):
+    with failing(fails), rents.rented(CommandOutput(as_json=False)):
         end(fails)
     told = " ".join("".join(capfd.readouterr()).split())
     assert "is gone, by id and in two listings; 0.0" in told
@@ -153,14 +154,14 @@ def test_what_a_machine_came_to_is_told_also_of_a_run_that_failed(
 @pytest.mark.parametrize("fails", [False, True], ids=["ended", "failed"])
 def test_signals_while_a_machine_is_given_back_do_not_leave_it(rents: Rents, fails: bool) -> None:
     rents.provider.signals = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
-    with failing(fails), rents.rented(Output(as_json=True)):
+    with failing(fails), rents.rented(CommandOutput(as_json=True)):
         end(fails)
     assert rents.world.running == []
 
 
 def test_a_second_ctrl_c_leaves_it_and_says_so(rents: Rents, capfd: pytest.CaptureFixture[str]) -> None:
     rents.provider.signals = (signal.SIGINT, signal.SIGINT)
-    with pytest.raises(PeerError) as left, rents.rented(Output(as_json=True)):
+    with pytest.raises(PeerError) as left, rents.rented(CommandOutput(as_json=True)):
         pass
     assert left.value.code is Code.RENTAL_LEFT
     assert "glasshouse sweep" in left.value.hint
@@ -171,7 +172,7 @@ def test_a_second_ctrl_c_leaves_it_and_says_so(rents: Rents, capfd: pytest.Captu
 def test_a_machine_that_a_supervisor_has_taken_on_is_not_given_back_by_the_command(
     rents: Rents, supervisor: ProcessName
 ) -> None:
-    with failing(True), rents.rented(Output(as_json=True)):
+    with failing(True), rents.rented(CommandOutput(as_json=True)):
         hand_over(rents.home, rents.folder, supervisor)
         end(True)
     assert rents.world.running == ["m1"]
@@ -233,31 +234,31 @@ def test_a_signal_before_the_run_begins_stops_it_as_one_during_it_does(rents: Re
 def test_a_machine_whose_keeper_was_ended_by_a_command_is_given_back_by_it(
     rents: Rents, supervisor: ProcessName
 ) -> None:
-    with rents.rented(Output(as_json=True)):
+    with rents.rented(CommandOutput(as_json=True)):
         hand_over(rents.home, rents.folder, supervisor)
-    return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
+    return_left(StepPrinter(CommandOutput(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "its keeper lives"
     hand_over(rents.home, rents.folder, GONE)
-    return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
+    return_left(StepPrinter(CommandOutput(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == []
-    return_left(StepPrinter(Output(as_json=True)), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
+    return_left(StepPrinter(CommandOutput(as_json=True)), rents.home, RunFolder(rents.home.runs / ("d" * 32)))
 
 
 def test_a_command_that_rents_holds_the_claim_and_one_that_ends_a_supervisor_goes_past_a_claim(rents: Rents) -> None:
-    with rents.rented(Output(as_json=True)):
+    with rents.rented(CommandOutput(as_json=True)):
         with rents.journal.claimed() as ours:
             assert not ours
         hand_over(rents.home, rents.folder, GONE)
     with rents.journal.claimed() as ours:
         assert ours
-        return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
+        return_left(StepPrinter(CommandOutput(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == ["m1"], "the process that has claimed it gives it back"
-    return_left(StepPrinter(Output(as_json=True)), rents.home, rents.folder)
+    return_left(StepPrinter(CommandOutput(as_json=True)), rents.home, rents.folder)
     assert rents.world.running == []
 
 
 def test_a_bill_of_some_machines_is_not_said_to_be_that_of_all(rents: Rents) -> None:
-    with rents.rented(Output(as_json=True)):
+    with rents.rented(CommandOutput(as_json=True)):
         pass
     rental = rents.journal.load()
     assert ", billed " in cost_words(rental)
@@ -273,7 +274,7 @@ def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
 ) -> None:
     """A host that reads nothing is not waited for: what waits for it hears of the cap by a signal."""
     rents.world.clock.us = int(time.time() * 1e6)
-    with rents.rented(Output(as_json=True)):
+    with rents.rented(CommandOutput(as_json=True)):
         monkeypatch.setattr(rental_watch, "deadline_us", lambda _rental: (0, "money"))
         with (
             pytest.raises(KeyboardInterrupt),
@@ -300,7 +301,7 @@ def test_no_process_that_is_started_inherits_the_key_of_an_account(
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh here")
 @pytest.mark.parametrize("home", ["a user", "100%", "%h at 5%d", "it's $HOME", "~"])
 def test_a_home_with_marks_of_sshs_in_its_name_has_its_key_found(rents: Rents, home: str) -> None:
-    with rents.rented(Output(as_json=True)):
+    with rents.rented(CommandOutput(as_json=True)):
         up = rents.journal.load().up
         assert up is not None
         way = _to_rented(Journal(Path(f"/home/{home}/rentals/1")), up)
@@ -317,7 +318,10 @@ def test_a_home_that_ssh_cannot_be_given_is_refused_before_money_is_spent(
 ) -> None:
     rents.home = Home(path=tmp_path / home, project=rents.home.project)
     rents.home.path.mkdir(mode=0o700)
-    with pytest.raises(UsageError, match="ssh cannot be given a file in") as caught, rents.rented(Output(as_json=True)):
+    with (
+        pytest.raises(UsageError, match="ssh cannot be given a file in") as caught,
+        rents.rented(CommandOutput(as_json=True)),
+    ):
         pass
     assert "GLASSHOUSE_HOME" in caught.value.hint
     assert rents.world.machines == []

@@ -16,8 +16,10 @@ from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, Usag
 from glasshouse.evidence.artifact import ARTIFACT_TYPE, Artifact
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import PROBES, Loss
-from glasshouse.jobs.verify.documents import ArtifactVerdict, Status, verify_artifact, verify_bundle, verify_file
+from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle, verify_file
+from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict
 from glasshouse.jobs.verify.publish import compare, host_canaries, make_artifact
+from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.kdf import sha256

@@ -37,7 +37,7 @@ def test_a_log_that_grows_is_read_line_by_line_however_it_is_cut(tmp_path: Path,
 def test_what_was_seen_is_what_the_log_says(tmp_path: Path, lines: tuple[bytes, ...]) -> None:
     (tmp_path / "events.log").write_bytes(b"".join(lines))
     seen = Seen.of(tmp_path / "events.log")
-    assert (seen.state, seen.ended, seen.outcome, seen.code) == (State.ZEROIZED, True, Outcome.COMPLETED, None)
+    assert (seen.state, seen.outcome, seen.code) == (State.ZEROIZED, Outcome.COMPLETED, None)
     assert list(seen.entered_us) == list(State)
     assert seen.work is not None
     assert (seen.work.done, seen.work.total, seen.work.loss) == (5, 5, "0.4")

@@ -22,7 +22,7 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
-from glasshouse.jobs.supervise.prepare import check_machine
+from glasshouse.jobs.supervise.machine_check import check_machine
 from glasshouse.providers.place.local import LocalPlace
 
 CANARY = b"patient 4711 has a canary"

@@ -24,7 +24,7 @@ from glasshouse.jobs.places.placing import LeftError
 from glasshouse.jobs.supervise import control, runner, supervision
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.providers.protocol.order import Order
-from glasshouse.wire.states import Outcome
+from glasshouse.wire.states import Outcome, State
 from simulators.owner_side import OwnersWorld
 
 NOBODY = ProcessName(pid=2**22 - 1, started=1)
@@ -183,7 +183,7 @@ def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: Ow
     watcher = Watching()
     ended = stay(world, folder, Machine([write_and_end]), watcher, supervision.Interrupts())
     assert watcher.events[-1].state.value == "zeroized"
-    assert ended.seen.ended
+    assert ended.seen.state is State.ZEROIZED
 
 
 def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorld, folder: RunFolder) -> None:
@@ -315,7 +315,7 @@ def test_a_reader_that_goes_away_does_not_end_the_training(world: OwnersWorld, f
     machine = Machine([lambda: None, told(world, folder), lambda: 0])
     ended = stay(world, folder, machine, Gone(), supervision.Interrupts())
     assert machine.interrupts == 0
-    assert (ended.conclusion.outcome, ended.seen.ended) == (Outcome.COMPLETED, True)
+    assert (ended.conclusion.outcome, ended.seen.state) == (Outcome.COMPLETED, State.ZEROIZED)
 
 
 def test_a_log_that_is_none_is_not_followed_and_not_believed(world: OwnersWorld, folder: RunFolder) -> None:

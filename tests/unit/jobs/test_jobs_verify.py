@@ -14,8 +14,10 @@ from glasshouse.errors import Code, ExitCode, GlasshouseError, VerificationError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
-from glasshouse.jobs.verify.documents import Status, verify_bundle, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.receipt_chain import _check_times
+from glasshouse.jobs.verify.run_files import verify_log_beside
+from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.states import Outcome, State

@@ -14,8 +14,10 @@ from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationErr
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.results import Probe
-from glasshouse.jobs.verify.documents import Verdict, verify_bundle, verify_file, verify_log_beside
+from glasshouse.jobs.verify.documents import verify_bundle, verify_file
 from glasshouse.jobs.verify.receipt_chain import walk
+from glasshouse.jobs.verify.run_files import verify_log_beside
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.wire.states import Outcome, State
 from simulators.measured import measured
 from simulators.world import Run, World

@@ -10,7 +10,7 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic
 from glasshouse.jobs.verify.documents import verify_file, verify_package
-from glasshouse.jobs.verify.verdict import PackageVerdict
+from glasshouse.jobs.verify.owner_verdicts import PackageVerdict
 from simulators.package_world import FILES, KEY, OWNER, PACKAGE_ID, STRANGER, seal
 
 

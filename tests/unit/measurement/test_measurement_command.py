@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from glasshouse.cli.options import OwnerOptions
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
@@ -153,7 +153,7 @@ Closed = Callable[..., tuple[int, dict[str, Any]]]
 def close(identity: Identity, capsys: pytest.CaptureFixture[str]) -> Closed:
     def closed(folder: Path, *, interrupted: bool = False) -> tuple[int, dict[str, Any]]:
         parts = [Part.open(folder, mode) for mode in (Mode.INTERLEAVED, Mode.NULL)]
-        code = overhead.close(Output(True), folder, parts, identity, interrupted=interrupted)
+        code = overhead.close(CommandOutput(True), folder, parts, identity, interrupted=interrupted)
         told: dict[str, Any] = json.loads(capsys.readouterr().out)
         return code, told
 

@@ -31,7 +31,7 @@ from glasshouse.jobs.results.collect import fetch
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.prepare import prepare
 from glasshouse.jobs.supervise.supervision import Ended as RunEnded
-from glasshouse.jobs.supervise.supervision import Interrupts, Silent, supervise
+from glasshouse.jobs.supervise.supervision import Interrupts, Watcher, supervise
 from glasshouse.providers.place.local import LocalPlace, LocalPlaced
 from glasshouse.providers.protocol.order import Order
 from glasshouse.task.handle import RECORD
@@ -323,7 +323,7 @@ class _Told(LocalPlaced):
         return pid
 
 
-class _State(Silent):
+class _State(Watcher):
     """Keeps the run's state: the measurement has a view of its own."""
 
     state: State | None = None

@@ -8,7 +8,7 @@ import typer
 
 from glasshouse.cli.options import HomeOptions, Yes
 from glasshouse.cli.show.offered import can_ask
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.cli.show.words import bytes_text
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.rundir import RunFolder
@@ -29,7 +29,7 @@ def command(
     return remove_agreed(options.output, [removable(folder, home) for folder in folders.values()], yes=yes)
 
 
-def remove_agreed(output: Output, runs: list[Removable], *, yes: bool) -> int:
+def remove_agreed(output: CommandOutput, runs: list[Removable], *, yes: bool) -> int:
     """List runs and how much room their removal makes, and remove them if that is agreed to; return the exit code."""
     freed = sum(run.freed_bytes for run in runs)
     listed = []

@@ -21,7 +21,7 @@ def command(*, options: JsonOptions) -> int:
     for row in rows:
         answer = row.actual.value if row.actual else "released"
         wanted = row.attack.expected.value if row.attack.expected else "released"
-        table.addplay(
+        table.add_row(
             Text("✓", style="green") if row.held else Text("✗", style="bold red"),
             Text.assemble(row.attack.name, "\n", (row.attack.changed, "dim")),
             Text(answer if row.held else f"{answer}\nexpected {wanted}"),

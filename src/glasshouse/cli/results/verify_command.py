@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import OwnerOptions
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
 from glasshouse.jobs import api
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.known_owners import Trust
-from glasshouse.jobs.verify.documents import PackageVerdict
-from glasshouse.jobs.verify.verdict import ArtifactVerdict, Verdict
+from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict, PackageVerdict
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.jobs.verify.verify_group import GroupVerdict
 from glasshouse.jobs.verify.verify_named import NamedVerdict
 
@@ -80,7 +80,7 @@ def command(
     return int(verdict.exit_code)
 
 
-def _receipt(output: Output, key: str, verdict: Verdict, where: str, trust: Trust | None = None) -> None:
+def _receipt(output: CommandOutput, key: str, verdict: Verdict, where: str, trust: Trust | None = None) -> None:
     """Print a receipt's links, verdict, files and facts; `trust` is None for one of several machines."""
     output.say(f"From owner {key} to the end of the run{where}:", style="dim")
     _marks(output, ((name, link or "missing", link is not None) for name, link in verdict.links))
@@ -96,7 +96,7 @@ def _receipt(output: Output, key: str, verdict: Verdict, where: str, trust: Trus
     _facts(output, verdict)
 
 
-def _say(output: Output, trust: Trust, verdict: NamedVerdict) -> None:
+def _say(output: CommandOutput, trust: Trust, verdict: NamedVerdict) -> None:
     """Print the verdict; one under a key that nothing stands behind never looks like one under a known owner's."""
     good = verdict.exit_code is ExitCode.DONE and trust.known
     output.say(verdict.sentence, style="bold green" if good else "bold yellow")
@@ -104,13 +104,13 @@ def _say(output: Output, trust: Trust, verdict: NamedVerdict) -> None:
         output.say(trust.warning, style="bold yellow")
 
 
-def _marks(output: Output, links: Iterable[tuple[str, str, bool]]) -> None:
+def _marks(output: CommandOutput, links: Iterable[tuple[str, str, bool]]) -> None:
     for name, text, holds in links:
         output.say(f"  {'✓' if holds else '✗'} {name:<28}{text}", style=None if holds else "yellow")
 
 
-def _facts(output: Output, verdict: Verdict | ArtifactVerdict) -> None:
-    """Print what the record tells of the run; names of devices are the runtime's own text."""
+def _facts(output: CommandOutput, verdict: Verdict | ArtifactVerdict) -> None:
+    """Print what the record holds of the run; names of devices are the runtime's own text."""
     output.facts({name: printable(text) for name, text in verdict.facts.items()})
 
 

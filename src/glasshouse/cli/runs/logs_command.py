@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import Machine, OwnerOptions, Run
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
@@ -53,7 +53,7 @@ def command(
         output.warn("this run has printed nothing so far" if record.outcome is None else "this run printed nothing")
 
 
-def _follow(output: Output, whole: RunFolder, folder: RunFolder, home: Home, identity: Identity) -> None:
+def _follow(output: CommandOutput, whole: RunFolder, folder: RunFolder, home: Home, identity: Identity) -> None:
     """Print segments as they come, and hold them to the receipt once there is one.
 
     Raises:

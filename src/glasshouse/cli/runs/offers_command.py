@@ -64,8 +64,8 @@ def command(
             failed.append(f"{name}: {error}")
     fitting = [one for one in found if one[1].usd_per_hour <= most]
     fitting.sort(key=lambda one: one[1].usd_per_hour)
-    told = [{"provider": name} | asdict(one) | {"usd_per_hour": f"{one.usd_per_hour}"} for name, one in fitting]
-    output.result({"offers": told, "failed": failed})
+    rows = [{"provider": name} | asdict(one) | {"usd_per_hour": f"{one.usd_per_hour}"} for name, one in fitting]
+    output.result({"offers": rows, "failed": failed})
     for line in failed:
         output.warn(line)
     if fitting:

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import GateOption, OwnerOptions, Yes
-from glasshouse.cli.runs.raw_leg import run_raw_leg
+from glasshouse.cli.runs.unprotected_run import run_raw_leg
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.live_view import RunView
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.supervise.run_job import Request, run_job
+from glasshouse.jobs.supervise.run_job import run_job
+from glasshouse.jobs.supervise.run_request import RunRequest
 
 
 def command(
@@ -55,7 +56,7 @@ def command(
             raise UsageError(Code.USAGE, f"--raw runs on this machine and asks no gate: leave {', '.join(given)} out")
         return run_raw_leg(what, ranks, options)
     # The job file is checked before a passphrase is asked for and before anything is started.
-    request = Request.of(
+    request = RunRequest.of(
         what, home=home, on=on, gate=gate, ranks=ranks, machines=machines, detach=detach, accept=accept_host_key
     )
     identity = options.unlock()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import Force, OwnerOptions
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.cli.show.words import bytes_text, files_words, left_out_words, network_words
 from glasshouse.jobs import api
 
@@ -65,7 +65,7 @@ def command(
     )
 
 
-def _progress_of(output: Output) -> Callable[[int, int], None] | None:
+def _progress_of(output: CommandOutput) -> Callable[[int, int], None] | None:
     """Return a progress line for packages that take a while, where a person is watching."""
     if output.as_json or not output.console.is_terminal:
         return None

@@ -11,12 +11,12 @@ from rich.text import Text
 
 from glasshouse.cli.options import HomeOptions, sealing_without_asking
 from glasshouse.cli.show.ending import say_ended
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.results.summary import rental_and_cost, summary
-from glasshouse.jobs.supervise.control import Look, concluded, look, looks
+from glasshouse.jobs.supervise.control import RunLook, concluded, look, looks
 from glasshouse.jobs.supervise.supervision import Ended
 
 _GAP = 2
@@ -44,7 +44,7 @@ def command(
     return ExitCode.DONE
 
 
-def _one(found: Look, options: HomeOptions) -> None:
+def _one(found: RunLook, options: HomeOptions) -> None:
     output, home, folder, record = options.output, options.own_home, found.folder, found.record
     if record.phase is Phase.ENDED:
         ended = Ended(folder=folder, record=record, seen=found.seen, conclusion=concluded(folder, home, record))
@@ -59,7 +59,7 @@ def _one(found: Look, options: HomeOptions) -> None:
         _table(output, [found])
 
 
-def _brief(found: Look) -> dict[str, Any]:
+def _brief(found: RunLook) -> dict[str, Any]:
     record, seen, work = found.record, found.seen, found.progress
     return {
         "run_id": record.run_id,
@@ -79,7 +79,7 @@ def _brief(found: Look) -> dict[str, Any]:
     }
 
 
-def _table(output: Output, found: list[Look]) -> None:
+def _table(output: CommandOutput, found: list[RunLook]) -> None:
     if not found:
         output.say("No runs yet: glasshouse run JOB.toml")
         return
@@ -121,7 +121,7 @@ def _fitted(rows: list[dict[str, Text]], room: int) -> dict[str, int]:
     return widths
 
 
-def _doing(found: Look) -> Text:
+def _doing(found: RunLook) -> Text:
     outcome = found.record.outcome
     if outcome is None:
         state = found.seen.state.value if found.seen.state else found.doing

@@ -12,7 +12,7 @@ from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.supervise import control
-from glasshouse.jobs.supervise.run_job import return_left
+from glasshouse.jobs.supervise.rented_run import return_left
 
 
 def command(

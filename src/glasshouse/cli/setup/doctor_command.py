@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glasshouse.cli.options import HomeOptions
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import Code, PlatformError
 from glasshouse.jobs.places import known_machines
 from glasshouse.runtime.run.findings import Finding
@@ -53,7 +53,7 @@ def _here() -> list[Finding]:
     return examine()
 
 
-def _print_table(output: Output, found: list[Finding]) -> None:
+def _print_table(output: CommandOutput, found: list[Finding]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(width=1)
     table.add_column(no_wrap=True)

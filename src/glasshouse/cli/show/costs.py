@@ -20,7 +20,7 @@ def cost_facts(
 
     Args:
         statement: of the rental; None where nothing was rented.
-        cost: None for nothing to tell.
+        cost: None for no facts.
         workload: of the run, held against the measurement's.
     """
     if cost is None:
@@ -46,7 +46,7 @@ def cost_facts(
 
 
 def _rental(statement: Mapping[str, Any], cost: Cost) -> str:
-    """Say what was rented, what it cost by its price and by the provider's bill, and against the caps."""
+    """Return what was rented, what it cost by its price and by the provider's bill, and against the caps."""
     assert cost.total is not None and cost.total.usd is not None  # noqa: S101, PT018 - it was rented
     whom, so_far = statement["provider"], "" if cost.over else " so far"
     lines = [f"{usd_text(cost.total.usd)}{so_far} by its price, for {format_s(float(cost.total.seconds))}"]
@@ -83,16 +83,16 @@ def _own(cost: Cost) -> str:
 
 
 def _share(share: Share, cost: Cost) -> str:
-    """Say a part of the time, what it cost, and how much of the whole that is."""
+    """Return a part of the time, what it cost, and how much of the whole that is."""
     took = format_s(float(share.seconds))
-    said = took if share.usd is None else f"{usd_text(share.usd)} ({took})"
+    text = took if share.usd is None else f"{usd_text(share.usd)} ({took})"
     if cost.total is None or not cost.total.seconds or not cost.fits:
-        return said
-    return f"{said}, {share.seconds / cost.total.seconds * 100:.1f} %"
+        return text
+    return f"{text}, {share.seconds / cost.total.seconds * 100:.1f} %"
 
 
 def _slowdown(found: Slowdown, cost: Cost, workload: str | None) -> str:
-    """Say what a measurement says, never without its word; an amount only where its interval bears one."""
+    """Return what a measurement found, never without its word; an amount only where its interval bears one."""
     word = found.word.replace("_", " ") or "no session counts"
     lines = [word]
     if found.delta is not None:

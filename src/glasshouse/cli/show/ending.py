@@ -10,7 +10,7 @@ from rich.text import Text
 from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.cli.show.costs import cost_facts
 from glasshouse.cli.show.log_tail import log_tail, runtime_hint
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.cli.show.words import OUTCOME, again, bytes_text, counted, verdict_words
 from glasshouse.errors import Code
 from glasshouse.evidence.receipt import Receipt
@@ -37,7 +37,7 @@ _EXPLAINED_BY_LOG = frozenset({Outcome.FAILED, Outcome.LOST})
 
 
 def say_ended(
-    output: Output,
+    output: CommandOutput,
     ended: Ended,
     *,
     sealing: RecipientKey | None,
@@ -82,7 +82,7 @@ def _blamed(ended: Ended) -> RunFolder:
     return ended.folder.machines()[ended.conclusion.blamed or 0]
 
 
-def _say(output: Output, ended: Ended, account: Account, home: Path | None) -> None:
+def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | None) -> None:
     conclusion, receipt = ended.conclusion, ended.conclusion.receipt
     level = receipt.assurance.value if receipt is not None and receipt.assurance is not None else None
     output.say("")

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from glasshouse.cli.show.output import Output, printable
+from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.cli.show.words import bytes_text, clock, counted, left_out_words
 from glasshouse.errors import Code
@@ -67,7 +67,7 @@ class RunView(StepPrinter):
         yes: whether renting is agreed to.
     """
 
-    def __init__(self, output: Output, *, yes: bool = False) -> None:
+    def __init__(self, output: CommandOutput, *, yes: bool = False) -> None:
         super().__init__(output, yes=yes)
         self._console = output.console
         self._assurance, self._profile, self._machines = "", "", 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.cli.show.words import bytes_text
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.wanted import Wanted
@@ -24,7 +24,7 @@ _SHOWN_OFFERS = 20
 _SLURM = "slurm"
 
 
-def say_offers(output: Output, found: Sequence[tuple[str, Offer]]) -> None:
+def say_offers(output: CommandOutput, found: Sequence[tuple[str, Offer]]) -> None:
     """Print offers as a table, in their order."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("from", "GPU", "memory", "machine", "where", "$/hour", ""):
@@ -40,7 +40,7 @@ def say_offers(output: Output, found: Sequence[tuple[str, Offer]]) -> None:
 
 
 def agreed(
-    output: Output, provider: str, offers: Sequence[Offer], machine: Wanted, package: Path, *, yes: bool
+    output: CommandOutput, provider: str, offers: Sequence[Offer], machine: Wanted, package: Path, *, yes: bool
 ) -> None:
     """Show what renting will cost and what leaves this machine, and ask; raises `UsageError` without a yes."""
     first, longest = offers[0], format_s(machine.caps.seconds)
@@ -75,7 +75,7 @@ def agreed(
         raise UsageError(Code.USAGE, "nothing was rented: that was no yes")
 
 
-def can_ask(output: Output) -> bool:
+def can_ask(output: CommandOutput) -> bool:
     """Return whether there is a person at a terminal to answer a question."""
     return not output.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 

@@ -19,7 +19,7 @@ from glasshouse.errors import GlasshouseError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["Output", "error_object", "printable"]
+__all__ = ["CommandOutput", "error_object", "printable"]
 
 # Control characters; format characters, which reorder or hide text; surrogates: bytes of a name that are no text;
 # separators of lines and paragraphs.
@@ -44,7 +44,7 @@ def printable(text: str, *, keep: str = "\n") -> str:
     )
 
 
-class Output:
+class CommandOutput:
     """Prints for a command.
 
     Args:

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from glasshouse.cli.show.offered import agreed, cost_words
-from glasshouse.cli.show.output import Output
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.cli.show.terminal import is_reader_gone
 from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.places.rental_journal import Rental
-from glasshouse.jobs.supervise.run_job import Listener, Renting
+from glasshouse.jobs.supervise.rented_run import Listener, Renting
 
 __all__ = ["StepPrinter"]
 
@@ -27,7 +27,7 @@ class StepPrinter(Listener):
         left_out: what of the inputs' folders was not packed; None where this command sealed nothing.
     """
 
-    def __init__(self, output: Output, *, yes: bool = False) -> None:
+    def __init__(self, output: CommandOutput, *, yes: bool = False) -> None:
         self._output, self._yes = output, yes
         self.left_out: tuple[str, ...] | None = None
 

@@ -17,5 +17,5 @@ class Terminal(Console):
 
 
 def is_reader_gone(error: OSError) -> bool:
-    """Return whether an error says that our output has lost its reader: a closed pipe, a closed terminal."""
+    """Return whether an error means that our output has lost its reader: a closed pipe, a closed terminal."""
     return isinstance(error, BrokenPipeError) or error.errno == errno.EIO

@@ -15,7 +15,8 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import Opened, look_inside
 from glasshouse.jobs.supervise.control import look, require_ended
-from glasshouse.jobs.verify.documents import of_run, verify_bundle, verify_log_in, verify_sealed_in
+from glasshouse.jobs.verify.documents import of_run, verify_bundle
+from glasshouse.jobs.verify.run_files import verify_log_in, verify_sealed_in
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.dsse import Envelope
 

@@ -13,8 +13,8 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity, read_public
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.results import collect
-from glasshouse.jobs.supervise.control import Look, concluded, look, require_ended, take
-from glasshouse.jobs.supervise.run_job import Listener, return_left
+from glasshouse.jobs.supervise.control import RunLook, concluded, look, require_ended, take
+from glasshouse.jobs.supervise.rented_run import Listener, return_left
 from glasshouse.jobs.verify.conclusion import INVALID
 from glasshouse.jobs.verify.download import forget_stored, is_whole
 from glasshouse.wire.signing import SigningKey
@@ -96,7 +96,7 @@ def fetch_run(
     )
 
 
-def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
+def _is_lacking(found: RunLook, home: Home, *, asked: bool) -> bool:
     """Return whether the run's folder lacks files that only its gate may have, or that `from_gate` is for."""
     if not asked and (found.record.gate is None or found.doing not in (Phase.ENDED, "unattended")):
         return False
@@ -104,7 +104,7 @@ def _is_lacking(found: Look, home: Home, *, asked: bool) -> bool:
     return not all(is_whole(one, owner) for one in found.folder.machines())
 
 
-def _take(listener: Listener, found: Look, home: Home, owner: SigningKey, *, asked: bool) -> bool:
+def _take(listener: Listener, found: RunLook, home: Home, owner: SigningKey, *, asked: bool) -> bool:
     """Take from the run's gate what is lacking; where `asked` is false, a gate's failure is a warning."""
     had_receipts = all(is_there(one.receipt) for one in found.folder.machines())
     try:

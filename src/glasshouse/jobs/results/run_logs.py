@@ -22,7 +22,9 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.supervise.control import look
 from glasshouse.jobs.supervise.follow import Tail
-from glasshouse.jobs.verify.documents import Status, Verdict, of_run, segment_name, verify_bundle, verify_log_in
+from glasshouse.jobs.verify.documents import of_run, verify_bundle
+from glasshouse.jobs.verify.run_files import segment_name, verify_log_in
+from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.package.outputs import open_output
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.hpke import RecipientKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
@@ -17,13 +17,13 @@ from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.known_machines import LOCAL, place_of
 from glasshouse.jobs.supervise.follow import Seen, Tail
 from glasshouse.jobs.supervise.runner import detach
-from glasshouse.jobs.supervise.supervision import Ended, Watcher
-from glasshouse.jobs.verify.conclusion import NO_RECEIPT, Conclusion
+from glasshouse.jobs.supervise.supervision import Ended, Watcher, record_end
+from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.jobs.verify.download import take_stored
 from glasshouse.jobs.verify.whole_group import conclude_run
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Look", "give_up", "look", "looks", "stop", "take", "wait"]
+__all__ = ["RunLook", "concluded", "give_up", "look", "looks", "require_ended", "stop", "take", "wait"]
 
 _POLL_S = 0.25
 _TAKE_OVER_S = 20.0
@@ -31,7 +31,7 @@ _KILLED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class RunLook:
     """A run as it is now.
 
     Attributes:
@@ -48,15 +48,13 @@ class Look:
     @property
     def progress(self) -> dict[str, Any] | None:
         """The last that was reported of the work: unit, done, total, elapsed_us, loss."""
-        return _progress(self.seen) or self.record.progress
+        return self.seen.progress or self.record.progress
 
 
-def look(folder: RunFolder, home: Home, *, deep: bool = True) -> Look:
+def look(folder: RunFolder, home: Home, *, deep: bool = True) -> RunLook:
     """Look at a run; one whose processes are all gone is settled: by its receipt, or as `lost`.
 
     Args:
-        folder: the run's.
-        home: the state home.
         deep: whether to read an ended run's log.
 
     Raises:
@@ -73,15 +71,15 @@ def look(folder: RunFolder, home: Home, *, deep: bool = True) -> Look:
         doing = "unattended"
     # The log of a long run takes seconds to read; a list of ended runs does without.
     seen = Seen() if record.phase is Phase.ENDED and not deep else _seen(folder)
-    return Look(folder=folder, record=record, seen=seen, doing=doing)
+    return RunLook(folder=folder, record=record, seen=seen, doing=doing)
 
 
-def looks(home: Home, *, newest: int | None = None) -> list[Look]:
+def looks(home: Home, *, newest: int | None = None) -> list[RunLook]:
     """Look at every run, or the newest few, the newest first; logs of ended runs are not read.
 
     A damaged record is left out.
     """
-    found: list[Look] = []
+    found: list[RunLook] = []
     for folder in RunFolder.all(home):
         with contextlib.suppress(UsageError):
             found.append(look(folder, home, deep=False))
@@ -172,7 +170,7 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
         UsageError: a damaged record.
         VerificationError: `log-invalid`.
     """
-    seen, tail, taken_s = Seen(), Tail(folder.events), -_TAKE_OVER_S
+    seen, tail, taken_s, watcher = Seen(), Tail(folder.events), -_TAKE_OVER_S, watcher or Watcher()
     with contextlib.closing(tail):
         while True:
             # Looked up before the log is read: what comes before the end is then read to the last line.
@@ -182,10 +180,8 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
                 taken_s = time.monotonic()
             for event in tail.read():
                 seen.take(event)
-                if watcher is not None:
-                    watcher.event(event, seen)
-            if watcher is not None:
-                watcher.tick(seen)
+                watcher.event(event, seen)
+            watcher.tick(seen)
             if ended is not None:
                 return Ended(folder=folder, record=ended, seen=seen, conclusion=concluded(folder, home, ended))
             time.sleep(_POLL_S)
@@ -230,36 +226,15 @@ def _alive(folder: RunFolder, record: RunRecord) -> bool:
 
 
 def _settle(folder: RunFolder, home: Home, *, lost: Code | None = None) -> RunRecord:
-    """Record the end of a run that was not recorded, and give its broker back.
-
-    Args:
-        folder, home: the run's.
-        lost: the code for machines that left no receipt.
-    """
+    """Record the end of a run that was not recorded, and give its broker back; `lost` is as of `record_end`."""
     owner = read_public(home.owner_public)
     conclusion = conclude_run(folder, None, owner_signing=owner.signing)
     for one, end in zip(folder.machines()[1:], conclusion.machines[1:], strict=True):
-        _end(one, end, lost)
-    record = _end(folder, conclusion, lost)
+        record_end(one, end, _seen(one), lost=lost)
+    record = record_end(folder, conclusion, _seen(folder), lost=lost)
     with contextlib.suppress(GlasshouseError, OSError):
         Embedded(home).give_back()
     return record
-
-
-def _end(folder: RunFolder, conclusion: Conclusion, lost: Code | None) -> RunRecord:
-    code = lost if conclusion.code is None and conclusion.verdict == NO_RECEIPT else conclusion.code
-    return folder.end(
-        outcome=conclusion.outcome.value,
-        code=None if code is None else code.value,
-        verdict=conclusion.verdict,
-        exit_code=int(conclusion.exit_code),
-        progress=_progress(_seen(folder)),
-        blamed=conclusion.blamed,
-    )
-
-
-def _progress(seen: Seen) -> dict[str, Any] | None:
-    return None if seen.work is None else asdict(seen.work)
 
 
 def _seen(folder: RunFolder) -> Seen:
@@ -269,7 +244,7 @@ def _seen(folder: RunFolder) -> Seen:
         return Seen()
 
 
-def require_ended(found: Look) -> None:
+def require_ended(found: RunLook) -> None:
     """Refuse what only an ended run can give; raises `UsageError`."""
     if found.doing != Phase.ENDED:
         name, record = found.folder.run_id[:8], found.record

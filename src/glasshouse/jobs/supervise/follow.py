@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
 from glasshouse.jobs.owner.files import open_regular
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["Seen", "Tail", "Work"]
+__all__ = ["Seen", "Tail", "TrainingProgress"]
 
 _READ_BYTES = 1 << 16
 _RATE_WINDOW = 16
@@ -56,13 +57,14 @@ class Tail:
                     raise VerificationError(Code.LOG_INVALID, f"{self._path}: {error.message}") from None
 
     def close(self) -> None:
+        """Close the log."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class TrainingProgress:
     """How far the training is.
 
     Attributes:
@@ -81,7 +83,7 @@ class Work:
 
 @dataclass(kw_only=True, slots=True)
 class Seen:
-    """What a run's events said so far.
+    """What a run's events report so far.
 
     Attributes:
         state: of the run; None before its first event.
@@ -97,7 +99,7 @@ class Seen:
 
     state: State | None = None
     entered_us: dict[State, int] = field(default_factory=dict)
-    work: Work | None = None
+    work: TrainingProgress | None = None
     checks: dict[tuple[str, str], str] = field(default_factory=dict)
     outputs: int = 0
     segments: int = 0
@@ -110,7 +112,7 @@ class Seen:
 
     @classmethod
     def of(cls, path: Path) -> Seen:
-        """Return what a log says until now; raises `VerificationError`."""
+        """Return what a log reports until now; raises `VerificationError`."""
         seen, tail = cls(), Tail(path)
         try:
             for event in tail.read():
@@ -145,24 +147,20 @@ class Seen:
 
     def _progress(self, event: Event) -> None:
         done, elapsed_us, total, loss = (event.body[name] for name in ("done", "elapsed_us", "total", "loss"))
-        assert isinstance(done, int) and isinstance(elapsed_us, int)  # noqa: S101, PT018 - the event's schema says so
+        assert isinstance(done, int) and isinstance(elapsed_us, int)  # noqa: S101, PT018 - by the event's schema
         unit, before = str(event.body["unit"]), self.work
         planned = total if isinstance(total, int) else None
         if planned == done and before is not None and before.unit == unit and before.total is not None:
-            # A run that is stopped closes with what it did as its total; what was planned was said before.
+            # A run that is stopped closes with what it did as its total; what was planned was reported before.
             planned = max(planned, before.total)
-        self.work = Work(
-            unit=unit,
-            done=done,
-            total=planned,
-            elapsed_us=elapsed_us,
-            loss=loss if isinstance(loss, str) else None,
-        )
+        loss = loss if isinstance(loss, str) else None
+        self.work = TrainingProgress(unit=unit, done=done, total=planned, elapsed_us=elapsed_us, loss=loss)
         self._recent.append((done, elapsed_us))
 
     @property
-    def ended(self) -> bool:
-        return self.state is State.ZEROIZED
+    def progress(self) -> dict[str, Any] | None:
+        """The last progress as a record keeps it."""
+        return None if self.work is None else asdict(self.work)
 
     @property
     def rate_per_s(self) -> float | None:

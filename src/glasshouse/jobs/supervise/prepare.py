@@ -1,4 +1,4 @@
-"""The story of a run, before it trains: everything that needs the owner's private keys.
+"""Prepares a run, before it trains: everything that needs the owner's private keys.
 
 What comes after (`supervise`) needs none of them: a detached supervisor is a fresh process that never saw one.
 """
@@ -6,34 +6,30 @@ What comes after (`supervise`) needs none of them: a detached supervisor is a fr
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
-from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.errors import Code, FormatError, PeerError, UsageError
+from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.tokens import parse_token_at_issue
 from glasshouse.jobs.define.jobfile import Deployment, check_reachable
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
 from glasshouse.jobs.define.seal_job import public_part
 from glasshouse.jobs.gates.known_gates import audit_gate
-from glasshouse.jobs.gates.run_broker import Broker, Reached, relay_of
+from glasshouse.jobs.gates.run_broker import Broker, relay_of
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.references.known_references import accepted as references_of
 from glasshouse.jobs.references.known_references import check_places
+from glasshouse.jobs.supervise.machine_check import check_machine
+from glasshouse.jobs.supervise.mint import mint
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
@@ -43,14 +39,9 @@ from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
 from glasshouse.wire.policy import GROUP_EGRESS, Floor
-from glasshouse.wire.signing import SigningKey
-from glasshouse.workloads.params import ScriptParams
-from glasshouse.workloads.params import parse as parse_params
-from glasshouse.workloads.requirements import FRAMEWORKS, lacking, missing_frameworks, old_driver
 
-__all__ = ["Prepared", "Ranks", "check_machine", "prepare"]
+__all__ = ["Prepared", "Ranks", "prepare"]
 
-TOKEN_LIFETIME_S = 900
 # Clocks differ; a delegation that begins now would begin too late for a runtime whose clock is behind.
 _SKEW_US = 120_000_000
 _DELEGATION_TRIES = 5
@@ -98,8 +89,6 @@ class Prepared:
     """A run that can be placed.
 
     Attributes:
-        folder: its folder.
-        record: what it is.
         launch: the launch file; secret.
         others: folders and launch files of the other machines of its group, in order.
     """
@@ -123,22 +112,18 @@ def prepare(
     places: Sequence[Place] = (),
     gate: str | None = None,
     ranks: Ranks | None = None,
-    say: Callable[[str], None] = lambda _step: None,
     sending: Callable[[int, int], None] = lambda _sent, _size: None,
 ) -> Prepared:
     """Delegate, deploy and mint a launch for a sealed package; of a group, one for each machine.
 
     Args:
-        package: the sealed package.
-        home: the state home.
         identity: the package's owner.
         folder: the new run's folder.
-        broker: started if need be; belongs to the caller, who gives it back.
+        broker: started if need be; the caller gives it back.
         gate: its name, where it is a gate that stays.
         places: where it shall run: one for each machine of a group, in their order, or one for all; none for this
             machine.
         ranks: in how many ranks, on how many machines, the script runs; None for one process without a group.
-        say: called with each step for people.
         sending: called with how many bytes of the package are at a machine, and how many it has; may raise.
 
     Raises:
@@ -146,7 +131,7 @@ def prepare(
             of another workload, or `usage` for places that are not as many as the machines.
         PackageError, FormatError: a package that is not this owner's, or not whole.
         PeerError: the broker or the place cannot be reached.
-        RefusedError: `measurement-unknown`: a machine says of itself what is accepted of none.
+        RefusedError: `measurement-unknown`: a machine measures to what is accepted of none.
     """
     places = _one_each(places or (LocalPlace(),), machines=1 if ranks is None else ranks.machines)
     kept = folder.keep(package)
@@ -157,14 +142,12 @@ def prepare(
     known = PackageRecord.load(home, manifest.package_id, workload=manifest.workload)
     if known.revoked:
         raise UsageError(Code.PACKAGE_REVOKED, f"package {manifest.package_id} is revoked: seal the job again")
-    package_key = KeyStore(home.keys).get(
-        manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing
-    )
+    store = KeyStore(home.keys)
+    package_key = store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
     each = {place.name: place for place in places}.values()
     for place in each:
         place.check(kept.stat().st_size)
         check_machine(kept, package_key, identity, place)
-    say("reference")
     accepted = known.deployment.reference
     references = references_of(home, accepted)
     record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name, gate=gate))
@@ -180,24 +163,14 @@ def prepare(
                     found = there.connect()
                     sent[place.name] = there.upload(kept, sending)
                 called = found if called is None else called
-        say("broker")
         serving = broker.ensure()
-        if gate is not None:  # one that has forgotten what it was told is given no key
+        if gate is not None:  # one that has forgotten what was registered is given no key
             audit_gate(home, gate, identity.signing, newer=True)
         check()
     policy = _policy(manifest, known.deployment, references, machines=len(places))
-    say("delegate")
-    client = serving.client()
-    delegation = _delegate(
-        client,
-        identity,
-        serving.public,
-        not_after_us=max(
-            _now_us() + (policy.max_duration_s + policy.lease_s + known.deployment.valid_s + _MARGIN_S) * 1_000_000,
-            _needed_by_others_us(home),
-        ),
-    )
-    say("deploy")
+    client, lasts_s = serving.client(), policy.max_duration_s + policy.lease_s + known.deployment.valid_s + _MARGIN_S
+    until_us = max(_now_us() + lasts_s * 1_000_000, _needed_by_others_us(home))
+    delegation = _delegate(client, identity, serving.public, not_after_us=until_us)
     given = None if gate is None else GivenTo(name=gate, public=serving.public, deployed=False)
     if given is not None:  # before it has the key: a revocation must find it
         known.given_to(given).save(home)
@@ -216,7 +189,7 @@ def prepare(
         # Machine 0 is at the first place, which was asked for this run's gate; others' names differ.
         first = its is folder and called is not None
         url = (called if first else _called_at(place, its, relay)) or serving.runtime_url
-        launch = _mint(
+        launch = mint(
             serving, manifest, deployment, policy, its.run_id, delegation, group, broker_url=url, place=place.name
         )
         placed.append((its, launch))
@@ -289,9 +262,8 @@ def _needed_by_others_us(home: Home) -> int:
         with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
             record = folder.load()
             if record.phase is not Phase.ENDED:
-                until_us = max(
-                    until_us, record.created_us + (record.max_duration_s + MAX_LEASE_S + _MARGIN_S) * 1_000_000
-                )
+                lasts_s = record.max_duration_s + MAX_LEASE_S + _MARGIN_S
+                until_us = max(until_us, record.created_us + lasts_s * 1_000_000)
     return until_us
 
 
@@ -334,124 +306,5 @@ def _policy(manifest: Manifest, deployment: Deployment, references: References, 
     )
 
 
-def _mint(
-    serving: Reached,
-    manifest: Manifest,
-    deployment: str,
-    policy: DeploymentPolicy,
-    run_id: str,
-    delegation: Envelope,
-    group: Group | None,
-    *,
-    broker_url: str,
-    place: str,
-) -> bytes:
-    """Mint container and launch key, get the token for them, and return the launch file.
-
-    Raises:
-        PeerError: `broker-protocol` for a token of anything else than was asked for.
-    """
-    kind = place if place == LocalPlace.name else "ssh"
-    launch_key, container = SigningKey.generate(), f"{kind}-{secrets.token_hex(8)}"
-    request = LaunchRequest(
-        deployment=deployment,
-        run_id=run_id,
-        container_id=container,
-        container_source=ContainerSource.MINTED,
-        launch_public=launch_key.public,
-        lifetime_s=TOKEN_LIFETIME_S,
-        group=group,
-    )
-    token = serving.client().add_launch(request)
-    # The gate judges a runtime by what its token says: a looser policy of the same owner and package, moved to this
-    # deployment by who can edit the gate's database, shows here.
-    try:
-        issued = parse_token_at_issue(token, broker_public=serving.public)
-    except FormatError as error:
-        raise PeerError(Code.BROKER_PROTOCOL, f"the broker's launch token does not hold: {error.message}") from None
-    asked = {
-        "deployment": deployment,
-        "run_id": run_id,
-        "package_id": manifest.package_id,
-        "manifest_sha256": manifest.sha256,
-        "floor_sha256": manifest.floor.sha256,
-        "policy_sha256": policy.sha256,
-        "container_id": container,
-        "container_source": ContainerSource.MINTED,
-        "launch_public": launch_key.public,
-        "group": group,
-    }
-    if other := [name for name, value in asked.items() if getattr(issued, name) != value]:
-        raise PeerError(
-            Code.BROKER_PROTOCOL,
-            f"the broker's launch token is for another {', '.join(other)} than was asked for; nothing was started",
-            hint="ask who runs the broker whether its database was edited",
-        )
-    return LaunchFile(
-        token=token,
-        launch_seed=launch_key.seed(),
-        broker_public=serving.public,
-        broker_url=broker_url,
-        delegation=delegation,
-        run_id=run_id,
-        container_id=container,
-        container_source=ContainerSource.MINTED,
-        profile=manifest.floor.profile,
-    ).encode()
-
-
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-def check_machine(package: Path, key: bytes, identity: Identity, place: Place | None = None) -> None:
-    """Refuse a machine that lacks what the job needs: before anything is sent there, and its key released.
-
-    What the job needs stays here: it is sealed. The machine says what it has.
-
-    Args:
-        package: the sealed package.
-        key: its key.
-        identity: its owner.
-        place: None for this machine.
-
-    Raises:
-        UsageError: `requirement-missing`, `device-missing`.
-        PeerError, PlatformError: as `Place.installed`.
-    """
-    with package.open("rb") as stream:
-        opened = Package.open(stream, owner_signing=identity.signing.public)
-        job, workload = opened.unlock(key).job, opened.manifest.workload
-    params = parse_params(workload, job)
-    requirements = params.requirements if isinstance(params, ScriptParams) else ()
-    if not FRAMEWORKS.get(workload) and not requirements:
-        return
-    installed = None if place is None else place.installed()
-    name = "this machine" if place is None or installed is None else place.name
-    where = "here" if installed is None else "there, beside Glasshouse"
-    if missing := missing_frameworks(workload, installed):
-        raise UsageError(
-            Code.REQUIREMENT_MISSING,
-            f"{name} lacks what {workload} trains with: {', '.join(missing)}",
-            hint=install_command("train") if installed is None else f"install it {where}",
-        )
-    if missing := lacking(requirements, installed):
-        raise UsageError(
-            Code.REQUIREMENT_MISSING,
-            f"{name} lacks what the script requires: " + "; ".join(missing),
-            hint=f"install it {where}, or take it out of requirements in [params] and seal the job again",
-        )
-    if installed is not None and not isinstance(params, ScriptParams):
-        _check_gpu(name, params.device, installed)
-
-
-def _check_gpu(name: str, device: str, installed: Mapping[str, str]) -> None:
-    why = None if device == "cpu" else old_driver(installed)
-    if device == "cuda" and "nvidia-driver" not in installed:
-        why = "it has no NVIDIA driver, and the job asks for a GPU"
-    if why is not None:
-        raise UsageError(
-            Code.DEVICE_MISSING,
-            f"{name} cannot train on a GPU: {why}",
-            hint='install a newer driver there, or seal the job again with device = "cpu" in [params]',
-        )

@@ -26,7 +26,6 @@ class Removable:
     """A run that may be removed.
 
     Attributes:
-        folder, record: the run.
         journal: of its rental, which is over; it may not be there.
         freed_bytes: what its removal frees; what another name still holds, as a package's own, frees nothing.
     """

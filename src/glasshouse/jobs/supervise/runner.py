@@ -1,6 +1,6 @@
 """Runs a prepared job in this process, or hands it to a supervisor of its own.
 
-Law: however a run ends, its record says so and the embedded broker is given back.
+Law: however a run ends, that is recorded and the embedded broker is given back.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from glasshouse.jobs.supervise.supervision import Ended, Interrupts, Watcher, su
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.states import Outcome
 
-__all__ = ["counted", "detach", "giving_back", "interrupt", "run_here", "settled", "stoppable"]
+__all__ = ["counted", "detach", "giving_back", "interrupt", "run_here", "settled", "stoppable", "unless_closed"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def settled(folder: RunFolder, broker: Broker) -> Iterator[None]:
-    """See to it that a run which fails in this block is recorded as ended and gives its broker back.
+    """Record a run that fails in this block as ended, and give its broker back.
 
     One that a person left (`LeftError`) goes on.
     """
@@ -71,8 +71,7 @@ def run_here(
     """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
 
     Args:
-        folder, launch: the run's folder and launch file, of machine 0; as of `supervise`.
-        others: those of the other machines of its group.
+        folder, launch, others: as of `supervise`.
         places: of its machines, as far as the caller has them: a connection that is kept is used again.
         interrupts: what the caller counts signals by already; those that came before stop the run too.
 
@@ -127,7 +126,6 @@ def detach(
     goes on elsewhere, and whose supervisor is gone.
 
     Args:
-        folder, launch, home, others: as of `run_here`.
         hand_over: called with its name before it has a launch file: where that raises, it ends without having begun.
 
     Raises:
@@ -164,6 +162,16 @@ def detach(
     return supervisor
 
 
+def unless_closed(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say` for a terminal or log that may be closed: a machine is given back all the same."""
+
+    def say_if_open(text: str) -> None:
+        with contextlib.suppress(OSError):
+            say(text)
+
+    return say_if_open
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end this block as Ctrl-C does: by an exception that is cleaned up after."""
@@ -179,36 +187,32 @@ def interrupt() -> None:
 @contextlib.contextmanager
 def counted(interrupts: Interrupts) -> Iterator[None]:
     """Count signals instead of dying of them."""
-
-    def count(number: int, _frame: FrameType | None) -> None:
-        interrupts(number)
-
-    with _handlers(count):
+    with _handlers(interrupts):
         yield
 
 
 @contextlib.contextmanager
-def giving_back(heard: Callable[[], object] = lambda: None) -> Iterator[None]:
+def giving_back(first: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Go on in spite of signals while a machine is given back; a second Ctrl-C ends that, by KeyboardInterrupt.
 
     Args:
-        heard: called by the handler at the first Ctrl-C.
+        first: called by the handler at the first one.
     """
     interrupts = Interrupts()
 
-    def hear(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         interrupts(number)
         if number == signal.SIGINT and interrupts.by_key == 1:
-            heard()
+            first()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    with _handlers(hear):
+    with _handlers(handle):
         yield
 
 
 @contextlib.contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def _handlers(handler: Callable[..., object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # another thread's run is not ended by signals
         yield
         return

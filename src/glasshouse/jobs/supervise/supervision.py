@@ -11,9 +11,8 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
@@ -23,13 +22,13 @@ from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.jobs.places.placing import STOP_PATIENCE_S, LeftError, Placing
 from glasshouse.jobs.supervise.follow import Seen, Tail
-from glasshouse.jobs.verify.conclusion import Conclusion, conclude
+from glasshouse.jobs.verify.conclusion import NO_RECEIPT, Conclusion, conclude
 from glasshouse.jobs.verify.whole_group import together
 from glasshouse.providers.place.base import Place, Placed
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import State
 
-__all__ = ["Ended", "Interrupts", "Silent", "Watcher", "supervise"]
+__all__ = ["Ended", "Interrupts", "Watcher", "record_end", "supervise"]
 
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _BROKER_CHECK_S = 2.0
@@ -41,8 +40,8 @@ _LEAVES = 3
 _GROUP_PATIENCE_S = 5.0
 
 
-class Watcher(Protocol):
-    """Shows a run to a person."""
+class Watcher:
+    """Follows a run that is supervised; each method may be overridden and does nothing here."""
 
     def away(self, machine: int, problem: str) -> None:
         """A machine cannot be followed at this moment, and why; or, where that is empty, can again."""
@@ -60,25 +59,6 @@ class Watcher(Protocol):
         """A machine of the run's group has ended, and why if it did not complete."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def away(self, machine: int, problem: str) -> None:
-        pass
-
-    def event(self, event: Event, seen: Seen) -> None:
-        pass
-
-    def tick(self, seen: Seen) -> None:
-        pass
-
-    def stopping(self, times: int) -> None:
-        pass
-
-    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
-        pass
-
-
 class Interrupts:
     """Counts how often the run was asked to stop, and how often of these by a person's Ctrl-C; called by a handler."""
 
@@ -92,13 +72,7 @@ class Interrupts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A run that has ended.
-
-    Attributes:
-        folder, record: the run.
-        seen: what its events said.
-        conclusion: how it ended.
-    """
+    """A run that has ended, what its events reported, and how it ended."""
 
     folder: RunFolder
     record: RunRecord
@@ -123,21 +97,20 @@ def supervise(
     Args:
         folder: the run's; its record is prepared.
         launch: the launch file; None for a run that was started before, whose supervisor is gone.
-        home: the state home.
         place: returns the place of the name that a record has.
-        broker: looked after while the run lasts; belongs to the caller, who gives it back.
-        watcher: told of every event of machine 0, and of the end of others.
-        interrupts: asked now and then whether to stop.
+        broker: started again if it ends while the run lasts; the caller gives it back.
+        watcher: gets every event of machine 0, and the end of others.
+        interrupts: looked at now and then.
         others: folders and launch files of the other machines of its group; these are None where `launch` is.
         gone: whether its machines do not exist any more: one that cannot be followed then is not waited for.
 
     Raises:
         PlatformError: it could not be placed.
-        LeftError: a person left a machine that cannot be reached; the record says that the run goes on.
+        LeftError: a person left a machine that cannot be reached; by its record the run goes on.
     """
     owner = read_public(home.owner_public)
     folders = (folder, *(other for other, _ in others))
-    machines: list[_Machine] = []
+    machines: list[_FollowedMachine] = []
     relays = [relay_of(home, one.load().gate, one.run_id) for one in folders]
     with Placing([place(one.load().place) for one in folders], folders, relays) as placing:
         if launch is None:
@@ -147,15 +120,15 @@ def supervise(
         for one, placed in zip(folders, placing.placed, strict=True):
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
             shown = _Shown(Tail(one.events), watcher if one is folder else None)
-            machines.append(_Machine(folder=one, placed=placed, shown=shown))
-        _Supervision(machines, broker, watcher, interrupts, gone).follow()
+            machines.append(_FollowedMachine(folder=one, placed=placed, shown=shown))
+        _Supervision(machines, broker, interrupts, gone).follow()
         ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
         first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
         conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
         # Before anything is removed there: a supervisor that is killed in between leaves the record of an end.
         for machine, end in zip(machines[1:], ends[1:], strict=True):
-            _record(machine, end)
-        record = _record(machines[0], conclusion)
+            record_end(machine.folder, end, machine.seen)
+        record = record_end(folder, conclusion, machines[0].seen)
     return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion)
 
 
@@ -165,7 +138,7 @@ def _not_stopped(interrupts: Interrupts) -> None:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Machine:
+class _FollowedMachine:
     """A machine of the run, from its placement to its end."""
 
     folder: RunFolder
@@ -191,14 +164,15 @@ class _Machine:
         return True
 
 
-def _record(placed: _Machine, conclusion: Conclusion) -> RunRecord:
-    work = placed.seen.work
-    return placed.folder.end(
+def record_end(folder: RunFolder, conclusion: Conclusion, seen: Seen, *, lost: Code | None = None) -> RunRecord:
+    """Record how a run, or a machine of one, ended; `lost` is the code where it left no receipt."""
+    code = lost if conclusion.code is None and conclusion.verdict == NO_RECEIPT else conclusion.code
+    return folder.end(
         outcome=conclusion.outcome.value,
-        code=None if conclusion.code is None else conclusion.code.value,
+        code=None if code is None else code.value,
         verdict=conclusion.verdict,
         exit_code=int(conclusion.exit_code),
-        progress=None if work is None else asdict(work),
+        progress=seen.progress,
         blamed=conclusion.blamed,
     )
 
@@ -213,28 +187,20 @@ class _Supervision:
 
     Args:
         placed: the machines, in order.
-        broker, watcher, interrupts, gone: as of `supervise`.
+        broker, interrupts, gone: as of `supervise`.
     """
 
     def __init__(
-        self,
-        placed: Sequence[_Machine],
-        broker: Broker,
-        watcher: Watcher,
-        interrupts: Interrupts,
-        gone: Callable[[], bool],
+        self, placed: Sequence[_FollowedMachine], broker: Broker, interrupts: Interrupts, gone: Callable[[], bool]
     ) -> None:
-        self._placed = placed
-        self._broker = broker
-        self._watcher = watcher
-        self._interrupts = interrupts
-        self._gone = gone
+        self._placed, self._shown = placed, placed[0].shown
+        self._broker, self._interrupts, self._gone = broker, interrupts, gone
         self._passed_on = 0
         self._kill_s = self._stop_s = float("inf")
         self._next_check_s = time.monotonic() + _BROKER_CHECK_S
 
     @property
-    def _going(self) -> list[_Machine]:
+    def _going(self) -> list[_FollowedMachine]:
         return [one for one in self._placed if not one.ended]
 
     def follow(self) -> None:
@@ -248,21 +214,21 @@ class _Supervision:
                 self._see_whether_away(one)
             self._see_to(time.monotonic())
 
-    def _see_whether_away(self, one: _Machine) -> None:
+    def _see_whether_away(self, one: _FollowedMachine) -> None:
         if one.placed.problem != one.problem:
             one.problem = one.placed.problem
-            self._placed[0].shown.away(self._placed.index(one), one.problem)
+            self._shown.show(Watcher.away, self._placed.index(one), one.problem)
         # What its provider does not run, or what was given back at its cap, is not asked: it may go on to answer.
         over = self._gone() or (one.problem and time.time() > _over_by_s(one.folder.load()))
         if over and not one.ended:
-            one.ended_s = time.monotonic()  # whatever became of it, it does not run any more; what is here is all
+            one.ended_s = time.monotonic()  # it does not run any more; what is here is all
             one.shown.close()
 
     def _see_to(self, now_s: float) -> None:
         if self._interrupts.count > self._passed_on:
             self._passed_on = self._interrupts.count
             self._ask_to_stop(now_s)
-            self._placed[0].shown.stopping(self._passed_on)
+            self._shown.show(Watcher.stopping, self._passed_on)
             away = [one for one in self._going if one.problem]
             if self._interrupts.by_key >= _LEAVES and away:
                 raise LeftError(self._placed[0].folder.run_id, away[0].folder.load().place)
@@ -282,22 +248,22 @@ class _Supervision:
         for one in self._going:
             one.placed.interrupt()
 
-    def _ended(self, one: _Machine) -> None:
+    def _ended(self, one: _FollowedMachine) -> None:
         """A machine that ends without having completed ends its group: at the gate, and everywhere."""
         machine = self._placed.index(one)
         if len(self._placed) > 1:
-            self._placed[0].shown.machine(machine, one.seen.code, completed=one.exit_code == 0)
+            self._shown.show(Watcher.machine, machine, one.seen.code, completed=one.exit_code == 0)
         if one.exit_code == 0 or not self._going:
             return
         group = one.folder.load().group
         if group is not None:
-            _tell_gate(self._broker, group, one.seen.code)
+            _refuse_group(self._broker, group, one.seen.code)
         # Those that wait at the gate are refused now, and ranks that train notice by themselves: they say why.
         self._stop_s = min(self._stop_s, time.monotonic() + _GROUP_PATIENCE_S)
 
 
-def _tell_gate(broker: Broker, group: Group, code: Code | None) -> None:
-    """Have nothing released to machines that wait for one that is gone; the gate's deadline would say it later."""
+def _refuse_group(broker: Broker, group: Group, code: Code | None) -> None:
+    """Have nothing released to machines that wait for one that is gone; the gate's deadline would refuse them later."""
     serving = broker.serving
     if serving is not None and code is not Code.RANK_REFUSED:
         with contextlib.suppress(GlasshouseError):
@@ -318,35 +284,23 @@ class _Shown:
         try:
             for event in self._tail.read():
                 seen.take(event)
-                self._show(partial(_tell, event=event, seen=seen))
+                self.show(Watcher.event, event, seen)
         except VerificationError:
             self.close()
-        self._show(lambda watcher: watcher.tick(seen))
-
-    def stopping(self, times: int) -> None:
-        self._show(lambda watcher: watcher.stopping(times))
-
-    def away(self, machine: int, problem: str) -> None:
-        self._show(lambda watcher: watcher.away(machine, problem))
-
-    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
-        self._show(lambda watcher: watcher.machine(machine, code, completed=completed))
+        self.show(Watcher.tick, seen)
 
     def close(self) -> None:
         if self._tail is not None:
             self._tail.close()
             self._tail = None
 
-    def _show(self, what: Callable[[Watcher], None]) -> None:
+    def show(self, what: Callable[..., None], *about: object, **more: object) -> None:
+        """Call a method of the watcher, unless what reads its output has gone."""
         if self._watcher is not None:
             try:
-                what(self._watcher)
-            except OSError:  # what read our output has gone
+                getattr(self._watcher, what.__name__)(*about, **more)
+            except OSError:
                 self._watcher = None
-
-
-def _tell(watcher: Watcher, *, event: Event, seen: Seen) -> None:
-    watcher.event(event, seen)
 
 
 def _keep(broker: Broker) -> None:

@@ -1,7 +1,7 @@
 """The program of a detached run's supervisor: `python -I -m glasshouse.jobs.supervise.supervisor HOME RUN-FOLDER`.
 
-The launch file comes by standard input; for each machine of a group there is one, on a line of its own. It says nothing
-but what its log, mode 0600, may hold: no job's data.
+The launch file comes by standard input; for each machine of a group there is one, on a line of its own. Its log, mode
+0600, holds no job's data.
 """
 
 from __future__ import annotations
@@ -25,25 +25,22 @@ from glasshouse.jobs.places.placing import LeftError
 from glasshouse.jobs.places.rental_journal import Journal
 from glasshouse.jobs.places.rented_machine import return_machine
 from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.supervise.runner import counted, giving_back, run_here
-from glasshouse.jobs.supervise.supervision import Interrupts
+from glasshouse.jobs.supervise.runner import counted, giving_back, run_here, unless_closed
+from glasshouse.jobs.supervise.supervision import Interrupts, Watcher
 from glasshouse.wire.group import MAX_MACHINES
 
 __all__ = ["main"]
 
 
-class _Log:
+class _Log(Watcher):
     """Writes a line for each step."""
 
     def away(self, machine: int, problem: str) -> None:
         self.line(f"machine {machine}: " + (problem or "followed again"))
 
-    def event(self, event: Event, _seen: Seen) -> None:
+    def event(self, event: Event, seen: Seen) -> None:
         if event.type is EventType.TRANSITION:
             self.line(event.state.value)
-
-    def tick(self, _seen: Seen) -> None:
-        pass
 
     def stopping(self, times: int) -> None:
         self.line(f"asked to stop ({times})")
@@ -111,12 +108,8 @@ def _main(arguments: list[str], interrupts: Interrupts) -> int:
 
 
 def _return(home: Home, folder: RunFolder, log: _Log) -> None:
-    def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # no log is worth a machine that stays rented
-            log.line(text)
-
     with giving_back():
-        return_machine(home, folder, say=say)
+        return_machine(home, folder, say=unless_closed(log.line))
 
 
 def _is_alone(folder: RunFolder) -> bool:

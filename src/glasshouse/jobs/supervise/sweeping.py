@@ -19,6 +19,7 @@ from glasshouse.jobs.places.rental_journal import Journal, Rental, Step, rentals
 from glasshouse.jobs.places.rental_watch import Clock, SystemClock
 from glasshouse.jobs.places.rented_machine import return_machine, tag_prefix
 from glasshouse.jobs.supervise.control import give_up
+from glasshouse.jobs.supervise.runner import unless_closed
 from glasshouse.providers.rental.provider import Rented
 
 __all__ = ["Elsewhere", "Found", "Stray", "Swept", "elsewhere", "found", "sweep"]
@@ -26,7 +27,7 @@ __all__ = ["Elsewhere", "Found", "Stray", "Swept", "elsewhere", "found", "sweep"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What journals here tell.
+    """What the journals here record.
 
     Attributes:
         rentals: those that are not over, the oldest first.
@@ -52,12 +53,12 @@ class Stray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """What providers tell.
+    """What providers list.
 
     Attributes:
         strays: machines of this owner, of no rental here that goes on.
-        asked: the providers that told; those without a key here were not asked.
-        silent: who was asked and did not tell, in words.
+        asked: the providers that answered; those without a key here were not asked.
+        silent: those that were asked and did not answer, in words.
     """
 
     strays: tuple[Stray, ...]
@@ -123,7 +124,7 @@ def sweep(
 
     Args:
         home: whose rentals.
-        everything: those too whose process is, or was, on another machine, and those of which no journal here tells:
+        everything: those too whose process is, or was, on another machine, and those of which there is no journal here:
             another home of this owner may be using them.
         say: called with each step for people.
         clock: the time.
@@ -131,17 +132,14 @@ def sweep(
     clock, there = clock or SystemClock(), found(home)
     swept = Swept(left=list(there.damaged), forgotten=_forget(home))
 
-    def tell(text: str) -> None:
-        with contextlib.suppress(OSError):  # who reads it has gone
-            say(text)
-
+    say = unless_closed(say)
     for rental in there.rentals:
         try:
-            _sweep_one(home, rental, swept, everything, tell, clock)
+            _sweep_one(home, rental, swept, everything, say, clock)
         except (GlasshouseError, OSError) as error:
             swept.left.append(_words(error))
     for stray in elsewhere(home).strays if everything else ():
-        tell(f"{stray.provider}: {stray.machine.tag} is of no rental here; giving {stray.machine.id} back")
+        say(f"{stray.provider}: {stray.machine.tag} is of no rental here; giving {stray.machine.id} back")
         try:
             give_back_all(provider_of(home, stray.provider), stray.machine.id, stray.machine.tag, clock)
             swept.rentals, swept.machines = swept.rentals + 1, swept.machines + 1

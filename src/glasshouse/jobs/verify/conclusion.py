@@ -1,4 +1,4 @@
-"""The end of a run on the owner's side: is there a receipt, does it hold, and what does it say?"""
+"""The end of a run on the owner's side: whether there is a receipt, whether it holds, and what it records."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.rundir import GIVEN_UP, RunFolder, RunRecord
-from glasshouse.jobs.verify.documents import Status, Verdict, of_run, verify_file
+from glasshouse.jobs.verify.documents import of_run, verify_file
 from glasshouse.jobs.verify.leftover import leftovers, removed, survivors
-from glasshouse.jobs.verify.verdict import EXITS
+from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.wire.states import Outcome
 
@@ -23,14 +23,14 @@ INVALID = "invalid"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """How a run ended, as far as its owner can know.
+    """How a run ended, as far as its owner can see.
 
     Attributes:
-        outcome: from the verified receipt; without one, `lost` or what the runtime's exit code says.
+        outcome: from the verified receipt; without one, `lost` or by the runtime's exit code.
         code: why it did not complete.
         verdict: `good`, `incomplete`, `not-completed`, `invalid` or `no-receipt`.
         receipt: the verified receipt.
-        verified: what verification said.
+        verified: the verdict of verification.
         problem: why there is no verified receipt, for people.
         machines: of a group: how each of its machines ended, in order.
         blamed: of a group that did not complete: the machine because of which.
@@ -51,7 +51,7 @@ class Conclusion:
         if self.verdict == INVALID:
             return ExitCode.VERIFICATION_FAILED
         if self.outcome is Outcome.COMPLETED and self.verdict != Status.GOOD:
-            # The run's own word, and a part of what would make it more than that is missing.
+            # The run's own claim, and a part of what would confirm it is missing.
             return ExitCode.INCOMPLETE
         return EXITS[self.outcome]
 
@@ -60,7 +60,6 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
     """Look at what a run left and verify it.
 
     Args:
-        folder: the run's.
         owner_signing: the owner's public signing key.
         agent_exit: the runtime's exit code, negative for a signal; None when its end was not seen.
     """
@@ -105,11 +104,9 @@ def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
 def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes) -> Conclusion:
     """Look once more at what an ended run left.
 
-    The record holds how it ended for a run without a receipt: its runtime's exit code is known to its supervisor
-    alone, so a second look must not tell another story than the first.
+    A run without a receipt ended as its record holds: only its supervisor saw the runtime's exit code.
 
     Args:
-        folder, record: the run, which has ended.
         owner_signing: the owner's public signing key.
     """
     found = conclude(folder, owner_signing=owner_signing, agent_exit=None)
@@ -138,7 +135,7 @@ def _given_up(place: str) -> str:
 
 
 def _not_wiped(folder: RunFolder, what: str) -> str:
-    """Say what is known of a runtime without a receipt: what went with its processes, and what may not have."""
+    """Return what is known of a runtime without a receipt: what went with its processes, and what may not have."""
     place = folder.load().place
     if place != LocalPlace.name:
         return f"{what}; whether its processes on {place} are gone cannot be seen here; what stayed behind is unknown"

@@ -23,17 +23,9 @@ from glasshouse.jobs.owner.files import is_there, private_folder, read_bounded, 
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.verify.documents import (
-    BUNDLE_NAME,
-    HEADS_NAME,
-    LOG_NAME,
-    Verdict,
-    of_run,
-    sealed_files,
-    verify_bundle,
-    verify_file,
-    verify_log_in,
-)
+from glasshouse.jobs.verify.documents import BUNDLE_NAME, of_run, verify_bundle, verify_file
+from glasshouse.jobs.verify.run_files import HEADS_NAME, LOG_NAME, sealed_files, verify_log_in
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.serve.runs import numbered
 from glasshouse.wire.signing import SigningKey
@@ -51,7 +43,6 @@ def is_whole(folder: RunFolder, owner: bytes) -> bool:
     Content is not looked at: `fetch` and `verify` do. A receipt that does not hold counts nothing, so nothing lacks.
 
     Args:
-        folder: of one machine.
         owner: the owner's public signing key.
     """
     if not _is_closed(folder):
@@ -72,7 +63,6 @@ def take_stored(home: Home, folder: RunFolder, owner: SigningKey, *, verified: C
     as it has. Where they are not, it gives everything or nothing.
 
     Args:
-        home, folder: the run's.
         owner: signs the requests to the gate.
         verified: called once all that came holds, before any of it comes into the folder.
 

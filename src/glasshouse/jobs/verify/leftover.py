@@ -15,7 +15,7 @@ from glasshouse.runtime.worker import named_directory
 
 __all__ = ["leftovers", "removed", "survivors"]
 
-# The kernel takes a moment to end what it was told to end, with gigabytes of memory.
+# The kernel takes a moment to end a process that was killed, with gigabytes of memory.
 _PATIENCE_S = 3.0
 _PROC = Path("/proc")
 _LOOK_S = 0.05

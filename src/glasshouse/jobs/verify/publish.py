@@ -26,7 +26,8 @@ from glasshouse.evidence.artifact import (
 )
 from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.results import Output
-from glasshouse.jobs.verify.documents import Status, Verdict, verify_bundle
+from glasshouse.jobs.verify.documents import verify_bundle
+from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
@@ -49,7 +50,7 @@ def make_artifact(
     Args:
         bundle: the receipt bundle's bytes.
         owner: the owner's signing key, whose run it is.
-        canaries: this run's live secrets: keys, input names, paths; what the bundle itself knows
+        canaries: this run's live secrets: keys, input names, paths; what the bundle itself names
             (container, devices) and `host_canaries` are added.
         numbers: public results by a name of `NUMBERS`, as decimals.
         revealed: salt and plaintext SHA-256 of the weights whose digests the owner publishes, by the output's sequence.
@@ -80,10 +81,6 @@ def make_artifact(
 
 def account(verdict: Verdict, bundle: bytes) -> Artifact:
     """Return what a good bundle lets its owner publish: with no digest revealed, and no number of the owner's own.
-
-    Args:
-        verdict: of the bundle.
-        bundle: its bytes.
 
     Raises:
         VerificationError, UsageError: as `make_artifact`.
@@ -136,13 +133,7 @@ def account(verdict: Verdict, bundle: bytes) -> Artifact:
 
 
 def compare(artifact: Artifact, bundle: bytes, *, owner: bytes, now_us: int | None = None) -> Verdict:
-    """Check that an artifact says of its bundle what the bundle shows, field by field; return the bundle's verdict.
-
-    Args:
-        artifact: signed by the owner.
-        bundle: the receipt bundle's bytes.
-        owner: the owner's signing key.
-        now_us: the present, where it is known.
+    """Compare every field of an artifact with what its bundle shows, and return the bundle's verdict.
 
     Raises:
         VerificationError: `artifact-invalid`, naming every field that differs; or as `verify_bundle`.
@@ -150,9 +141,9 @@ def compare(artifact: Artifact, bundle: bytes, *, owner: bytes, now_us: int | No
     """
     verdict = verify_bundle(bundle, owner=owner, now_us=now_us)
     shown = account(verdict, bundle)
-    told = replace(artifact, numbers={}, outputs=tuple(output.reveal(None) for output in artifact.outputs))
+    given = replace(artifact, numbers={}, outputs=tuple(output.reveal(None) for output in artifact.outputs))
     names = [field.name for field in fields(Artifact)]
-    if other := [name for name in names if getattr(told, name) != getattr(shown, name)]:
+    if other := [name for name in names if getattr(given, name) != getattr(shown, name)]:
         raise VerificationError(
             Code.ARTIFACT_INVALID, f"the artifact says something else than the bundle shows, of: {', '.join(other)}"
         )
@@ -160,11 +151,11 @@ def compare(artifact: Artifact, bundle: bytes, *, owner: bytes, now_us: int | No
 
 
 def host_canaries() -> list[str]:
-    """Return what would tell a stranger whose machine this is: its name, the user, home and working folder."""
+    """Return what would show a stranger whose machine this is: its name, the user, home and working folder."""
     found = {socket.gethostname(), os.uname().nodename, str(Path.cwd())}
-    for tell in (getpass.getuser, lambda: str(Path.home())):
+    for read in (getpass.getuser, lambda: str(Path.home())):
         try:
-            found.add(tell())
+            found.add(read())
         except (KeyError, OSError, RuntimeError):  # a user without an entry has no name and no home to leak
             continue
     return sorted(item for item in found if item not in ("", "/"))

@@ -55,7 +55,7 @@ class Chain:
 
     @property
     def closed_us(self) -> int:
-        """When the broker put its name under the end of the run; without it, when the runtime says that it ended."""
+        """When the broker countersigned the end of the run; without that, its end by the runtime's clock."""
         if self.countersignature:
             return self.countersignature.time_us
         return self.countersigned_head.time_us if self.countersigned_head else self.receipt.finished_us
@@ -79,7 +79,6 @@ def walk(data: bytes, *, owner: bytes) -> Chain:
     """Verify every link that a bundle has.
 
     Args:
-        data: the bundle's bytes.
         owner: the owner's signing key, 32 bytes, known from elsewhere.
 
     Raises:
@@ -132,7 +131,7 @@ def _missing(bundle: Bundle) -> tuple[str, ...]:
 
 
 def _check_owner(bundle: Bundle, owner: bytes) -> None:
-    """Step 2: another owner's bundle, however sound in itself, is told apart from a damaged one."""
+    """Step 2: another owner's bundle, however sound in itself, is refused with a code of its own."""
     signers = [[name for name, _ in part.signatures] for part in (bundle.delegation, bundle.manifest) if part]
     if all(names != [key_id(owner)] for names in signers):
         raise VerificationError(
@@ -226,7 +225,7 @@ def _ear(
 
 
 def _claimed_key(bundle: Bundle) -> bytes:
-    """The evidence key of a run that made no evidence: what its receipt says, which the launch key signs too."""
+    """The evidence key of a run that made no evidence: the one in its receipt, which the launch key signs too."""
     with _link(Code.CHAIN_RECEIPT):
         return Receipt.from_payload(bundle.receipt.payload).evidence_public
 
@@ -314,9 +313,9 @@ def _countersignature(
 
 
 def _check_validity(chain: Chain, broker: bytes) -> None:
-    """Step 11: what was valid when the broker put its name under the end of the run."""
+    """Step 11: what was valid when the broker countersigned the end of the run."""
     receipt, at_us = chain.receipt, chain.closed_us
-    # Without a countersignature only the runtime's own clock says when.
+    # Without a countersignature there is only the runtime's own clock.
     leeway_us = 0 if chain.countersignature or chain.countersigned_head else CLOCK_LEEWAY_US
     _check_times(chain, at_us)
     for use in Use:

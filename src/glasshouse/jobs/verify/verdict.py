@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
 
 from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.errors import ExitCode
-from glasshouse.evidence.artifact import Artifact
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
@@ -21,7 +19,7 @@ from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 
-__all__ = ["EXITS", "AnyVerdict", "ArtifactVerdict", "PackageVerdict", "Status", "Verdict"]
+__all__ = ["EXITS", "SECOND_US", "TOO_LONG", "Status", "Verdict"]
 
 _ON_DISK = "workspace-on-disk"  # spec/key-release.md, section 5.1
 
@@ -56,9 +54,9 @@ _ENDED = {
 # Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
 _UNATTESTED = "To its owner it shows what came from who had the launch key; to others it is the owner's word."
 
-_TOO_LONG = "the work is said to have taken longer than the run lasted"
+TOO_LONG = "the work is said to have taken longer than the run lasted"
 
-_SECOND_US = 1_000_000
+SECOND_US = 1_000_000
 # How many times its reported pace a run may go after its last report: the first step of many takes longest.
 _FASTER = 100
 
@@ -94,7 +92,7 @@ class Verdict:
 
     @property
     def not_looked_at(self) -> tuple[str, ...]:
-        """What this verdict says nothing of: named by the receipt and not beside it, or beside it and not named."""
+        """What this verdict leaves open: named by the receipt and not beside it, or beside it and not named."""
         receipt = self.chain.receipt
         parts = {
             f"the log ({receipt.log_size} events)": self.log is None,
@@ -134,10 +132,10 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the level; more say what is in doubt, and to whom it proves what."""
-        said = [self._sentence, *(f"Note: {doubt}." for doubt in self.doubts)]
+        text = [self._sentence, *(f"Note: {doubt}." for doubt in self.doubts)]
         if self.machines > 1:
-            said.append(f"It is one of {self.machines} machines; the others have receipts of their own.")
-        return " ".join([*said, self.proves])
+            text.append(f"It is one of {self.machines} machines; the others have receipts of their own.")
+        return " ".join([*text, self.proves])
 
     @property
     def proves(self) -> str:
@@ -160,13 +158,13 @@ class Verdict:
                 seen = 0 if self.log.done is None else self.log.done[1]
                 found.append(f"of {work.done} {work.unit}s the log's progress shows {seen}")
             lasted_us = receipt.finished_us - receipt.started_us if self.log is None else self.log.ran_us
-            if work.elapsed_us > lasted_us + _SECOND_US:
-                found.append(_TOO_LONG)
+            if work.elapsed_us > lasted_us + SECOND_US:
+                found.append(TOO_LONG)
         return tuple(found)
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the record says of the run, for people: dates, GPUs, work, loss and probes."""
+        """What the receipt records of the run, for people: dates, GPUs, work, loss and probes."""
         chain, receipt = self.chain, self.chain.receipt
         closed = f"countersigned {utc(chain.closed_us)}" if chain.countersignature else "not countersigned"
         gpus = [f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)" for gpu in chain.claims.gpus] if chain.claims else []
@@ -213,7 +211,7 @@ class Verdict:
 
     @property
     def links(self) -> tuple[tuple[str, str | None], ...]:
-        """The chain from the owner to the run's end: each link, and what it says; None for one that is missing."""
+        """The chain from the owner to the run's end: each link and its content; None for one that is missing."""
         chain, receipt, by_broker = self.chain, self.chain.receipt, "by the broker"
         manifest = evidence = ear = None
         if chain.manifest:
@@ -262,7 +260,7 @@ class Verdict:
             "hardening": receipt.profile.value,
             "kind": "bundle",
             "heads": self.heads,
-            "links": [{"link": name, "says": says} for name, says in self.links],
+            "links": [{"link": name, "says": text} for name, text in self.links],
             "log_events": receipt.log_size if self.log else None,
             "missing": list(chain.missing),
             "not_looked_at": list(self.not_looked_at),
@@ -280,141 +278,14 @@ class Verdict:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArtifactVerdict:
-    """An artifact that the owner signed, unaltered.
-
-    Attributes:
-        artifact: what it says.
-        bundle: the verdict on its bundle, which shows every field of it; None when that was not looked at.
-    """
-
-    artifact: Artifact
-    bundle: Verdict | None = None
-
-    @property
-    def exit_code(self) -> ExitCode:
-        return ExitCode.DONE
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one sentence, with the level and with whose word it is."""
-        about = self.artifact
-        said = [
-            f"Signed by its owner (assurance {about.assurance}, by the owner's word): a run that completed, "
-            f"countersigned {utc(about.countersigned_us)}, whose bundle has the SHA-256 {about.bundle_sha256.hex()}."
-        ]
-        if self.bundle is not None:
-            said = [
-                f"Signed by its owner (assurance {about.assurance}), and every field is what the bundle "
-                f"{about.bundle_sha256.hex()} shows: a run that completed, countersigned {utc(about.countersigned_us)}."
-            ]
-        if about.numbers:
-            said.append(f"In no bundle, the owner's word alone: {', '.join(sorted(about.numbers))}.")
-        said += [f"Note: {doubt}." for doubt in self.doubts]
-        return " ".join([*said, self.proves])
-
-    @property
-    def proves(self) -> str:
-        """To whom it proves what."""
-        if self.bundle is not None:
-            return self.bundle.proves
-        return "The owner says all of this; nothing else stands behind it here: compare it with its bundle (--bundle)."
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """What is genuine here and yet bears out less than it seems to."""
-        if self.bundle is not None:
-            return self.bundle.doubts
-        about, found = self.artifact, []
-        unsure = [name for name, result in about.zeroization if result is ProbeResult.UNVERIFIABLE]
-        if unsure:
-            found.append(f"what the probes {', '.join(unsure)} search could not be searched")
-        if about.elapsed_us > about.finished_us - about.started_us + _SECOND_US:
-            found.append(_TOO_LONG)
-        return tuple(found)
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What it says of the run, for people: dates, GPUs, work, loss and probes."""
-        about = self.artifact
-        return {
-            "dates": f"{utc(about.started_us)} to {utc(about.finished_us)}, "
-            f"countersigned {utc(about.countersigned_us)}",
-            "GPUs": str(about.gpus),
-            "work": f"{about.done} {about.unit}s in {format_s(about.elapsed_us / 1e6)}; ended by: {about.stop_reason}",
-            "loss": " → ".join(about.loss) if about.loss else "none",
-            "probes": ", ".join(f"{name} {result.value}" for name, result in about.zeroization),
-        }
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the verdict for `verify --json`."""
-        return {
-            "artifact": self.artifact.to_json(),
-            "assurance": self.artifact.assurance.value,
-            "bundle": None if self.bundle is None else self.bundle.to_json(),
-            "doubts": list(self.doubts),
-            "kind": "artifact",
-            "proves": self.proves,
-            "status": "authentic",
-            "verdict": self.sentence,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackageVerdict:
-    """A package that the owner signed.
-
-    Attributes:
-        package_id, manifest_sha256: which.
-        assurance, profile: the floor that every run of it must meet.
-        assets, content_bytes: what was opened and compared with its digests; None when only the public part was.
-    """
-
-    package_id: str
-    manifest_sha256: bytes
-    assurance: str
-    profile: str
-    assets: int | None
-    content_bytes: int | None
-
-    @property
-    def exit_code(self) -> ExitCode:
-        return ExitCode.DONE
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one sentence, with the level that the package demands."""
-        demand = f"demands at least assurance {self.assurance}, hardening {self.profile}"
-        if self.assets is None:
-            return f"Signed by its owner ({demand}); its content was not opened."
-        return f"Signed by its owner ({demand}); all {self.assets} assets opened and match their digests."
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the verdict for `verify --json`."""
-        return {
-            "assets": self.assets,
-            "assurance": self.assurance,
-            "content_bytes": self.content_bytes,
-            "hardening": self.profile,
-            "kind": "package",
-            "package": {"id": self.package_id, "manifest_sha256": self.manifest_sha256.hex()},
-            "status": "authentic",
-            "verdict": self.sentence,
-        }
-
-
-AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | PackageVerdict
-
-
 def _reported(work: Work, log: VerifiedLog) -> bool:
     """Return whether a log's progress leaves room for the receipt's work: what comes within a second is not in it."""
     unit, seen = log.done or (work.unit, 0)
     missing = work.done - seen
     if missing <= 0 or unit != work.unit:
         return missing <= 0
-    most = _FASTER * seen * (log.silent_us + _SECOND_US) // max(1, log.ran_us - log.silent_us)
-    return log.silent_us <= 2 * _SECOND_US and missing <= most
+    most = _FASTER * seen * (log.silent_us + SECOND_US) // max(1, log.ran_us - log.silent_us)
+    return log.silent_us <= 2 * SECOND_US and missing <= most
 
 
 def _ranks(group: Group) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.verify.documents import of_run, verify_file, verify_sealed_in
-from glasshouse.jobs.verify.receipt_chain import Chain
+from glasshouse.jobs.verify.documents import of_run, verify_file
+from glasshouse.jobs.verify.run_files import verify_sealed_in
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.jobs.verify.whole_group import check_group
 from glasshouse.wire.canonical import Json
@@ -59,12 +58,12 @@ class GroupVerdict:
         whole = (
             f"all {group.machines} machines of group {group.id.hex()[:8]}, {ranks} each (assurance {self.assurance})"
         )
-        said = f"Incomplete on {whole}: nothing contradicts it, but a receipt lacks what would vouch for it."
+        text = f"Incomplete on {whole}: nothing contradicts it, but a receipt lacks what would vouch for it."
         if self.status is Status.GOOD:
-            said = f"Authentic and complete on {whole}: the run completed."
+            text = f"Authentic and complete on {whole}: the run completed."
         elif self.status is Status.NOT_COMPLETED:
-            said = f"Authentic on {whole}: the run did not complete on every one of them."
-        return f"{said} {self.machines[0].proves}"
+            text = f"Authentic on {whole}: the run did not complete on every one of them."
+        return f"{text} {self.machines[0].proves}"
 
     def to_json(self) -> dict[str, Json]:
         """Return the verdict for `verify --json`."""
@@ -83,9 +82,7 @@ def verify_group(run: RunFolder, first: Verdict, *, owner: OwnerPublic, now_us: 
     """Verify the other machines of a run as machine 0 was, and that all of them are one group.
 
     Args:
-        run: the run's folder.
         first: of machine 0.
-        owner: the owner.
         now_us: the present, where it is known: a run of the future is refused.
 
     Raises:
@@ -98,11 +95,7 @@ def verify_group(run: RunFolder, first: Verdict, *, owner: OwnerPublic, now_us: 
         group = one.chain.token.group
         if one.chain.receipt.run_id != folder.run_id or group is None or group.machine != machine:
             raise VerificationError(Code.CHAIN_RECEIPT, f"the receipt of machine {machine} is of another run")
-    return GroupVerdict(group=check_group(_chains(machines)), machines=tuple(machines))
-
-
-def _chains(machines: Sequence[Verdict]) -> list[Chain]:
-    return [one.chain for one in machines]
+    return GroupVerdict(group=check_group([one.chain for one in machines]), machines=tuple(machines))
 
 
 def _verified(folder: RunFolder, owner: OwnerPublic, now_us: int | None) -> Verdict:

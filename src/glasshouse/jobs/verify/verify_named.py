@@ -1,4 +1,4 @@
-"""Verifies what a person names: a file, a run, or a measurement's folder, each with all that lies beside it."""
+"""Verifies what is named: a file, a run, or a measurement's folder, each with all that lies beside it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.known_owners import Trust, trusted_owner
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.verify.documents import BUNDLE_NAME, Verdict, kind_of, of_run, verify_file, verify_sealed_in
+from glasshouse.jobs.verify.documents import BUNDLE_NAME, kind_of, of_run, verify_file
+from glasshouse.jobs.verify.owner_verdicts import AnyVerdict, ArtifactVerdict
 from glasshouse.jobs.verify.publish import compare
-from glasshouse.jobs.verify.verdict import AnyVerdict, ArtifactVerdict
+from glasshouse.jobs.verify.run_files import verify_sealed_in
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.jobs.verify.verify_group import verify_group
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
@@ -115,7 +117,7 @@ def verify_named(
             verdict = verify_sealed_in(verdict, path.parent, expected=whole)
     except (FormatError, PackageError, VerificationError) as error:
         raise _refused(error, path, kind_of(path)) from None
-    # The token says whether there are others: that their folders are not there does not make this the whole run.
+    # The token names how many there are: that their folders are not there does not make this the whole run.
     if not isinstance(verdict, Verdict) or run is None or verdict.machines == 1:
         return Verified(path=path, trust=trust, verdict=verdict)
     try:
@@ -134,10 +136,6 @@ def measurement_in(path: Path) -> Path | None:
 
 def verify_measured(folder: Path, home: Home, *, owner: str | None = None, fingerprint: str | None = None) -> Verified:
     """Verify a measurement.
-
-    Args:
-        folder: as of `measurement_in`.
-        home, owner, fingerprint: as of `verify_named`.
 
     Raises:
         VerificationError: it does not hold.

@@ -1,7 +1,7 @@
-"""How the machines of one group ended, taken together: whose fault it was, and whether their receipts belong together.
+"""How the machines of one group ended, taken together: which is to blame, and whether their receipts belong together.
 
 Laws: a group has completed when all of its machines have; of one that has not, the machine to blame is one that was
-not refused or ended for another's sake; receipts that are not one group's are not believed.
+not refused or ended for another's sake; receipts that are not one group's are refused.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: 
 
     Args:
         folder: of machine 0.
-        record: of a run that has ended, whose story a second look must not change; None for one whose end was not seen.
+        record: of a run that has ended; None for one whose end was not seen.
         owner_signing: the owner's public signing key.
     """
 
@@ -87,14 +87,14 @@ def together(ends: Sequence[Conclusion], *, first: Sequence[int] = ()) -> Conclu
 
     Args:
         ends: of the machines, in order.
-        first: machines in the order in which they ended, as far as anybody saw.
+        first: machines in the order in which they ended, as far as it was seen.
     """
     blamed = _blamed(ends, first)
-    told = {number: end.problem for number, end in enumerate(ends) if end.problem}
+    problems = {number: end.problem for number, end in enumerate(ends) if end.problem}
     # What still runs on one of them, or stayed there, is to be read, whichever of them is to blame.
-    problem = next(iter(told.values()), "")
-    if len(told) > 1:
-        problem = "; ".join(f"machine {number}: {text}" for number, text in told.items())
+    problem = next(iter(problems.values()), "")
+    if len(problems) > 1:
+        problem = "; ".join(f"machine {number}: {text}" for number, text in problems.items())
     verdict = min((end.verdict for end in ends), key=_WORST_FIRST.index)
     outcome, code = Outcome.COMPLETED, None
     if blamed is not None:

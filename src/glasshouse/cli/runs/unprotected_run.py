@@ -14,7 +14,7 @@ from glasshouse.cli.show.words import RAW
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.results import Work
 from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
-from glasshouse.jobs.supervise.run_job import load_job, shape_of
+from glasshouse.jobs.supervise.run_request import load_job, shape_of
 
 __all__ = ["run_raw_leg"]
 

@@ -1,0 +1,68 @@
+"""Refuses a machine that lacks what a job needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.owner.installation import install_command
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.package.read import Package
+from glasshouse.providers.place.base import Place
+from glasshouse.workloads.params import ScriptParams
+from glasshouse.workloads.params import parse as parse_params
+from glasshouse.workloads.requirements import FRAMEWORKS, lacking, missing_frameworks, old_driver
+
+__all__ = ["check_machine"]
+
+
+def check_machine(package: Path, key: bytes, identity: Identity, place: Place | None = None) -> None:
+    """Refuse a machine that lacks what the job needs: before anything is sent there, and its key released.
+
+    What the job needs stays here: it is sealed. The machine lists what it has.
+
+    Args:
+        package, key, identity: the sealed package, its key and its owner.
+        place: None for this machine.
+
+    Raises:
+        UsageError: `requirement-missing`, `device-missing`.
+        PeerError, PlatformError: as `Place.installed`.
+    """
+    with package.open("rb") as stream:
+        opened = Package.open(stream, owner_signing=identity.signing.public)
+        job, workload = opened.unlock(key).job, opened.manifest.workload
+    params = parse_params(workload, job)
+    requirements = params.requirements if isinstance(params, ScriptParams) else ()
+    if not FRAMEWORKS.get(workload) and not requirements:
+        return
+    installed = None if place is None else place.installed()
+    name = "this machine" if place is None or installed is None else place.name
+    where = "here" if installed is None else "there, beside Glasshouse"
+    if missing := missing_frameworks(workload, installed):
+        raise UsageError(
+            Code.REQUIREMENT_MISSING,
+            f"{name} lacks what {workload} trains with: {', '.join(missing)}",
+            hint=install_command("train") if installed is None else f"install it {where}",
+        )
+    if missing := lacking(requirements, installed):
+        raise UsageError(
+            Code.REQUIREMENT_MISSING,
+            f"{name} lacks what the script requires: " + "; ".join(missing),
+            hint=f"install it {where}, or take it out of requirements in [params] and seal the job again",
+        )
+    if installed is not None and not isinstance(params, ScriptParams):
+        _check_gpu(name, params.device, installed)
+
+
+def _check_gpu(name: str, device: str, installed: Mapping[str, str]) -> None:
+    why = None if device == "cpu" else old_driver(installed)
+    if device == "cuda" and "nvidia-driver" not in installed:
+        why = "it has no NVIDIA driver, and the job asks for a GPU"
+    if why is not None:
+        raise UsageError(
+            Code.DEVICE_MISSING,
+            f"{name} cannot train on a GPU: {why}",
+            hint='install a newer driver there, or seal the job again with device = "cpu" in [params]',
+        )

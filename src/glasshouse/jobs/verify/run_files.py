@@ -1,0 +1,232 @@
+"""Holds the files of a run's folder to its receipt: the event log, the countersigned heads, and what is sealed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from glasshouse.errors import Code, FormatError, PackageError, VerificationError
+from glasshouse.evidence.events import Event, EventType
+from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
+from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
+from glasshouse.evidence.results import Output, Work
+from glasshouse.jobs.owner.files import is_there, open_regular
+from glasshouse.jobs.verify.receipt_chain import Chain
+from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.states import Outcome
+
+__all__ = [
+    "HEADS_NAME",
+    "LOGS",
+    "LOG_NAME",
+    "sealed_files",
+    "segment_name",
+    "verify_log_beside",
+    "verify_log_in",
+    "verify_sealed_in",
+    "why_unreadable",
+]
+
+LOG_NAME = "events.log"
+
+
+HEADS_NAME = "heads.log"
+
+
+# In this order: heads are held to the log, so the log is read first.
+LOGS = (LOG_NAME, HEADS_NAME)
+
+
+def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] | None = None) -> Verdict:
+    """Check the event log that lies beside a bundle, and that both record the same.
+
+    Args:
+        lines: of `events.log`, as `read_lines` yields them.
+        heads: lines of `heads.log`, each with its line end; None when it is not looked at.
+
+    Raises:
+        VerificationError: `log-invalid` or `state-illegal`.
+    """
+    chain, receipt = verdict.chain, verdict.chain.receipt
+    log = verify_log(lines, chain.head)
+    probes = [(e.body["probe"], e.body["result"], e.body["detail"]) for e in log.of(EventType.PROBE)]
+    outputs = [
+        (e.body["kind"], e.body["class"], e.body["bytes"], e.body["sealed_bytes"], e.body["sealed_sha256"])
+        for e in log.of(EventType.OUTPUT)
+    ]
+    digests = {
+        "ear": receipt.ear_sha256,
+        "environment": receipt.environment_sha256,
+        "evidence": receipt.evidence_sha256,
+        "manifest": receipt.manifest_sha256,
+        "measurement": receipt.measurement,
+        "token": chain.token_sha256,
+    }
+    for what, holds in (
+        ("outcome", (log.outcome, log.code) == (receipt.outcome, receipt.code)),
+        ("probes", probes == [(p.probe, p.result.value, p.detail) for p in receipt.zeroization]),
+        ("outputs", outputs == [_as_event(output) for output in receipt.outputs]),
+        ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
+        ("work", receipt.work is None or _borne_out(receipt.work, log)),
+        ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
+    ):
+        if not holds:
+            raise VerificationError(Code.LOG_INVALID, f"log and receipt tell different {what}")
+    return replace(verdict, log=log, heads=None if heads is None else _verify_heads(chain, heads, log))
+
+
+def verify_log_in(verdict: Verdict, folder: Path, *, required: Collection[str] = LOGS) -> Verdict:
+    """Check the `events.log` and `heads.log` of a folder as `verify_log_beside` does.
+
+    Args:
+        required: which of them must be there; another is checked if something stands under its name.
+
+    Raises:
+        VerificationError: `log-invalid` or `state-illegal`; `log-invalid` also for a file that is not there or is a
+            link, a folder or a pipe.
+    """
+    wanted = [name for name in LOGS if name in required or is_there(folder / name)]
+    if LOG_NAME not in wanted:
+        return verdict
+    with ExitStack() as opened:
+        try:
+            streams = [opened.enter_context(open_regular(folder / name)) for name in wanted]
+            heads = _head_lines(streams[1]) if len(streams) > 1 else None
+            return verify_log_beside(verdict, read_lines(streams[0]), heads)
+        except OSError as error:
+            path = Path(error.filename or folder)
+            raise VerificationError(
+                Code.LOG_INVALID, f"{path} belongs to the run and cannot be read: {why_unreadable(path, error)}"
+            ) from None
+
+
+def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
+    """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
+
+    Args:
+        verdict: of the receipt, and of the log if there is one: the log names the segments.
+        expected: whether they must be there; otherwise a receipt that lies alone is left at that.
+
+    Raises:
+        PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
+            that the receipt or the log names.
+    """
+    outputs, segments = sealed_files(verdict)
+    for named, by in ((outputs, "receipt"), (segments, "log")):
+        if not expected and not any(is_there(folder / name) for name, _, _ in named):
+            continue
+        for name, size, digest in named:
+            _check_sealed(folder / name, size, digest, by)
+        if by == "receipt":
+            verdict = replace(verdict, outputs_match=len(named), unnamed=_unnamed(folder / "outputs", len(named)))
+        elif verdict.log:
+            unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
+            verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
+    return verdict
+
+
+def sealed_files(verdict: Verdict) -> tuple[list[tuple[str, int, bytes]], list[tuple[str, int, bytes]]]:
+    """Return name, size and digest of the outputs that a receipt names, and of the segments that its log does."""
+    outputs = [(o.file_name, o.sealed_bytes, o.sealed_sha256) for o in verdict.chain.receipt.outputs]
+    segments = [
+        (segment_name(event), int(str(event.body["sealed_bytes"])), bytes.fromhex(str(event.body["sealed_sha256"])))
+        for event in (verdict.log.of(EventType.SEGMENT) if verdict.log else ())
+    ]
+    return outputs, segments
+
+
+def _unnamed(folder: Path, named: int) -> tuple[str, ...]:
+    """Return how many entries a folder has beside those that are named, all of which are there, in words."""
+    more = sum(1 for _ in folder.iterdir()) - named if folder.is_dir() else 0
+    return (f"what else lies in {folder.name}/ ({more})",) if more else ()
+
+
+def segment_name(event: Event) -> str:
+    """Return where a log segment lies in the run's folder, from the event that names it."""
+    return f"log/{int(str(event.body['sequence'])):04d}.sealed"
+
+
+def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
+    try:
+        with open_regular(path) as stream:
+            same = os.fstat(stream.fileno()).st_size == size
+            same = same and hashlib.file_digest(stream, "sha256").digest() == digest
+    except OSError as error:
+        raise PackageError(
+            Code.OUTPUT_TAMPERED, f"{path} is named by the {by} but cannot be read: {why_unreadable(path, error)}"
+        ) from None
+    if not same:
+        raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
+
+
+def why_unreadable(path: Path, error: OSError) -> str:
+    """Return why a file was not opened: a link, a folder or a pipe in its place is named as such."""
+    if error.errno == errno.ENOENT:
+        return "there is no such file"
+    if is_there(path) and not stat.S_ISREG(path.lstat().st_mode):
+        return "not a regular file"
+    return (error.strerror or type(error).__name__).lower()
+
+
+def _head_lines(stream: BinaryIO) -> Iterable[bytes]:
+    while line := stream.readline(MAX_COUNTERSIGNED_HEAD_BYTES + 2):
+        yield line
+
+
+def _verify_heads(chain: Chain, lines: Iterable[bytes], log: VerifiedLog) -> int:
+    """Check the countersigned heads of a run and return how many there are."""
+    heads: list[CountersignedHead] = []
+    for line in lines:
+        if not chain.claims:
+            raise VerificationError(Code.LOG_INVALID, "countersigned heads of a run whose key was never attested")
+        if not line.endswith(b"\n"):
+            raise VerificationError(Code.LOG_INVALID, f"line {len(heads)} of heads is cut short or too long")
+        if len(heads) == log.head.size:  # before it is kept: copies of one genuine line would fill the memory
+            raise VerificationError(Code.LOG_INVALID, "more heads than the log has events")
+        try:
+            found = CountersignedHead.parse(
+                line[:-1],
+                broker_public=chain.delegation.broker_public,
+                evidence_public=chain.claims.evidence_public,
+            )
+        except FormatError as error:
+            raise VerificationError(Code.LOG_INVALID, f"a line of heads that is none: {error.message}") from None
+        heads.append(found)
+    verify_heads([found.head for found in heads], log)
+    _check_unbroken(chain, heads)
+    return len(heads)
+
+
+def _check_unbroken(chain: Chain, heads: Sequence[CountersignedHead]) -> None:
+    """No head that the broker countersigned was taken out, and the last one is the bundle's."""
+    size = time_us = 0
+    for found in heads:
+        # A full disk can lose a line of a run that fails of it; of one that completed every line is there.
+        lost = found.previous_size > size and chain.receipt.outcome is not Outcome.COMPLETED
+        if (found.previous_size != size and not lost) or found.time_us < time_us:
+            raise VerificationError(Code.LOG_INVALID, f"head {found.head.sequence} does not follow the one before it")
+        size, time_us = found.head.size, found.time_us
+    if chain.countersigned_head and (not heads or heads[-1] != chain.countersigned_head):
+        raise VerificationError(Code.LOG_INVALID, "the last of the heads is not the one that the receipt came with")
+
+
+def _borne_out(work: Work, log: VerifiedLog) -> bool:
+    """Return whether the work is of the unit of its own progress, and not less."""
+    return log.done is None or (work.unit == log.done[0] and work.done >= log.done[1])
+
+
+def _agrees(subject: Json, digest: Json, expected: dict[str, bytes | None]) -> bool:
+    known = expected.get(str(subject))
+    return known is not None and known.hex() == digest
+
+
+def _as_event(output: Output) -> tuple[Json, ...]:
+    return output.kind, output.of, output.plain_bytes, output.sealed_bytes, output.sealed_sha256.hex()
