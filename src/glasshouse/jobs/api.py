@@ -66,8 +66,8 @@ class Inspected:
 
     Attributes:
         path: of the package.
-        manifest: what it says of itself: workload, policy, recipients, sizes.
-        trust: whose it is, and why that may be believed.
+        manifest: workload, policy, recipients, sizes.
+        trust: whose it is, and where that key came from.
         yours: whether its owner is this home's; None where the home has no identity.
         key_here: whether its key is in this home's key store.
         bytes: how long the file is.
@@ -183,8 +183,8 @@ def run(
     Args:
         what: a job file, or a sealed package.
         on: a machine's name, ``ssh://user@host``, several with commas, or ``runpod``, ``vast``, ``slurm``; None for
-            what the job says, else this machine.
-        gate: a gate that was added, by name or URL; None for what the job says, else a broker on this machine.
+            the job's, else this machine.
+        gate: a gate that was added, by name or URL; None for the job's, else a broker on this machine.
         ranks, machines: how many ranks a script runs in on each of how many machines.
         yes: whether renting within the caps of ``[machine]`` is agreed to; without it nothing is rented.
         event: called with each event of the run's log as it comes; its progress among them.

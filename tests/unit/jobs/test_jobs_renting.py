@@ -412,7 +412,7 @@ def test_a_machine_that_runs_and_has_no_price_is_given_back(tmp_path: Path) -> N
     journal = begun(tmp_path, world)
     up = take(journal, world)
     assert up.machine == "m2"
-    assert "does not say what m1 costs" in journal.load().attempts[0].why
+    assert "lists no price of m1" in journal.load().attempts[0].why
     assert world.running == ["m2"]
 
 

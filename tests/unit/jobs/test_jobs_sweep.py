@@ -151,7 +151,7 @@ def test_one_that_takes_its_time_to_end_is_listed_and_left_to_the_next_sweep(
     monkeypatch.setattr(known_machines, "place_of", lambda _home, _name: lab)
     assert known_machines.sweep(home, "lab") == (
         0,
-        {slow.run_id: "was told to stop, and takes its time to wipe itself"},
+        {slow.run_id: "is stopping, and still wipes itself"},
     )
 
 

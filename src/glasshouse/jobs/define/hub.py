@@ -33,11 +33,11 @@ def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json
     name, revision = str(params["model"]), params.get("revision")
     snapshot = _download(name, None if revision is None else str(revision))
     folder = f"models/{PurePosixPath(name).name}"
-    sources = [
-        _source(path, f"{folder}/{path.relative_to(snapshot).as_posix()}")
-        for path in sorted(snapshot.rglob("*"))
-        if path.is_file()
-    ]
+    sources = []
+    for path in sorted(filter(Path.is_file, snapshot.rglob("*"))):
+        real = path.resolve(strict=True)  # the hub's cache consists of links into its store
+        name_here = f"{folder}/{path.relative_to(snapshot).as_posix()}"
+        sources.append(Source(path=name_here, bytes=real.stat().st_size, open=partial(_open, real)))
     if not any(source.path.endswith(".safetensors") for source in sources):
         raise UsageError(Code.MODEL_NOT_FOUND, f"the model {name!r} has no weights in the form of safetensors")
     kept = {key: value for key, value in params.items() if key != "revision"}
@@ -64,12 +64,6 @@ def _download(name: str, revision: str | None) -> Path:
             "it does not exist, is not public, or the hub cannot be reached",
             hint='check the id and the network, or pack a local folder with model = "inputs:FOLDER"',
         ) from None
-
-
-def _source(path: Path, name: str) -> Source:
-    # The hub's cache consists of links into its store: what they point to is sealed.
-    real = path.resolve(strict=True)
-    return Source(path=name, bytes=real.stat().st_size, open=partial(_open, real))
 
 
 def _open(path: Path) -> BinaryIO:

@@ -188,7 +188,7 @@ class _Walk:
 
 
 def _is_package(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file is what `seal` writes, beside the job where nothing else is said."""
+    """Return whether a file is what `seal` writes, which no package contains by default."""
     if not entry.name.endswith(".sealed"):
         return False
     try:
@@ -279,5 +279,5 @@ def _open_file(folder: Path, parts: tuple[str, ...]) -> BinaryIO:
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
-    # The time of the last change of anything: who writes can set the other one back.
+    # The time of the last change of anything: the writer can set the other one back.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -39,9 +39,8 @@ class Deployment(Record, name="deployment"):
     lease_s: int = 600  # a run without broker contact for so long is wiped
     releases: int = 1  # how many runtimes may be given the key
     valid_s: int = 24 * 3600  # for how long the broker may give it
-    reference: Annotated[
-        tuple[str, ...], items(MAX_REFERENCES, text(64)), LEFT_OUT
-    ] = ()  # names of the installations that may be given it; none for the one at hand alone
+    # Names of the installations that may be given the key; none for the one at hand alone.
+    reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text(64)), LEFT_OUT] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,8 @@ _POLICY = (
     Field("assurance", Choice(tuple(level.value for level in Assurance)), "What must stand behind the evidence."),
     # `off` would be a package that anything may open.
     Field("profile", Choice((Profile.STANDARD.value, Profile.STRICT.value)), "How much hardening a runtime must show."),
-    Field(
-        "egress",
-        Texts(item=Text(), max_items=16),
-        'Whom the worker may reach; `["group"]` are the other machines of a run of several.',
-        (),
-    ),
-    Field(
-        "workspace",
-        Choice(("memory", "disk")),
-        "Where the worker's files may lie on a machine that lets nothing be mounted, as most containers.",
-        "memory",
-    ),
+    Field("egress", Texts(item=Text(), max_items=16), 'Peers of the worker; `["group"]`: a run\'s other machines.', ()),
+    Field("workspace", Choice(("memory", "disk")), "Of the worker's files, where nothing can be mounted.", "memory"),
     Field("max_duration", Duration(limit_s=MAX_DURATION_S), "A longer run is wiped.", _UNSET.max_duration_s),
     Field("lease", Duration(limit_s=MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
     Field("releases", Integer(low=1, high=MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
@@ -90,12 +79,7 @@ _CHUNKS = tuple(1 << bit for bit in range(MIN_CHUNK_BYTES.bit_length() - 1, MAX_
 _PACKAGE = (
     Field("suite", Choice(tuple(suite.value for suite in Suite)), "The bulk cipher.", Suite.AES_256_GCM.value),
     Field("chunk_bytes", Choice(_CHUNKS), "Bytes sealed at once: a power of two.", DEFAULT_CHUNK_BYTES),
-    Field(
-        "backup",
-        Texts(item=Text(), words="paths", max_items=7),
-        "Other `owner.pub` files, whose keys open the package's key and the outputs too.",
-        (),
-    ),
+    Field("backup", Texts(item=Text(), words="paths", max_items=7), "Other `owner.pub` files for key and outputs.", ()),
     Field("follow_links", Flag(), "Whether links to regular files are inputs, wherever those files lie.", False),
     Field(
         "exclude",
@@ -109,12 +93,7 @@ _PACKAGE = (
 FIELDS = (
     Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
     Field("name", Text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
-    Field(
-        "gate",
-        Text(max_chars=300),
-        "A gate that was added here: its name or URL; by default a broker on this machine.",
-        None,
-    ),
+    Field("gate", Text(max_chars=300), "A gate, by name or URL; by default a broker on this machine.", None),
     Field(
         "inputs",
         Mapped(
@@ -126,12 +105,7 @@ FIELDS = (
         "Name in the package = file or folder, beside the job file or below it.",
     ),
     Field("params", Anything(), "What the workload takes.", {}),
-    Field(
-        "env",
-        ENVIRONMENT,
-        "Environment variables of a script, sealed with its parameters. What the loader or Python obeys is refused.",
-        {},
-    ),
+    Field("env", ENVIRONMENT, "Environment of a script, sealed; what the loader or Python obeys is refused.", {}),
     Field("policy", Table(_POLICY), "What a machine must show before it gets the key, and for how long."),
     Field("package", Table(_PACKAGE), "The sealed file itself.", {}),
     Field("machine", Table(MACHINE), "The machine to run on, and what it may cost; stays here.", {}),

@@ -19,7 +19,7 @@ from glasshouse.workloads.params import TYPES, ScriptParams
 BEYOND = (
     "the longest time of a duration",
     "the least and the largest of a number that is written as a text",
-    "a whole number written as 5.0, which JSON does not tell from 5",
+    "a whole number written as 5.0, which in JSON is 5",
     "levels and networks that this version cannot prove",
     "folders of outputs of which one lies in another",
     "what is in the files that are named",

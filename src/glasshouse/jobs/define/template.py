@@ -94,16 +94,12 @@ def _table(field: Field, chosen: Mapping[str, Any], workload: str) -> Iterator[s
 def _key(field: Field, chosen: Mapping[str, Any]) -> Iterator[str]:
     yield from _wrapped(field.meaning)
     if field.name in chosen:
-        yield f"{field.name} = {_value(chosen[field.name])}"
+        # The texts, numbers, truth values and lists of texts here are the same in TOML as in JSON.
+        yield f"{field.name} = {json.dumps(chosen[field.name], ensure_ascii=False)}"
     elif (default := default_of(field)) is None:
         yield f"# {field.name} =   # {field.kind.allowed}"
     else:
-        yield f"# {field.name} = {_value(default)}"
-
-
-def _value(value: Any) -> str:
-    # The texts, numbers, truth values and lists of texts that we write are the same in TOML as in JSON.
-    return json.dumps(value, ensure_ascii=False)
+        yield f"# {field.name} = {json.dumps(default, ensure_ascii=False)}"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -19,45 +19,21 @@ PROVIDERS = ("runpod", "vast", "slurm")
 """The providers that machines are rented from."""
 
 _MOST_S = 14 * 86400
-
-
 _USD = Number(low=0.001, high=100_000)
 MACHINE = (
-    Field(
-        "on",
-        Text(max_chars=300),
-        "Where it runs if `--on` does not say: `runpod`, `vast`, `slurm`, or a name of `glasshouse machine`.",
-        None,
-    ),
-    Field(
-        "gpu",
-        Texts(item=Text(max_chars=64), max_items=16),
-        "Kinds of GPU that will do, any of them; all by default.",
-        (),
-    ),
+    Field("on", Text(max_chars=300), "Where it runs without `--on`: a provider, or a machine's name.", None),
+    Field("gpu", Texts(item=Text(max_chars=64), max_items=16), "Kinds of GPU, any of them; all by default.", ()),
     Field("gpus", Integer(low=0, high=16), "How many of one kind; 0 for a machine without.", 1),
     Field("memory_gb", Integer(low=0, high=4096), "The machine's memory, at least, in GB.", 0),
     Field("disk_gb", Integer(low=1, high=16384), "Room for the image, the package and what is trained, in GB.", 40),
-    Field("regions", Texts(item=Text(max_chars=64), max_items=64), "Where it may stand, as the provider says it.", ()),
+    Field("regions", Texts(item=Text(max_chars=64), max_items=64), "Where it may stand, in the provider's words.", ()),
     Field("most_per_hour", _USD, "The most that it may cost an hour, in US dollars; renting needs it.", None),
     Field("most_usd", _USD, "The most that the run may cost, in US dollars; renting needs it.", None),
-    Field(
-        "most_time",
-        Duration(limit_s=_MOST_S),
-        "The longest that it may be rented; the run ends in order before.",
-        4 * 3600,
-    ),
-    Field(
-        "boot",
-        Duration(limit_s=_MOST_S),
-        "A machine that is not up by then is given back, and the next offer is taken.",
-        900,
-    ),
+    Field("most_time", Duration(limit_s=_MOST_S), "The longest rental; the run ends in order before.", 4 * 3600),
+    Field("boot", Duration(limit_s=_MOST_S), "A machine not up by then is given back for the next offer.", 900),
     Field("spot", Flag(), "Whether one will do that the provider may take back at any moment.", False),
     Field("image", Text(form=r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", max_chars=255), "The container image, with sshd.", None),
-    Field(
-        "python", Text(form=r"[A-Za-z0-9._/~-]+", max_chars=255), "The image's interpreter that has torch.", "python3"
-    ),
+    Field("python", Text(form=r"[A-Za-z0-9._/~-]+", max_chars=255), "The image's interpreter with torch.", "python3"),
     Field(
         "login",
         Text(
@@ -74,12 +50,7 @@ MACHINE = (
         "Of Slurm: further options, such as `--account=lab`; `regions` are its partitions.",
         (),
     ),
-    Field(
-        "bundle",
-        Text(),
-        "A file of `glasshouse runtime bundle` for that interpreter; by default one is made of this installation.",
-        None,
-    ),
+    Field("bundle", Text(), "A file of `glasshouse runtime bundle`; by default one of this installation.", None),
 )
 """Every key of `[machine]`."""
 
@@ -95,7 +66,7 @@ class Caps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A Slurm cluster, and what is asked of it."""
+    """A Slurm cluster, and what is requested of it."""
 
     login: str = ""  # ``[user@]host[:port]`` of its login node; empty where this machine is one
     sbatch: tuple[str, ...] = ()  # further arguments of sbatch
@@ -106,8 +77,8 @@ class Cluster:
 class Wanted:
     """A checked `[machine]`."""
 
-    on: str | None  # where, as the job says; None where it does not
-    # What a rented machine must have; its `most_per_hour_usd` is 0 and its `image` empty where the job does not say.
+    on: str | None  # where, by the job; None where it has none
+    # What a rented machine must have; without a value in the job `most_per_hour_usd` is 0 and `image` empty.
     options: Options
     caps: Caps  # what ends a rental
     python: str  # the interpreter there
@@ -116,7 +87,7 @@ class Wanted:
 
 
 def wanted(found: Mapping[str, Any], folder: Path) -> Wanted:
-    """Return what a job file's `[machine]` says, with paths beside the job file."""
+    """Return a job file's `[machine]`, with paths beside the job file."""
     return Wanted(
         on=found["on"],
         options=Options(

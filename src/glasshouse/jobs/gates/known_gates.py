@@ -156,7 +156,7 @@ def gate_name(home: Home, given: str) -> str:
     if not found:
         raise UsageError(
             Code.USAGE,
-            f"no gate was added here that is reached at {given}: an address alone does not show who answers there, so "
+            f"no gate was added here that is reached at {given}: an address alone does not identify a gate, so "
             "its key has to be pinned before it is sent anything",
             hint=f"add it: glasshouse gate add NAME {given} --key KEY --certificate CERTIFICATE; the gate prints both "
             "when it starts",

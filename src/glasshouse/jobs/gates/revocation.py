@@ -105,7 +105,7 @@ def revoke(
         raise PeerError(
             failed[0][1].code,
             f"not revoked everywhere, and so not remembered as revoked: {reasons}",
-            hint="everywhere else it is; revoke it again when they answer, and ask who runs a gate that lacks it",
+            hint="everywhere else it is; revoke it again when they answer, and ask the operator of one that lacks it",
         )
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)

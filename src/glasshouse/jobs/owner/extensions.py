@@ -1,4 +1,4 @@
-"""What other distributions add to this one: found by their entry points, and loaded only when it is asked for.
+"""Plugins of other distributions: found by their entry points, and loaded when they are used.
 
 Laws: naming what is installed loads none of it; what cannot be loaded is an error of its own command alone; nothing
 here runs in an agent or a worker. A name in `OURS` is taken from its own distribution alone, and a name that two

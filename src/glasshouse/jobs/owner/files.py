@@ -39,7 +39,7 @@ def private_folder(path: Path, *, close: bool = True) -> Path:
     """
     try:
         for folder in reversed((path, *path.parents)):
-            # One by one: `parents` would make those with the mode that the umask leaves, for anyone to write in.
+            # One by one: `parents` would make those with the mode that the umask leaves, open to others.
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
@@ -68,7 +68,7 @@ def write_private(path: Path, content: bytes | Callable[[BinaryIO], None], *, re
     # Nothing of the final name: 64 characters of it can be 256 bytes, more than a name may have.
     temporary = path.parent / f".{secrets.token_hex(8)}.part"
     try:
-        # O_EXCL: never write through a file or link that somebody else placed under this name.
+        # O_EXCL: never write through a file or link that another process placed under this name.
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _unwritable(path, error) from None

@@ -1,4 +1,4 @@
-"""How to add what is missing to the installation at hand; the public index has somebody else's `glasshouse`."""
+"""How to add what is missing to the installation at hand; the public index has another project's `glasshouse`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owners that a home knows, and where the key of a verification came from.
+"""The known owners of a home, and where the key of a verification came from.
 
 Law: a key counts as known only if it is the home's own, was added to its known owners, or has the fingerprint that was
 asked for. Any other key may be the forger's own, and `Trust` has a warning.
@@ -40,7 +40,7 @@ class Anchor(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """An owner's key, and why it may be believed."""
+    """An owner's key, and where it came from."""
 
     owner: OwnerPublic  # the key
     anchor: Anchor  # where it came from
@@ -96,7 +96,7 @@ def remove_owner(home: Home, name: str) -> tuple[str, OwnerPublic]:
 
 
 def recognise(home: Home, owner: OwnerPublic) -> Trust:
-    """Return what a home knows of a key that came with something."""
+    """Look up a key that came with a document among a home's own and known ones."""
     if is_file(home.owner_public) and read_public(home.owner_public) == owner:
         return Trust(owner=owner, anchor=Anchor.YOURS)
     for name, known in known_owners(home).items():

@@ -15,7 +15,7 @@ class ProcessName(Record, name="process"):
     """A process id and when that process began."""
 
     pid: int  # process id
-    started: int  # start time in clock ticks since boot; 0 where the system does not say
+    started: int  # start time in clock ticks since boot; 0 where the system has none
 
     @classmethod
     def of(cls, pid: int | None = None) -> ProcessName:

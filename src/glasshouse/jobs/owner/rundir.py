@@ -1,4 +1,4 @@
-"""Run folders: one per run, with what the owner's side knows of it.
+"""Run folders: one per run, with its record on the owner's side.
 
 ```
 runs/ID/            0700
@@ -58,7 +58,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What `run.json` says."""
+    """The record in `run.json`."""
 
     run_id: str  # 32 hex characters
     name: str  # label for people
@@ -78,17 +78,16 @@ class RunRecord:
     ended_us: int | None = None  # when it ended
     outcome: str | None = None  # how it ended; `lost` when that is not known
     code: str | None = None
-    # What verification of its receipt said: `good`, `incomplete`, `not-completed` or `invalid`.
+    # Of its receipt: `good`, `incomplete`, `not-completed` or `invalid`.
     verdict: str | None = None
     exit_code: int | None = None  # what its supervisor ended with
-    # The last that its events said of the work, so that a list of runs need not read their logs.
+    # The last progress in its events, so that a list of runs need not read their logs.
     progress: dict[str, Any] | None = None
-    # Its place in a group of ranks; None for a run in one process. The record of machine 0 tells how the whole group
-    # ended.
+    # Its place in a group of ranks; None for a run in one process. Machine 0's record has the end of the whole group.
     group: Group | None = None
     blamed: int | None = None  # of a group that did not complete: the machine because of which
     place: str = "local"  # where it runs, `local` or a machine's name or address
-    placed: bool = False  # of a place elsewhere: whether it was ever asked to start it
+    placed: bool = False  # of a place elsewhere: whether a start was ever requested
     placed_us: int | None = None  # and when; None on this machine
     sent: str | None = None  # what its package is called there; None where it is not sent
     max_output_bytes: int | None = None  # the most that its outputs may have together; None for a run on this machine

@@ -227,7 +227,7 @@ def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, g
     except UsageError:
         if not goes_on:
             raise
-        return "was told to stop, and takes its time to wipe itself"  # the next sweep removes it
+        return "is stopping, and still wipes itself"  # the next sweep removes it
     return None
 
 

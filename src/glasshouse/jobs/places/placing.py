@@ -27,7 +27,7 @@ class LeftError(PeerError):
         self._name = name = run_id[:8]
         super().__init__(
             Code.PLACE_UNREACHABLE,
-            f"left to itself: {place} cannot be reached; whether the run there heard that it shall stop is not known",
+            f"left to itself: {place} cannot be reached; whether the order to stop reached the run there is unknown",
             hint=f"glasshouse stop {name} asks it again, glasshouse attach {name} waits for it, and "
             f"glasshouse stop {name} --give-up waits no more",
         )

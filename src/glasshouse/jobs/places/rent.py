@@ -77,12 +77,12 @@ class Renter:
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        self._journal, self._provider, self._tell = journal, provider, say
+        self._journal, self._provider, self._print = journal, provider, say
         self._clock = clock or SystemClock()
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._tell(text)
+            self._print(text)
 
     def take(
         self, offers: Sequence[Offer], options: Options, *, owner: str, ssh_public: str, accept: bool = False
@@ -253,7 +253,7 @@ class Renter:
             return f"{attempt.machine} stopped before it was up" + (f": {found.why}" if found.why else "")
         price = attempt.offer.usd_per_hour
         if price and found.usd_per_hour is None and found.state is RentedState.RUNNING:
-            return f"{self._provider.name} does not say what {attempt.machine} costs, and {price:.3f} $ were shown"
+            return f"{self._provider.name} lists no price of {attempt.machine}, and {price:.3f} $ were shown"
         if found.usd_per_hour is not None and found.usd_per_hour > price * _SAME_PRICE:
             return f"{attempt.machine} costs {found.usd_per_hour:.3f} $ an hour, and {price:.3f} were shown"
         return None

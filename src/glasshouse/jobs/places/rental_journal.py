@@ -1,4 +1,4 @@
-"""The journal of rentals: what was asked of a provider, what it cost, and whether it is shown to be gone.
+"""The journal of rentals: what was requested of a provider, what it cost, and whether it is shown to be gone.
 
 ```
 rentals/RUN/           0700
@@ -87,7 +87,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rental:
-    """What `rental.json` says."""
+    """The record in `rental.json`."""
 
     run_id: str  # whose run it is for
     provider: str  # from whom
@@ -143,7 +143,7 @@ class Rental:
 
     @property
     def billed_usd(self) -> Decimal | None:
-        """What the provider billed for all machines that were made; None unless it says so of each."""
+        """What the provider billed for all machines that were made; None unless there is a bill of each."""
         bills = [one.bill_usd for one in self.attempts if one.step is not Step.NEVER]
         known = [bill for bill in bills if bill is not None]
         return sum(known, Decimal(0)) if bills and len(known) == len(bills) else None
@@ -236,7 +236,7 @@ class Journal:
             os.close(lock)
 
     def add(self, attempt: Attempt) -> None:
-        """Note that a machine is about to be asked for."""
+        """Note that a machine is about to be requested."""
         self.update(attempts=(*self.load().attempts, attempt))
 
     def note(self, tag: str, **changes: Any) -> Attempt:

@@ -62,7 +62,7 @@ def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
     ]
     if missing:
         keys = ", ".join(line.split(" ")[0] for line in missing)
-        why = f"the job file does not say what a machine may cost, or what it starts: [machine] lacks {keys}"
+        why = f"the job file limits no cost of a machine, or names no image: [machine] lacks {keys}"
         raise UsageError(Code.JOB_INVALID, why, hint="for example: " + "; ".join(missing))
     found = [one for one in provider.offers(machine.options) if one.usd_per_hour <= machine.options.most_per_hour_usd]
     if not found:

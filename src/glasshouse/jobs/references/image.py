@@ -22,7 +22,7 @@ from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.jobs.references.known_references import Files
 from glasshouse.jobs.references.tree import BROUGHT, Tree
 
-# Where a container looks for programs, unless its image says otherwise.
+# Where a container looks for programs, unless its image has another PATH.
 _PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _PROGRAM = re.compile(r"python3\.([0-9]{2})")
 _OLDEST = 11
@@ -119,7 +119,7 @@ def _interpreter(disk: Tree, program: str) -> _Interpreter:
     home = next((value for key, value in settings if key == "home"), "")
     # A path that is not normal leads elsewhere step by step than as a whole.
     if not home.startswith("/") or "\0" in home or os.path.normpath(home) != home or home.startswith("//"):
-        raise OSError(f"{prefix}/pyvenv.cfg does not say where its interpreter is")
+        raise OSError(f"{prefix}/pyvenv.cfg does not name its interpreter")
     wanted = [value.lower() for key, value in settings if key == "include-system-site-packages"]
     shared = not wanted or wanted[-1] == "true"
     base = real if real != program else f"{home}/{os.path.basename(program)}"
@@ -188,7 +188,7 @@ def _minor(disk: Tree, real: str, start: str) -> int:
                 minors = {int(match[1]) for name in names if (match := _PROGRAM.fullmatch(name)) is not None}
                 found |= {n for n in minors if disk.is_file(os.path.join(above, library, f"python3.{n}", "os.py"))}
     if len(found) != 1:
-        raise OSError(f"{real} does not say by its name which version of Python it is")
+        raise OSError(f"{real} does not name its version of Python")
     return found.pop()
 
 

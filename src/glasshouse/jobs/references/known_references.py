@@ -134,19 +134,14 @@ def accepted(home: Home, names: Sequence[str]) -> References:
 
 def differences(files: Files, recorded: Files) -> list[Difference]:
     """Return the files in which an installation differs from a reference, of the parts that the reference has."""
+    how = {(False, True): "missing", (True, False): "more", (True, True): "changed"}
     return [
-        Difference(part=part, name=name, how=how)
+        Difference(part=part, name=name, how=how[name in files[part], name in recorded[part]])
         for part in PARTS
         if part in recorded
         for name in sorted({*files[part], *recorded[part]})
-        if (how := _how(files[part].get(name), recorded[part].get(name)))
+        if files[part].get(name) != recorded[part].get(name)
     ]
-
-
-def _how(found: bytes | None, recorded: bytes | None) -> str:
-    if found == recorded:
-        return ""
-    return "missing" if found is None else "more" if recorded is None else "changed"
 
 
 @contextlib.contextmanager
@@ -166,10 +161,10 @@ def check_places(
     # Where no other is named this installation is the reference.
     machines = {place.name: place for place in places if names or isinstance(place, SshPlace)}
     pool = ThreadPoolExecutor(max_workers=max(1, len(machines)))
-    asked = [pool.submit(_check, home, place, references, names) for place in machines.values()]
+    checks = [pool.submit(_check, home, place, references, names) for place in machines.values()]
 
     def wait() -> None:
-        for one in asked:
+        for one in checks:
             one.result()
 
     try:

@@ -43,7 +43,7 @@ class Released(Record, name="reference values", max_bytes=MAX_RELEASED_BYTES):
     machine: Identifier
     distributions: Annotated[Mapping[str, str], table(_MAX_DISTRIBUTIONS, text(), text(128, IDENTIFIER))]  # versions
     # Of `glasshouse`, and where they are part of the release of `cryptography`: name → SHA-256. A part that a release
-    # does not determine is refused: its signer is not asked about interpreters.
+    # does not determine is refused: its signer does not vouch for interpreters.
     files: Annotated[
         Mapping[str, Mapping[str, bytes]],
         table(len(_NAMES), choice(_NAMES), table(1 << 20, text(500), digest(), min_items=1)),

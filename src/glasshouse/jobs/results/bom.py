@@ -103,6 +103,6 @@ def bill_of_materials(
 
 def _limits(verdict: Verdict) -> str:
     return (
-        f"Attested at assurance {verdict.assurance}. To those who know its owner's key the receipt shows how the run "
+        f"Attested at assurance {verdict.assurance}. Under its owner's key the receipt shows how the run "
         "was released and how it ended; it shows nothing about the quality of the model or of the data."
     )

@@ -1,8 +1,8 @@
 """Fetches a run's outputs: what the verified receipt names, and nothing else.
 
-Anyone can encrypt to the owner's public key: a sealed file counts only when its digest stands in the receipt. A file
-that the receipt does not name is refused, and so is a run whose receipt does not verify. Names are sealed with the
-outputs, and stand in no receipt.
+The sealing key is public: a sealed file counts only when its digest stands in the receipt. A file that the receipt does
+not name is refused, and so is a run whose receipt does not verify. Names are sealed with the outputs, and stand in no
+receipt.
 """
 
 from __future__ import annotations

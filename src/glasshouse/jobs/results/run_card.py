@@ -36,8 +36,8 @@ _SOFTWARE = (
     "could have read its memory or forged it."
 )
 _NOT_SHOWN = (
-    "The broker is the owner's own. To anyone but the owner, everything here is the owner's word.",
-    "Nothing is said of the quality of the data or the model, or of what the model memorised.",
+    "The broker is the owner's own. To all but the owner, everything here is the owner's claim.",
+    "Nothing here covers the quality of the data or the model, or what the model memorised.",
 )
 
 
@@ -73,7 +73,7 @@ def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> 
     yield Claim(_worked(verdict), "The runtime", runtime)
     if outputs:
         many = f"{len(outputs)} output" + ("" if len(outputs) == 1 else "s")
-        yield Claim(f"{many} left the machine sealed, and opened as said below.", "The owner", "opened here")
+        yield Claim(f"{many} left the machine sealed, and opened as listed below.", "The owner", "opened here")
     probes = ", ".join(f"{probe.probe} {probe.result}" for probe in receipt.zeroization)
     yield Claim(f"The runtime wiped itself, and looked for what stayed behind: {probes}.", "The runtime", runtime)
     if chain.countersignature:
@@ -106,7 +106,7 @@ def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint:
 {f"<h2>Outputs</h2><dl>{digests}</dl>" if digests else ""}
 <h2>Check it</h2><p>With the receipt, and the owner's fingerprint from the owner:</p>
 <pre>glasshouse verify receipt.json --fingerprint {_text(fingerprint)}</pre>
-<p class="who">This page is not signed: what counts is what that command says.</p>
+<p class="who">This page is not signed: what counts is the result of that command.</p>
 </body></html>
 """
 
@@ -134,7 +134,7 @@ def snippet(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerpri
 def _worked(verdict: Verdict) -> str:
     receipt = verdict.chain.receipt
     if receipt.work is None:
-        return "It says of no work that it was done."
+        return "It reports no work."
     work, loss = receipt.work, receipt.loss
     losses = "" if loss is None else f", from a loss of {loss.first} to {loss.final}"
     unit = work.unit + ("" if work.done == 1 else "s")

@@ -47,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slowdown:
-    """What a measurement says that protection does to a training step."""
+    """What protection adds to a training step, by a measurement."""
 
     delta: Decimal | None  # by how much a protected step is longer than a raw one, as a part of the raw one
     low: Decimal | None  # the 95 % interval; None where there is none
@@ -55,7 +55,7 @@ class Slowdown:
     word: str  # the measurement's; empty where no session counts
     whole: bool  # whether nothing is missing by which its word would stand
     workload: str  # of what kind it was measured: `lora`, `mlp` or `script`
-    cpu: str | None  # on which machine; None where the measurement does not say, or it had no GPU
+    cpu: str | None  # on which machine; None where the measurement has none
     gpu: str | None
 
     @property
@@ -97,7 +97,7 @@ class Cost:
     # Of the total: imports, fetching, giving back; None also where the parts are more than the total.
     rest: Share | None
     fits: bool  # whether the parts are no more than the total
-    slowdown: Slowdown | None  # what a measurement says; None where none was named
+    slowdown: Slowdown | None  # of a measurement; None where none was named
     # What of the training that makes, at the two ends of the interval; None where nothing bears it.
     slowed: tuple[Share, Share] | None
     unit: str | None  # the work that the receipt names, and what one costs of the total, to three digits

@@ -1,8 +1,8 @@
 """A run's sealed log, decrypted for its owner: what the training wrote to standard output and error.
 
-Anyone can encrypt to the owner's public key: a segment counts only when the event log names it, and the event log only
-when the run's receipt vouches for it. Without such a receipt the machine's host may have written the log: it is shown
-as not vouched for.
+The sealing key is public: a segment counts only when the event log names it, and the event log only when the run's
+receipt vouches for it. Without such a receipt the machine's host may have written the log: it is shown as not vouched
+for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Segment:
     """A piece of the log."""
 
     sequence: int  # its number
-    name: str  # what it is called inside; says which stream it is of
+    name: str  # its sealed name, which has the stream
     data: bytes  # what was written
 
 
