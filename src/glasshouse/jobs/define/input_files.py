@@ -18,7 +18,7 @@ from typing import BinaryIO
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.excluded import Excluded
 from glasshouse.jobs.define.private import holds_keys, is_state, key_kind
-from glasshouse.jobs.owner.files import open_regular
+from glasshouse.jobs.owner.files import descend, open_regular
 from glasshouse.jobs.owner.home import PROJECT
 from glasshouse.package.layout import MAGIC
 from glasshouse.package.paths import check_path
@@ -27,7 +27,7 @@ from glasshouse.wire import own_state
 
 _MAX_FILES = 65536
 # O_PATH where there is one: to pass through a folder one need not be allowed to list it.
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PASS = getattr(os, "O_PATH", os.O_RDONLY)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -255,14 +255,7 @@ def _look(folder: Path, parts: tuple[str, ...], name: str) -> os.stat_result:
 def _descend(folder: Path, parts: tuple[str, ...]) -> int:
     """Open a folder component by component; the caller closes it."""
     # The job file's own folder may be reached through links: the owner named it.
-    current = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts:
-        try:
-            below = os.open(part, _FOLDER, dir_fd=current)
-        finally:
-            os.close(current)
-        current = below
-    return current
+    return descend(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), parts, _PASS)
 
 
 def _open_file(folder: Path, parts: tuple[str, ...]) -> BinaryIO:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -154,6 +154,17 @@ def locked(path: Path, flags: int = 0) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def descend(folder: int, names: Iterable[str], flags: int) -> int:
+    """Open a folder below an open one, which is closed, name by name without following a link; raises `OSError`."""
+    for name in names:
+        try:
+            below = os.open(name, flags | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
 
 
 def write_state(path: Path, value: Mapping[str, Any]) -> None:

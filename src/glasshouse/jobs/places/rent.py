@@ -111,9 +111,9 @@ class Renter:
             self._say(f"{problem}: it is given back")
             self._note(attempt, why=problem)
             self.give_back()
-        code = Code.BOOT_FAILED if self._journal.load().attempts and reasons else Code.NO_OFFER
+        made = any(one.machine for one in self._journal.load().attempts)
         raise PlatformError(
-            code if any(one.machine for one in self._journal.load().attempts) else Code.NO_OFFER,
+            Code.BOOT_FAILED if made and reasons else Code.NO_OFFER,
             f"no machine of {self._provider.name} could be had: " + ("; ".join(reasons) or "none is offered that fits"),
             hint="ask for less, for more kinds of GPU or for a higher price in [machine]; see: glasshouse offers",
         )

@@ -18,6 +18,7 @@ from threading import Lock
 from types import TracebackType
 
 from glasshouse.attestation.measurement import Disk
+from glasshouse.jobs.owner.files import descend
 
 BROUGHT = "/\0brought"
 """Where added files are: no file system has such a name."""
@@ -196,16 +197,10 @@ class Tree(Disk):
 
     def _folder(self, names: list[str], path: str) -> int:
         """Open a folder; a link on the way, which was put there since it was looked at, is an error."""
-        found = os.dup(self._descriptor)
-        for name in filter(None, names):
-            try:
-                below = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=found)
-            except OSError as error:
-                raise OSError(error.errno, f"{path} of the tree cannot be opened: {error.strerror}") from None
-            finally:
-                os.close(found)
-            found = below
-        return found
+        try:
+            return descend(os.dup(self._descriptor), filter(None, names), os.O_RDONLY)
+        except OSError as error:
+            raise OSError(error.errno, f"{path} of the tree cannot be opened: {error.strerror}") from None
 
 
 def _check(found: os.stat_result, path: str) -> None:
