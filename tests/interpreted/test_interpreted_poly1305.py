@@ -19,11 +19,15 @@ random.seed(1305)
 @kernel(unspecialised=())
 def times(a: tl.tensor, b: tl.tensor, out: tl.tensor, lanes: tl.constexpr) -> None:
     at = tl.arange(0, lanes)
-    m0, m1, m2, m3, m4 = multiply(
+    left = (
         tl.load(a + at), tl.load(a + lanes + at), tl.load(a + 2 * lanes + at), tl.load(a + 3 * lanes + at),
-        tl.load(a + 4 * lanes + at), tl.load(b + at), tl.load(b + lanes + at), tl.load(b + 2 * lanes + at),
-        tl.load(b + 3 * lanes + at), tl.load(b + 4 * lanes + at),
+        tl.load(a + 4 * lanes + at),
     )  # fmt: skip
+    right = (
+        tl.load(b + at), tl.load(b + lanes + at), tl.load(b + 2 * lanes + at), tl.load(b + 3 * lanes + at),
+        tl.load(b + 4 * lanes + at),
+    )  # fmt: skip
+    m0, m1, m2, m3, m4 = multiply(left, right)
     tl.store(out + at, m0)
     tl.store(out + lanes + at, m1)
     tl.store(out + 2 * lanes + at, m2)
@@ -34,11 +38,12 @@ def times(a: tl.tensor, b: tl.tensor, out: tl.tensor, lanes: tl.constexpr) -> No
 @kernel(unspecialised=())
 def ended(sums: tl.tensor, s: tl.tensor, out: tl.tensor, lanes: tl.constexpr) -> None:
     at = tl.arange(0, lanes)
-    w0, w1, w2, w3 = tag_words(
+    total = (
         tl.load(sums + at), tl.load(sums + lanes + at), tl.load(sums + 2 * lanes + at), tl.load(sums + 3 * lanes + at),
         tl.load(sums + 4 * lanes + at),
-        tl.load(s + at), tl.load(s + lanes + at), tl.load(s + 2 * lanes + at), tl.load(s + 3 * lanes + at),
     )  # fmt: skip
+    added = (tl.load(s + at), tl.load(s + lanes + at), tl.load(s + 2 * lanes + at), tl.load(s + 3 * lanes + at))
+    w0, w1, w2, w3 = tag_words(total, added)
     tl.store(out + at, w0)
     tl.store(out + lanes + at, w1)
     tl.store(out + 2 * lanes + at, w2)
@@ -50,8 +55,8 @@ def cut(words: tl.tensor, plain: tl.tensor, clamp: tl.tensor, lanes: tl.constexp
     at = tl.arange(0, lanes)
     t0, t1 = tl.load(words + at), tl.load(words + lanes + at)
     t2, t3 = tl.load(words + 2 * lanes + at), tl.load(words + 3 * lanes + at)
-    a0, a1, a2, a3, a4 = limbs(t0, t1, t2, t3)
-    b0, b1, b2, b3, b4 = clamped(t0, t1, t2, t3)
+    a0, a1, a2, a3, a4 = limbs((t0, t1, t2, t3), 0)
+    b0, b1, b2, b3, b4 = clamped((t0, t1, t2, t3))
     tl.store(plain + at, a0)
     tl.store(plain + lanes + at, a1)
     tl.store(plain + 2 * lanes + at, a2)

@@ -18,8 +18,7 @@ from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode, frame_bytes
 from glasshouse.collectives.transport import dial
-from glasshouse.collectives.transport.local_link import LocalLink
-from glasshouse.collectives.transport.local_peer import PoolExchange
+from glasshouse.collectives.transport.local_link import LocalLink, PoolExchange
 from glasshouse.collectives.transport.send_pool import SendPool
 from simulators.engine_ranks import operate
 

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from glasshouse.collectives.protocol.group_keys import Lane
-from glasshouse.collectives.transport import addresses, dial, endpoint, joining, mesh
+from glasshouse.collectives.transport import dial, endpoint, joining, mesh
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import SECRET, connect, ended
 
@@ -197,9 +197,13 @@ def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     store = dist.HashStore()
+    monkeypatch.setenv(endpoint.ADDRESS_VARIABLE, f"127.0.0.1:{port}")
 
     def story(rank: int) -> Any:
-        return met(store, rank, 2, address=f"127.0.0.1:{port}" if rank == 0 else None)
+        if rank == 1:
+            store.get("glasshouse/0/0")  # when rank 0 has left it, the variable is for rank 0 alone
+            monkeypatch.delenv(endpoint.ADDRESS_VARIABLE)
+        return met(store, rank, 2)
 
     assert all(end.error is None for end in ended(2, story))
     assert store.get("glasshouse/0/0").decode().split()[:2] == ["127.0.0.1", str(port)]
@@ -211,18 +215,21 @@ def test_an_address_from_the_environment_is_published_and_used(monkeypatch: pyte
     "own",
     ["127.0.0.1:port", "no such host", "x" * 70, "127.0.0.1:99999", "127.0.0.1:" + "9" * 25, "[::1", "[::1]x", ":1"],
 )
-def test_a_rank_with_an_own_address_that_is_none_says_where_it_comes_from(own: str) -> None:
+def test_a_rank_with_an_own_address_that_is_none_says_where_it_comes_from(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(endpoint.ADDRESS_VARIABLE, own)
     with pytest.raises(CollectiveError, match="this rank cannot listen at") as raised:
-        met(dist.HashStore(), 0, 2, address=own)
+        met(dist.HashStore(), 0, 2)
     assert raised.value.code is Code.COLLECTIVE_ABORTED
     assert endpoint.ADDRESS_VARIABLE in raised.value.hint
 
 
-def test_a_port_that_is_taken_is_said_so() -> None:
+def test_a_port_that_is_taken_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        own = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv(endpoint.ADDRESS_VARIABLE, f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(CollectiveError, match=r"cannot listen at .*: Address already in use"):
-            met(dist.HashStore(), 0, 2, address=own)
+            met(dist.HashStore(), 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +244,7 @@ def test_a_port_that_is_taken_is_said_so() -> None:
     ],
 )
 def test_addresses_are_hosts_with_or_without_a_port(address: str, parts: tuple[str, int]) -> None:
-    assert addresses.split(address) == parts
+    assert endpoint.split(address) == parts
 
 
 class Gone(dist.HashStore):
@@ -309,7 +316,7 @@ def test_a_name_server_that_never_answers_takes_no_more_than_the_meetings_time(m
     found = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", asked)
     try:
-        assert addresses.own_address(SimpleNamespace(host="rank0.example", port=1), 0.05) == "127.0.0.1"
+        assert endpoint.own_address(SimpleNamespace(host="rank0.example", port=1), 0.05) == "127.0.0.1"
         with pytest.raises(CollectiveError, match="rank 0 did not come") as raised:
             met(store, 1, 2, timeout_s=2)
     finally:
@@ -321,6 +328,6 @@ def test_addresses_come_from_the_way_to_the_stores_host() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     other = dist.TCPStore("127.0.0.1", store.port, 1, is_master=False, wait_for_workers=False)
     behind = [dist.PrefixStore("a", dist.PrefixStore("b", each)) for each in (store, other)]
-    assert addresses.own_address(behind[0], 10) == "127.0.0.1"
-    assert addresses.own_address(dist.HashStore(), 10) == "127.0.0.1"
+    assert endpoint.own_address(behind[0], 10) == "127.0.0.1"
+    assert endpoint.own_address(dist.HashStore(), 10) == "127.0.0.1"
     assert [end.value for end in ended(2, lambda rank: met(behind[rank], rank, 2))] == [[1], [0]]

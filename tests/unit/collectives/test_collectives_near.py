@@ -14,7 +14,7 @@ from glasshouse.collectives.operations import communicator
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
-from glasshouse.collectives.transport import endpoint, joining, local_link, local_peer, send_pool
+from glasshouse.collectives.transport import endpoint, joining, local_link, send_pool
 from glasshouse.collectives.transport.local_link import LocalLink
 from simulators.engine_ranks import connect, ended, in_ranks, operate
 from simulators.near_ranks import ELEMENTS, FAR, descriptors, links_of, summed
@@ -78,13 +78,13 @@ def test_ranks_near_and_far_are_one_group() -> None:
 
 
 def test_where_nothing_can_be_shared_frames_go_on_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_peer, "send_pool_for", lambda _peers: None)
+    monkeypatch.setattr(local_link, "send_pool_for", lambda _peers: None)
     assert in_ranks(3, summed) == [6.0] * 3
 
 
 def test_one_end_may_have_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     arenas = [None, send_pool.send_pool_for(1)]
-    monkeypatch.setattr(local_peer, "send_pool_for", lambda _peers: arenas.pop())
+    monkeypatch.setattr(local_link, "send_pool_for", lambda _peers: arenas.pop())
     assert in_ranks(2, summed) == [3.0] * 2
     assert not arenas
 
@@ -107,7 +107,7 @@ def test_nothing_stays_open_and_nothing_is_closed_twice() -> None:
     engines = in_ranks(3, lambda engine: engine)  # kept: each still has the memory that others may read
     for engine in engines:
         for link in links_of(engine):
-            assert link.local_peer._acks.fileno() == -1
+            assert link.local_peer.acks.fileno() == -1
             link.abandon()
     assert descriptors() == before + 3
     del engines, engine, link

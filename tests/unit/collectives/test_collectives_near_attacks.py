@@ -29,8 +29,7 @@ from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import Algorithm, frame_bytes
 from glasshouse.collectives.transport import dial, endpoint, local_link, mesh, send_pool
-from glasshouse.collectives.transport.local_link import INLINE, LocalLink, unit_of
-from glasshouse.collectives.transport.local_peer import LocalPeer, PoolExchange
+from glasshouse.collectives.transport.local_link import INLINE, LocalLink, LocalPeer, PoolExchange, unit_of
 from glasshouse.collectives.transport.send_pool import PeerPool, SendPool
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import Ended, connect, ended, in_ranks, operate, world
@@ -230,7 +229,7 @@ def test_a_meeting_fails_where_a_peer_offers_nothing(
 def test_acknowledgements_that_are_not_read_make_no_rank_wait(deaf: bool, pair: tuple[LocalLink, LocalLink]) -> None:
     """The other end may be anybody's, and may have made its sending and ours wait as far as it can."""
     here, there = pair
-    bells = here.local_peer._acks, there.local_peer._acks
+    bells = here.local_peer.acks, there.local_peer.acks
     for bell in bells:
         os.set_blocking(bell.fileno(), True)
     bells[0].shutdown(socket.SHUT_RDWR) if deaf else fill(bells[1])
@@ -298,7 +297,7 @@ def test_memory_is_used_again_when_it_was_copied_and_not_before(pair: tuple[Loca
 def test_an_acknowledgement_of_what_was_not_sent_is_tampering(said: bytes, pair: tuple[LocalLink, LocalLink]) -> None:
     here, there = pair
     sent(here, local_link.LEAST_PLACED_BYTES)
-    there.local_peer._acks.send(said)
+    there.local_peer.acks.send(said)
     with pytest.raises(CollectiveError) as caught:
         here.local_peer.collect()
     assert caught.value.code is Code.COLLECTIVE_TAMPERED

@@ -14,6 +14,7 @@ import pytest
 
 from glasshouse.collectives import secret
 from glasshouse.collectives.secret import group_secret, provide, withdraw
+from glasshouse.collectives.transport import dial
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire import ranks
 from glasshouse.wire.frames import Decoder, data_header
@@ -187,7 +188,7 @@ def test_another_user_at_the_socket_never_sees_the_token(tmp_path: Path, monkeyp
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         monkeypatch.setattr(os, "getuid", lambda: 4711)
-        monkeypatch.setattr(secret, "_CREDENTIALS", _Credentials(uid=4712))
+        monkeypatch.setattr(dial, "_CREDENTIALS", _Credentials(uid=4712))
         refused("user 4712 listens")
         connection, _ = listener.accept()
         with connection:

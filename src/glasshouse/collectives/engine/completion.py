@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from glasshouse.collectives.operations.exchange import Exchange
@@ -22,42 +23,34 @@ class _Driver(Protocol):
     def drive(self, completion: Completion, timeout_s: float | None) -> None: ...
 
 
+@dataclass(eq=False)
 class Completion:
-    """An operation that was submitted.
+    """An operation that was submitted."""
 
-    `error` is why it failed, if it did; `source` is the rank that a received message came from.
-    """
+    engine: _Driver
+    work: Submission
+    timeout_s: float
+    background: bool
+    over: bool = False
+    error: CollectiveError | None = None  # why it failed, if it did
+    source: int | None = None  # the rank that a received message came from
+    callbacks: list[Callable[[Completion], None]] = field(default_factory=list)
 
-    __slots__ = (
-        "__weakref__", "_engine", "background", "callbacks", "deadline", "error", "over", "source", "timeout_s", "work",
-    )  # fmt: skip
-
-    def __init__(self, engine: _Driver, work: Submission, timeout_s: float, *, background: bool) -> None:
-        self._engine = engine
-        self.work = work
-        self.timeout_s = timeout_s
-        self.deadline = time.monotonic() + timeout_s
-        self.background = background
-        self.over = False
-        self.error: CollectiveError | None = None
-        self.source: int | None = None
-        self.callbacks: list[Callable[[Completion], None]] = []
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.timeout_s
 
     def done(self) -> bool:
         """Return whether it is over, successful or not."""
         return self.over
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is done; the waiting thread does the work.
-
-        Args:
-            timeout_s: ends the group when it has passed, as the operation's own timeout does.
+        """Return when it is done; the waiting thread does the work. A timeout that has passed ends the group.
 
         Raises:
             CollectiveError: it failed, or the group did.
         """
         if not self.over:
-            self._engine.drive(self, timeout_s)
+            self.engine.drive(self, timeout_s)
         if self.work.queue is not None:
             self.work.queue.end()
         if self.error is not None:
@@ -65,7 +58,7 @@ class Completion:
 
     def add_done_callback(self, callback: Callable[[Completion], None]) -> None:
         """Call `callback` when it is over, from the driving thread; at once if it is."""
-        with self._engine.condition:
+        with self.engine.condition:
             if not self.over:
                 self.callbacks.append(callback)
                 return

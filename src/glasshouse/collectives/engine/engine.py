@@ -51,18 +51,15 @@ class Engine:
         self._communicator = communicator or Communicator(mesh.membership, mesh.traffic, shared=mesh.shared)
         self._progress = ProgressEngine(mesh, self._communicator, self._done)
         self._inbox: deque[Submission] = deque()
-        self._unfinished: dict[Submission, Completion] = {}
-        """In the order of submission."""
+        self._unfinished: dict[Submission, Completion] = {}  # in the order of submission
         self._sequence = 0
         self._background = 0
         self._failed: CollectiveError | None = None
         self._closed = False
         self._ending: CollectiveError | None = None
         """Why the driving thread is to end the group; set by another thread or a signal handler."""
-        self._closing = False
-        """Whether it is to close it too."""
-        self._driver: int | None = None
-        """The thread that drives."""
+        self._closing = False  # whether it is to close it too
+        self._driver: int | None = None  # the thread that drives
         self._due: deque[tuple[Callable[[Completion], None], Completion]] = deque()
         """Callbacks of finished operations: called between two steps, because they may submit and wait."""
         self._waiters = 0
@@ -88,7 +85,7 @@ class Engine:
             self._check()
             work = self._begin(operation)
             allowed_s = self.timeout_s if timeout_s is None else timeout_s
-            completion = self._unfinished[work] = Completion(self, work, allowed_s, background=background)
+            completion = self._unfinished[work] = Completion(self, work, allowed_s, background)
             self._inbox.append(work)
             if background:
                 self._background += 1
@@ -288,11 +285,7 @@ class Engine:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Wait for a connection or a wakeup, no longer than to the next deadline.
-
-        Raises:
-            CollectiveError: `collective-timeout`, an operation's time is up.
-        """
+        """Wait for a connection or a wakeup, no longer than to the next deadline."""
         now = time.monotonic()
         nearest = min((each.deadline for each in self._unfinished.values()), default=None)
         if nearest is not None and nearest <= now:

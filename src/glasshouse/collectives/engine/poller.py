@@ -12,15 +12,13 @@ from glasshouse.collectives.transport.peer_link import PeerLink
 
 __all__ = ["Poller"]
 
-_LONG_S = 3600.0
-"""The longest that one call waits: the system takes no longer times."""
+_LONG_S = 3600.0  # the longest that one call waits: the system takes no longer times
 
 
 class Poller:
-    """The connections of one group, to be waited for. Used by one thread at a time, but for `wake`.
+    """Waits for the connections of one group, and sets their `readable` and `writable`.
 
-    Args:
-        links: whose `readable` and `writable` are set.
+    Used by one thread at a time, but for `wake`.
     """
 
     def __init__(self, links: Sequence[PeerLink]) -> None:
@@ -36,8 +34,7 @@ class Poller:
     def wait_for_memory(self, timeout_s: float | None, short: bool) -> PeerLink | None:
         """Wait as `wait` does, and for acknowledgements too where memory to seal in is `short`.
 
-        Returns:
-            A link to a peer that is gone and has not copied its frames, None if there is none.
+        Return a link to a peer that is gone and has not copied its frames, None if there is none.
         """
         if not self._local_peers or not (short or any(link.short for link in self._local_links)):
             self.wait(timeout_s)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from glasshouse.collectives.engine.completion import Submission
@@ -27,28 +28,22 @@ from glasshouse.errors import Code, CollectiveError
 
 __all__ = ["ProgressEngine"]
 
-_LAST_FRAME_S = 1.0
-"""How long a failing rank tries to send the others the reason."""
-_REASON_S = 0.5
-"""How long a rank whose peer is gone looks for the reason that the peer or another rank may have sent."""
+_LAST_FRAME_S = 1.0  # how long a failing rank tries to send the others the reason
+_REASON_S = 0.5  # how long a rank whose peer is gone looks for the reason that the peer or another rank may have sent
 _LAST_FRAMES = (FrameKind.ALERT, FrameKind.BYE)
 
 _Flow = TypeVar("_Flow", Outflow, Inflow)
 
 
+@dataclass(eq=False)
 class _Course:
     """One collective connection: the operations to come, and the place in the first in each direction."""
 
-    __slots__ = ("incoming", "link", "outgoing", "took", "went")
-
-    def __init__(self, link: PeerLink) -> None:
-        self.link = link
-        self.outgoing: deque[tuple[Exchange, deque[ChunkRun[Outflow]]]] = deque()
-        self.incoming: deque[tuple[Exchange, deque[ChunkRun[Inflow]]]] = deque()
-        self.went = 0
-        """How many chunks of the first run have gone out."""
-        self.took = 0
-        """How many have been taken."""
+    link: PeerLink
+    outgoing: deque[tuple[Exchange, deque[ChunkRun[Outflow]]]] = field(default_factory=deque)
+    incoming: deque[tuple[Exchange, deque[ChunkRun[Inflow]]]] = field(default_factory=deque)
+    went: int = 0  # how many chunks of the first run have gone out
+    took: int = 0  # how many have been taken
 
     def untouched(self, work: Exchange) -> bool:
         """Return whether no frame has come of those that the peer sends as soon as it begins an operation."""
@@ -68,10 +63,7 @@ class _Course:
 class ProgressEngine:
     """The connections of one rank in one group, and the operations under way on them.
 
-    Args:
-        mesh: the connections and keys.
-        communicator: for which the operations were planned.
-        done: called with each operation that is complete, and for a message with the rank at its other end.
+    `done` is called with each operation that is complete, and for a message with the rank at its other end.
     """
 
     def __init__(self, mesh: Mesh, communicator: Communicator, done: Callable[[Submission, int | None], None]) -> None:

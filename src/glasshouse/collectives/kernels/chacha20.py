@@ -32,11 +32,8 @@ def _quarter(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple
 
 
 @jit
-def _double_round(
-    x0: tl.tensor, x1: tl.tensor, x2: tl.tensor, x3: tl.tensor, x4: tl.tensor, x5: tl.tensor, x6: tl.tensor,
-    x7: tl.tensor, x8: tl.tensor, x9: tl.tensor, x10: tl.tensor, x11: tl.tensor, x12: tl.tensor, x13: tl.tensor,
-    x14: tl.tensor, x15: tl.tensor,
-) -> tl.tuple:  # fmt: skip
+def _double_round(x: tl.tuple) -> tl.tuple:
+    x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = x
     x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
     x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
     x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
@@ -49,37 +46,26 @@ def _double_round(
 
 
 @jit
-def block(
-    k0: tl.tensor, k1: tl.tensor, k2: tl.tensor, k3: tl.tensor, k4: tl.tensor, k5: tl.tensor, k6: tl.tensor,
-    k7: tl.tensor, counter: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, UNROLLED: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
-    """Return the sixteen words of key stream at `counter`.
-
-    Args:
-        k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2: key and nonce, uint32 scalars.
-        counter: a uint32 scalar or vector.
-        UNROLLED: fast, and a thousand instructions long.
-    """
+def block(key: tl.tuple, counter: tl.tensor, UNROLLED: tl.constexpr) -> tl.tuple:
+    """Return the sixteen words of key stream at `counter`; UNROLLED is fast, and a thousand instructions long."""
+    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2 = key
     zero = counter - counter
-    x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
-    x4, x5, x6, x7 = zero + k0, zero + k1, zero + k2, zero + k3
-    x8, x9, x10, x11 = zero + k4, zero + k5, zero + k6, zero + k7
-    x12, x13, x14, x15 = counter, zero + n0, zero + n1, zero + n2
+    x = (
+        zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574,
+        zero + k0, zero + k1, zero + k2, zero + k3, zero + k4, zero + k5, zero + k6, zero + k7,
+        counter, zero + n0, zero + n1, zero + n2,
+    )  # fmt: skip
     if UNROLLED:
         for _ in tl.static_range(10):
-            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _double_round(
-                x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
-            )
+            x = _double_round(x)
     else:
         for _ in range(10):
-            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _double_round(
-                x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
-            )
+            x = _double_round(x)
     return (
-        x0 + 0x61707865, x1 + 0x3320646E, x2 + 0x79622D32, x3 + 0x6B206574,
-        x4 + k0, x5 + k1, x6 + k2, x7 + k3,
-        x8 + k4, x9 + k5, x10 + k6, x11 + k7,
-        x12 + counter, x13 + n0, x14 + n1, x15 + n2,
+        x[0] + 0x61707865, x[1] + 0x3320646E, x[2] + 0x79622D32, x[3] + 0x6B206574,
+        x[4] + k0, x[5] + k1, x[6] + k2, x[7] + k3,
+        x[8] + k4, x[9] + k5, x[10] + k6, x[11] + k7,
+        x[12] + counter, x[13] + n0, x[14] + n1, x[15] + n2,
     )  # fmt: skip
 
 

@@ -40,23 +40,14 @@ _LEAST_PINNED_BYTES = 1 << 14
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message, and where it goes.
-
-    Attributes:
-        key: 32 bytes.
-        nonce: 12 bytes.
-        associated_data: any bytes.
-        source: flat contiguous uint8 tensor on the device, of any alignment: plaintext, or ciphertext without tag.
-        destination: as long; the same memory as `source`, or memory that overlaps neither it nor any other message's.
-        tag: 16 bytes on the device: written by `seal`, read by `open`.
-    """
+    """One message, and where it goes: flat contiguous uint8 tensors on the device, of any alignment."""
 
     key: bytes = field(repr=False)
     nonce: bytes
     associated_data: bytes
-    source: Any
-    destination: Any
-    tag: Any
+    source: Any  # plaintext, or ciphertext without tag
+    destination: Any  # as long; the same memory as `source`, or memory that overlaps neither it nor any other message's
+    tag: Any  # 16 bytes: written by `seal`, read by `open`
 
     def __post_init__(self) -> None:
         if len(self.key) != KEY_BYTES or len(self.nonce) != NONCE_BYTES:
@@ -72,26 +63,20 @@ class Message:
             raise ValueError("source and destination overlap without being the same")
 
 
+@dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Whether each message of one call of `open` was authentic.
+    """Whether each message of one call of `open` was authentic."""
 
-    Args:
-        rows: the table of messages in host memory, where the kernels' answers arrive.
-        places: the row of each message.
-        arrived: event after which they are there, None if they already are.
-    """
-
-    def __init__(self, rows: Any, places: Sequence[int], arrived: Any) -> None:
-        self._rows = rows
-        self._places = places
-        self._arrived = arrived
+    rows: Any  # the table of messages in host memory, where the kernels' answers arrive
+    places: Sequence[int]  # the row of each message
+    arrived: Any  # the event after which they are there, None if they already are
 
     def wait(self) -> tuple[bool, ...]:
         """Wait for the device and return the answers, in the order of the messages."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self.arrived is not None:
+            self.arrived.synchronize()
         # The column was zero when it was sent there: what no kernel has answered is no.
-        return tuple(int(self._rows[place * 8 + _VERDICT_AT]) == 1 for place in self._places)
+        return tuple(int(self.rows[place * 8 + _VERDICT_AT]) == 1 for place in self.places)
 
 
 class Cipher:
@@ -155,20 +140,18 @@ class Cipher:
         units = [_unit(one) for one in messages]
         # Wide accesses need aligned messages: those of one alignment share their launches.
         order = sorted(range(len(messages)), key=lambda index: -units[index])
-        places = [0] * len(messages)
-        for place, index in enumerate(order):
-            places[index] = place
-        cuts, bounds, at = [], [], 0
+        places = sorted(range(len(messages)), key=order.__getitem__)
+        ordered = [messages[index] for index in order]
+        launches, end = [], 0
         for unit in sorted(set(units), reverse=True):
-            group = [messages[index] for index in order if units[index] == unit]
-            sizes = [one.source.numel() for one in group]
-            cuts.append((unit, cut(sizes, [len(one.associated_data) for one in group], self.shape)))
-            bounds.append((at, at + len(group)))
-            at += len(group)
-        segments = [count for _, one in cuts for count in one.segments]
-        table = self._table([messages[index] for index in order], segments)
+            first, end = end, end + units.count(unit)
+            sizes = [one.source.numel() for one in ordered[first:end]]
+            launches.append(
+                (unit, first, end, cut(sizes, [len(one.associated_data) for one in ordered[first:end]], self.shape))
+            )
+        table = self._table(ordered, [count for *_, one in launches for count in one.segments])
         keys_at = len(messages) * _ROW.size
-        for (unit, one), (first, end) in zip(cuts, bounds, strict=True):
+        for unit, first, end, one in launches:
             rows = table[first * _ROW.size : end * _ROW.size].view(torch.int64)
             keys = table[keys_at + first * _KEY_ROW_BYTES : keys_at + end * _KEY_ROW_BYTES].view(torch.uint32)
             most = max(one.segments)
@@ -220,13 +203,14 @@ class _Pinned:
         self._busy: list[tuple[Any, Any]] = []
 
     def take(self, size: int) -> Any:
+        """Return `size` bytes that the device is not reading from."""
         with self._lock:
             self._collect()
             for index, buffer in enumerate(self._free):
                 if buffer.numel() >= size:
                     return self._free.pop(index)[:size]
-        size_there = max(size, _LEAST_PINNED_BYTES)
-        return torch.zeros(size_there, dtype=torch.uint8, device="cpu", pin_memory=self._locked)[:size]
+        whole = max(size, _LEAST_PINNED_BYTES)
+        return torch.zeros(whole, dtype=torch.uint8, device="cpu", pin_memory=self._locked)[:size]
 
     def sent(self, host: Any) -> None:
         """Take back a buffer whose copy to the device has been enqueued."""

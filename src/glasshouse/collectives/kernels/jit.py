@@ -25,9 +25,5 @@ def jit(function: F) -> F:
 
 
 def kernel(unspecialised: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function a kernel.
-
-    Args:
-        unspecialised: integer arguments whose values must not make variants: each costs seconds of compiling.
-    """
+    """Make a function a kernel, without variants by the values of some integers: each costs seconds of compiling."""
     return lambda function: triton.jit(function, do_not_specialize=list(unspecialised))

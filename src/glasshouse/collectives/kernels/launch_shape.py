@@ -16,19 +16,12 @@ _TAG_UNIT_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What is chosen for a device, not for a message.
+    """The shape of launches on one device."""
 
-    Attributes:
-        lanes: blocks that a program of `bulk` makes at a time; a power of two.
-        warps: of 32 threads; `lanes` / 32, so that each thread makes whole blocks.
-        programs: how many run at a time on the whole device.
-        least_steps: a shorter walk does not pay for finding the powers of r.
-    """
-
-    lanes: int = 128
-    warps: int = 4
-    programs: int
-    least_steps: int = 4
+    lanes: int = 128  # blocks that a program of `bulk` makes at a time; a power of two
+    warps: int = 4  # of 32 threads; `lanes` / 32, so that each thread makes whole blocks
+    programs: int  # how many run at a time on the whole device
+    least_steps: int = 4  # a shorter walk does not pay for finding the powers of r
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.lanes & (self.lanes - 1) or min(self.warps, self.programs, self.least_steps) < 1:
@@ -37,28 +30,16 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """One batch, cut up.
+    """One batch, cut up."""
 
-    Attributes:
-        steps: blocks that each lane of a program walks over.
-        segments: programs for each message; none where a message has no whole block.
-        terms: the most numbers that the end of one message adds up.
-        exponent_bits: bits of the largest power of r.
-    """
-
-    steps: int
-    segments: tuple[int, ...]
-    terms: int
-    exponent_bits: int
+    steps: int  # blocks that each lane of a program walks over
+    segments: tuple[int, ...]  # programs for each message; none where a message has no whole block
+    terms: int  # the most numbers that the end of one message adds up
+    exponent_bits: int  # bits of the largest power of r
 
 
 def cut(lengths: Sequence[int], associated: Sequence[int], shape: Shape) -> Cut:
-    """Cut a batch so that every program has the same work and, if that can be, all of them run at once.
-
-    Args:
-        lengths: bytes of each message.
-        associated: bytes of each message's associated data.
-        shape: of the device.
+    """Cut messages of these lengths so that every program has the same work and, if possible, all run at once.
 
     Raises:
         ValueError: a message longer than RFC 8439 allows.

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from glasshouse.collectives.kernels.chacha20 import block, load_key
 from glasshouse.collectives.kernels.jit import jit, kernel
-from glasshouse.collectives.kernels.poly1305 import carried, clamped, limbs, multiply, product, tag_words
+from glasshouse.collectives.kernels.poly1305 import carried, choose, clamped, limbs, multiply, product, tag_words
 
 __all__ = ["bulk", "finish"]
 
@@ -71,22 +71,21 @@ def _apart(tile: tl.tensor, LANES: tl.constexpr) -> tl.tuple:
 
 
 @jit
-def _together(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, w3: tl.tensor, LANES: tl.constexpr) -> tl.tuple:
-    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (LANES, 4))
+def _together(w: tl.tuple, LANES: tl.constexpr) -> tl.tensor:
+    return tl.reshape(tl.join(tl.join(w[0], w[2]), tl.join(w[1], w[3])), (LANES, 4))
+
+
+@jit
+def _xor(x: tl.tuple, d: tl.tuple) -> tl.tuple:
+    return x[0] ^ d[0], x[1] ^ d[1], x[2] ^ d[2], x[3] ^ d[3]
 
 
 @kernel(unspecialised=("steps", "most_segments"))
 def bulk(
-    messages: tl.tensor,
-    keys: tl.tensor,
-    parts: tl.tensor,
-    steps: tl.tensor,
-    most_segments: tl.tensor,
-    SEAL: tl.constexpr,
-    UNIT: tl.constexpr,
-    LANES: tl.constexpr,
-    LANES_LOG2: tl.constexpr,
-) -> None:
+    messages: tl.tensor, keys: tl.tensor, parts: tl.tensor, steps: tl.tensor, most_segments: tl.tensor,
+    SEAL: tl.constexpr, UNIT: tl.constexpr, LANES: tl.constexpr, LANES_LOG2: tl.constexpr,
+) -> None:  # fmt: skip
+    """Apply the key stream to the whole blocks of messages, and leave the value of each segment in `parts`."""
     message, segment = tl.program_id(0), tl.program_id(1)
     row = messages + message.to(tl.int64) * 8
     segments = tl.load(row + 6)
@@ -96,21 +95,18 @@ def bulk(
     blocks = tl.load(row + 3) // 64
     # The number of lane 0's block in step 0; below zero where slots stand empty.
     first = blocks - (segments - segment) * steps * LANES
-    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2 = load_key(keys, message, 16)
-    o0, o1, o2, o3, _, _, _, _, _, _, _, _, _, _, _, _ = block(
-        k0, k1, k2, k3, k4, k5, k6, k7, k0 - k0, n0, n1, n2, False
-    )
-    r0, r1, r2, r3, r4 = clamped(o0, o1, o2, o3)
-    p0, p1, p2, p3, p4 = multiply(r0, r1, r2, r3, r4, r0, r1, r2, r3, r4)  # r^2
-    q0, q1, q2, q3, q4 = multiply(p0, p1, p2, p3, p4, r0, r1, r2, r3, r4)  # r^3
+    key = load_key(keys, message, 16)
+    r = clamped(block(key, key[0] - key[0], False)[0:4])
+    p = multiply(r, r)  # r^2
+    q = multiply(p, r)  # r^3
     # From one step of a lane to its next: r^(4 · LANES).
-    j0, j1, j2, j3, j4 = multiply(p0, p1, p2, p3, p4, p0, p1, p2, p3, p4)
+    j = multiply(p, p)
     for _ in range(LANES_LOG2):
-        j0, j1, j2, j3, j4 = multiply(j0, j1, j2, j3, j4, j0, j1, j2, j3, j4)
+        j = multiply(j, j)
 
     lane = tl.arange(0, LANES)
-    a0 = tl.zeros([LANES], tl.uint32)
-    a1, a2, a3, a4 = a0, a0, a0, a0
+    zero = tl.zeros([LANES], tl.uint32)
+    a = (zero, zero, zero, zero, zero)
     column = tl.arange(0, 4)[None, :]
     step = tl.maximum(-first, 0) // LANES  # steps that are empty in every lane are passed over
     while step < steps:
@@ -118,61 +114,43 @@ def bulk(
         valid = number >= 0
         offsets = number[:, None] * 16 + column
         tile_valid = valid[:, None]
-        d0, d1, d2, d3 = _apart(_load(source, offsets, tile_valid, UNIT), LANES)
-        d4, d5, d6, d7 = _apart(_load(source, offsets + 4, tile_valid, UNIT), LANES)
-        d8, d9, d10, d11 = _apart(_load(source, offsets + 8, tile_valid, UNIT), LANES)
-        d12, d13, d14, d15 = _apart(_load(source, offsets + 12, tile_valid, UNIT), LANES)
+        d = _apart(_load(source, offsets, tile_valid, UNIT), LANES)
+        e = _apart(_load(source, offsets + 4, tile_valid, UNIT), LANES)
+        f = _apart(_load(source, offsets + 8, tile_valid, UNIT), LANES)
+        g = _apart(_load(source, offsets + 12, tile_valid, UNIT), LANES)
         # Block 0 of the key stream is the one-time key. Narrow accesses take longer than a rolled loop does.
-        x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = block(
-            k0, k1, k2, k3, k4, k5, k6, k7, (number + 1).to(tl.uint32), n0, n1, n2, UNIT == 16
-        )
-        x0, x1, x2, x3 = x0 ^ d0, x1 ^ d1, x2 ^ d2, x3 ^ d3
-        x4, x5, x6, x7 = x4 ^ d4, x5 ^ d5, x6 ^ d6, x7 ^ d7
-        x8, x9, x10, x11 = x8 ^ d8, x9 ^ d9, x10 ^ d10, x11 ^ d11
-        x12, x13, x14, x15 = x12 ^ d12, x13 ^ d13, x14 ^ d14, x15 ^ d15
-        _store(destination, offsets, _together(x0, x1, x2, x3, LANES), tile_valid, UNIT)
-        _store(destination, offsets + 4, _together(x4, x5, x6, x7, LANES), tile_valid, UNIT)
-        _store(destination, offsets + 8, _together(x8, x9, x10, x11, LANES), tile_valid, UNIT)
-        _store(destination, offsets + 12, _together(x12, x13, x14, x15, LANES), tile_valid, UNIT)
+        x = block(key, (number + 1).to(tl.uint32), UNIT == 16)
+        xd, xe, xf, xg = _xor(x[0:4], d), _xor(x[4:8], e), _xor(x[8:12], f), _xor(x[12:16], g)
+        _store(destination, offsets, _together(xd, LANES), tile_valid, UNIT)
+        _store(destination, offsets + 4, _together(xe, LANES), tile_valid, UNIT)
+        _store(destination, offsets + 8, _together(xf, LANES), tile_valid, UNIT)
+        _store(destination, offsets + 12, _together(xg, LANES), tile_valid, UNIT)
         if SEAL:  # what is authenticated is the ciphertext
-            d0, d1, d2, d3 = x0, x1, x2, x3
-            d4, d5, d6, d7 = x4, x5, x6, x7
-            d8, d9, d10, d11 = x8, x9, x10, x11
-            d12, d13, d14, d15 = x12, x13, x14, x15
+            d, e, f, g = xd, xe, xf, xg
         # acc · r^(4 · LANES) + c0 · r^3 + c1 · r^2 + c2 · r + c3, carried once.
-        z = (a0 - a0).to(tl.uint64)
-        s0, s1, s2, s3, s4 = product(z, z, z, z, z, a0, a1, a2, a3, a4, j0, j1, j2, j3, j4)
-        c0, c1, c2, c3, c4 = limbs(d0, d1, d2, d3)
-        s0, s1, s2, s3, s4 = product(s0, s1, s2, s3, s4, c0, c1, c2, c3, c4 + 0x1000000, q0, q1, q2, q3, q4)
-        c0, c1, c2, c3, c4 = limbs(d4, d5, d6, d7)
-        s0, s1, s2, s3, s4 = product(s0, s1, s2, s3, s4, c0, c1, c2, c3, c4 + 0x1000000, p0, p1, p2, p3, p4)
-        c0, c1, c2, c3, c4 = limbs(d8, d9, d10, d11)
-        s0, s1, s2, s3, s4 = product(s0, s1, s2, s3, s4, c0, c1, c2, c3, c4 + 0x1000000, r0, r1, r2, r3, r4)
-        a0, a1, a2, a3, a4 = carried(s0, s1, s2, s3, s4)
-        c0, c1, c2, c3, c4 = limbs(d12, d13, d14, d15)
+        z = (a[0] - a[0]).to(tl.uint64)
+        s = product((z, z, z, z, z), a, j)
+        s = product(s, limbs(d, 0x1000000), q)
+        s = product(s, limbs(e, 0x1000000), p)
+        s = product(s, limbs(f, 0x1000000), r)
+        a, c = carried(s), limbs(g, 0x1000000)
         # An empty slot leaves the sum what it was: nothing.
-        a0 = tl.where(valid, a0 + c0, 0)
-        a1 = tl.where(valid, a1 + c1, 0)
-        a2 = tl.where(valid, a2 + c2, 0)
-        a3 = tl.where(valid, a3 + c3, 0)
-        a4 = tl.where(valid, a4 + (c4 + 0x1000000), 0)
+        a = choose(
+            valid,
+            (a[0] + c[0], a[1] + c[1], a[2] + c[2], a[3] + c[3], a[4] + c[4]),
+            (zero, zero, zero, zero, zero),
+        )
         step += 1
 
     # Lane l's last block lies 4 · (LANES - 1 - l) blocks of 16 bytes before the segment's end.
-    j0, j1, j2, j3, j4 = multiply(p0, p1, p2, p3, p4, p0, p1, p2, p3, p4)
+    j = multiply(p, p)
     behind = (LANES - 1) - lane
     for bit in range(LANES_LOG2):
-        m0, m1, m2, m3, m4 = multiply(a0, a1, a2, a3, a4, j0, j1, j2, j3, j4)
-        chosen = ((behind >> bit) & 1) != 0
-        a0, a1, a2 = tl.where(chosen, m0, a0), tl.where(chosen, m1, a1), tl.where(chosen, m2, a2)
-        a3, a4 = tl.where(chosen, m3, a3), tl.where(chosen, m4, a4)
-        j0, j1, j2, j3, j4 = multiply(j0, j1, j2, j3, j4, j0, j1, j2, j3, j4)
+        a = choose(((behind >> bit) & 1) != 0, multiply(a, j), a)
+        j = multiply(j, j)
     part = parts + (message.to(tl.int64) * most_segments + segment) * 5
-    tl.store(part, tl.sum(a0.to(tl.uint64)))
-    tl.store(part + 1, tl.sum(a1.to(tl.uint64)))
-    tl.store(part + 2, tl.sum(a2.to(tl.uint64)))
-    tl.store(part + 3, tl.sum(a3.to(tl.uint64)))
-    tl.store(part + 4, tl.sum(a4.to(tl.uint64)))
+    for limb in tl.static_range(5):
+        tl.store(part + limb, tl.sum(a[limb].to(tl.uint64)))
 
 
 @jit
@@ -199,7 +177,7 @@ def _word(
 
 
 @jit
-def _chosen(tail: tl.tensor, y0: tl.tensor, y1: tl.tensor, y2: tl.tensor, y3: tl.tensor) -> tl.tensor:
+def _select(tail: tl.tensor, y0: tl.tensor, y1: tl.tensor, y2: tl.tensor, y3: tl.tensor) -> tl.tensor:
     return tl.where(tail == 0, y0, tl.where(tail == 1, y1, tl.where(tail == 2, y2, y3)))
 
 
@@ -214,16 +192,10 @@ def _zero(destination: tl.tensor, length: tl.tensor, LANES: tl.constexpr) -> Non
 
 @kernel(unspecialised=("steps", "most_segments", "bits"))
 def finish(
-    messages: tl.tensor,
-    keys: tl.tensor,
-    parts: tl.tensor,
-    steps: tl.tensor,
-    most_segments: tl.tensor,
-    bits: tl.tensor,
-    SEAL: tl.constexpr,
-    BULK_LANES: tl.constexpr,
-    LANES: tl.constexpr,
-) -> None:
+    messages: tl.tensor, keys: tl.tensor, parts: tl.tensor, steps: tl.tensor, most_segments: tl.tensor,
+    bits: tl.tensor, SEAL: tl.constexpr, BULK_LANES: tl.constexpr, LANES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Apply the key stream to the tails of messages, and write or compare their tags."""
     message = tl.program_id(0)
     row = messages + message.to(tl.int64) * 8
     source = tl.load(row).to(tl.pointer_type(tl.uint8))
@@ -235,18 +207,14 @@ def finish(
     tails = (length % 64 + 15) // 16
     headings = (associated_bytes + 15) // 16
 
-    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2 = load_key(keys, message, 16)
-    r0, r1, r2, r3, f0, f1, f2, f3, _, _, _, _, _, _, _, _ = block(
-        k0, k1, k2, k3, k4, k5, k6, k7, k0 - k0, n0, n1, n2, False
-    )
-    r0, r1, r2, r3, r4 = clamped(r0, r1, r2, r3)
-    y0, y1, y2, y3, y4, y5, y6, y7, y8, y9, y10, y11, y12, y13, y14, y15 = block(
-        k0, k1, k2, k3, k4, k5, k6, k7, (length // 64 + 1).to(tl.uint32), n0, n1, n2, False
-    )
+    key = load_key(keys, message, 16)
+    one_time = block(key, key[0] - key[0], False)
+    r = clamped(one_time[0:4])
+    y = block(key, (length // 64 + 1).to(tl.uint32), False)
 
     lane = tl.arange(0, LANES)
-    e0 = tl.zeros([LANES], tl.uint64)
-    e1, e2, e3, e4 = e0, e0, e0, e0
+    zero = tl.zeros([LANES], tl.uint64)
+    e = (zero, zero, zero, zero, zero)
     start = length - length
     while start < headings + segments + tails + 1:
         index = start + lane
@@ -257,8 +225,8 @@ def finish(
         is_end = tail == tails
 
         at = (length // 64) * 64 + tail * 16
-        s0, s1 = _chosen(tail, y0, y4, y8, y12), _chosen(tail, y1, y5, y9, y13)
-        s2, s3 = _chosen(tail, y2, y6, y10, y14), _chosen(tail, y3, y7, y11, y15)
+        s0, s1 = _select(tail, y[0], y[4], y[8], y[12]), _select(tail, y[1], y[5], y[9], y[13])
+        s2, s3 = _select(tail, y[2], y[6], y[10], y[14]), _select(tail, y[3], y[7], y[11], y[15])
         head = index * 16
         z0 = _word(s0, source, destination, at, length, is_tail, associated, head, associated_bytes, SEAL)
         z1 = _word(s1, source, destination, at + 4, length, is_tail, associated, head + 4, associated_bytes, SEAL)
@@ -268,39 +236,38 @@ def finish(
         z1 = tl.where(is_end, (associated_bytes >> 32).to(tl.uint32), z1)
         z2 = tl.where(is_end, length.to(tl.uint32), z2)
         z3 = tl.where(is_end, (length >> 32).to(tl.uint32), z3)
-        c0, c1, c2, c3, c4 = limbs(z0, z1, z2, z3)
-        c4 += tl.where((part < 0) | is_tail | is_end, 0x1000000, 0).to(tl.uint32)
+        c = limbs((z0, z1, z2, z3), 0)
+        high = tl.where((part < 0) | is_tail | is_end, 0x1000000, 0).to(tl.uint32)
         left = parts + (message.to(tl.int64) * most_segments + part) * 5
-        b0, b1, b2, b3, b4 = carried(
-            tl.load(left, mask=is_part, other=0) + c0,
-            tl.load(left + 1, mask=is_part, other=0) + c1,
-            tl.load(left + 2, mask=is_part, other=0) + c2,
-            tl.load(left + 3, mask=is_part, other=0) + c3,
-            tl.load(left + 4, mask=is_part, other=0) + c4,
+        b = carried(
+            (
+                tl.load(left, mask=is_part, other=0) + c[0],
+                tl.load(left + 1, mask=is_part, other=0) + c[1],
+                tl.load(left + 2, mask=is_part, other=0) + c[2],
+                tl.load(left + 3, mask=is_part, other=0) + c[3],
+                tl.load(left + 4, mask=is_part, other=0) + (c[4] + high),
+            )
         )
         for limb in tl.static_range(5):
-            tl.store(left + limb, e0 - e0, mask=is_part)
+            tl.store(left + limb, zero, mask=is_part)
 
         # The block of lengths is multiplied by r once, what lies before it more often.
         of_end = tl.where(is_tail | is_end, tails + 1 - tail, 0)
         of_part = tails + 2 + (segments - 1 - part) * steps * (4 * BULK_LANES)
         of_heading = (length + 15) // 16 + 1 + headings - index
         power = tl.where(part < 0, of_heading, tl.where(is_part, of_part, of_end))
-        j0, j1, j2, j3, j4 = r0, r1, r2, r3, r4
+        j = r
         bit = bits - bits
         while bit < bits:
-            m0, m1, m2, m3, m4 = multiply(b0, b1, b2, b3, b4, j0, j1, j2, j3, j4)
-            chosen = ((power >> bit) & 1) != 0
-            b0, b1, b2 = tl.where(chosen, m0, b0), tl.where(chosen, m1, b1), tl.where(chosen, m2, b2)
-            b3, b4 = tl.where(chosen, m3, b3), tl.where(chosen, m4, b4)
-            j0, j1, j2, j3, j4 = multiply(j0, j1, j2, j3, j4, j0, j1, j2, j3, j4)
+            b = choose(((power >> bit) & 1) != 0, multiply(b, j), b)
+            j = multiply(j, j)
             bit += 1
-        e0, e1, e2, e3, e4 = e0 + b0, e1 + b1, e2 + b2, e3 + b3, e4 + b4
+        e = (e[0] + b[0], e[1] + b[1], e[2] + b[2], e[3] + b[3], e[4] + b[4])
         start += LANES
 
-    w0, w1, w2, w3 = tag_words(tl.sum(e0), tl.sum(e1), tl.sum(e2), tl.sum(e3), tl.sum(e4), f0, f1, f2, f3)
+    w = tag_words((tl.sum(e[0]), tl.sum(e[1]), tl.sum(e[2]), tl.sum(e[3]), tl.sum(e[4])), one_time[4:8])
     byte = tl.arange(0, 16)
-    word = _chosen(byte // 4, w0, w1, w2, w3)
+    word = _select(byte // 4, w[0], w[1], w[2], w[3])
     computed = ((word >> ((byte % 4) * 8).to(tl.uint32)) & 0xFF).to(tl.uint8)
     tag = tl.load(row + 2).to(tl.pointer_type(tl.uint8)) + byte
     tl.debug_barrier()  # every warp has read the key, and stored its bytes of the tail

@@ -1,4 +1,4 @@
-"""Arithmetic modulo 2^130 - 5 for kernels (RFC 8439, 2.5), in five limbs of 26 bits.
+"""Arithmetic modulo 2^130 - 5 for kernels (RFC 8439, 2.5), in tuples of five limbs of 26 bits.
 
 Laws: limbs are uint32 below 2^27 + 2^11; a sum of four products stays below 2^60; no branch and no address depends on a
 value. A limb of weight 2^130 is one of weight 5, which is why each multiplier brings `5 × limb` along.
@@ -12,12 +12,13 @@ from glasshouse.collectives.kernels.jit import interpreted, jit
 
 INTERPRETED = tl.constexpr(interpreted())
 
-__all__ = ["carried", "clamped", "limbs", "multiply", "product", "tag_words"]
+__all__ = ["carried", "choose", "clamped", "limbs", "multiply", "product", "tag_words"]
 
 
 @jit
-def clamped(t0: tl.tensor, t1: tl.tensor, t2: tl.tensor, t3: tl.tensor) -> tl.tuple:
+def clamped(words: tl.tuple) -> tl.tuple:
     """Return the multiplier r of a one-time key's first four words, in limbs."""
+    t0, t1, t2, t3 = words
     return (
         t0 & 0x3FFFFFF,
         ((t0 >> 26) | (t1 << 6)) & 0x3FFFF03,
@@ -28,14 +29,15 @@ def clamped(t0: tl.tensor, t1: tl.tensor, t2: tl.tensor, t3: tl.tensor) -> tl.tu
 
 
 @jit
-def limbs(t0: tl.tensor, t1: tl.tensor, t2: tl.tensor, t3: tl.tensor) -> tl.tuple:
-    """Return the 128 bits of four words in limbs; the bit 2^128 of a full block is the caller's to add."""
+def limbs(words: tl.tuple, high: tl.constexpr) -> tl.tuple:
+    """Return the 128 bits of four words in limbs; `high` is 0x1000000 for the bit 2^128 of a full block, else 0."""
+    t0, t1, t2, t3 = words
     return (
         t0 & 0x3FFFFFF,
         ((t0 >> 26) | (t1 << 6)) & 0x3FFFFFF,
         ((t1 >> 20) | (t2 << 12)) & 0x3FFFFFF,
         ((t2 >> 14) | (t3 << 18)) & 0x3FFFFFF,
-        t3 >> 8,
+        (t3 >> 8) + high,
     )
 
 
@@ -59,28 +61,27 @@ def _add(total: tl.tensor, a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @jit
-def product(
-    d0: tl.tensor, d1: tl.tensor, d2: tl.tensor, d3: tl.tensor, d4: tl.tensor,
-    a0: tl.tensor, a1: tl.tensor, a2: tl.tensor, a3: tl.tensor, a4: tl.tensor,
-    b0: tl.tensor, b1: tl.tensor, b2: tl.tensor, b3: tl.tensor, b4: tl.tensor,
-) -> tl.tuple:  # fmt: skip
+def product(d: tl.tuple, a: tl.tuple, b: tl.tuple) -> tl.tuple:
     """Return d + a · b as five sums of 64 bits, not carried."""
+    a0, a1, a2, a3, a4 = a
+    b0, b1, b2, b3, b4 = b
     s1 = b1 * 5
     s2 = b2 * 5
     s3 = b3 * 5
     s4 = b4 * 5
     return (
-        _add(_add(_add(_add(_add(d0, a0, b0), a1, s4), a2, s3), a3, s2), a4, s1),
-        _add(_add(_add(_add(_add(d1, a0, b1), a1, b0), a2, s4), a3, s3), a4, s2),
-        _add(_add(_add(_add(_add(d2, a0, b2), a1, b1), a2, b0), a3, s4), a4, s3),
-        _add(_add(_add(_add(_add(d3, a0, b3), a1, b2), a2, b1), a3, b0), a4, s4),
-        _add(_add(_add(_add(_add(d4, a0, b4), a1, b3), a2, b2), a3, b1), a4, b0),
+        _add(_add(_add(_add(_add(d[0], a0, b0), a1, s4), a2, s3), a3, s2), a4, s1),
+        _add(_add(_add(_add(_add(d[1], a0, b1), a1, b0), a2, s4), a3, s3), a4, s2),
+        _add(_add(_add(_add(_add(d[2], a0, b2), a1, b1), a2, b0), a3, s4), a4, s3),
+        _add(_add(_add(_add(_add(d[3], a0, b3), a1, b2), a2, b1), a3, b0), a4, s4),
+        _add(_add(_add(_add(_add(d[4], a0, b4), a1, b3), a2, b2), a3, b1), a4, b0),
     )
 
 
 @jit
-def carried(d0: tl.tensor, d1: tl.tensor, d2: tl.tensor, d3: tl.tensor, d4: tl.tensor) -> tl.tuple:
+def carried(sums: tl.tuple) -> tl.tuple:
     """Return limbs below 2^26, the second one below 2^26 + 2^11, of sums below 2^60."""
+    d0, d1, d2, d3, d4 = sums
     d1 += d0 >> 26
     d2 += d1 >> 26
     d3 += d2 >> 26
@@ -96,31 +97,28 @@ def carried(d0: tl.tensor, d1: tl.tensor, d2: tl.tensor, d3: tl.tensor, d4: tl.t
 
 
 @jit
-def multiply(
-    a0: tl.tensor,
-    a1: tl.tensor,
-    a2: tl.tensor,
-    a3: tl.tensor,
-    a4: tl.tensor,
-    b0: tl.tensor,
-    b1: tl.tensor,
-    b2: tl.tensor,
-    b3: tl.tensor,
-    b4: tl.tensor,
-) -> tl.tuple:
+def multiply(a: tl.tuple, b: tl.tuple) -> tl.tuple:
     """Return a · b in limbs."""
-    d0 = ((a0 ^ a0) & (b0 ^ b0)).to(tl.uint64)  # zero, of the shape that the product will have
-    d0, d1, d2, d3, d4 = product(d0, d0, d0, d0, d0, a0, a1, a2, a3, a4, b0, b1, b2, b3, b4)
-    return carried(d0, d1, d2, d3, d4)
+    z = ((a[0] ^ a[0]) & (b[0] ^ b[0])).to(tl.uint64)  # zero, of the shape that the product will have
+    return carried(product((z, z, z, z, z), a, b))
 
 
 @jit
-def tag_words(
-    d0: tl.tensor, d1: tl.tensor, d2: tl.tensor, d3: tl.tensor, d4: tl.tensor,
-    s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, s3: tl.tensor,
-) -> tl.tuple:  # fmt: skip
-    """Return the tag's four words: the sums modulo 2^130 - 5, plus s, modulo 2^128."""
-    h0, h1, h2, h3, h4 = carried(d0, d1, d2, d3, d4)
+def choose(condition: tl.tensor, yes: tl.tuple, no: tl.tuple) -> tl.tuple:
+    """Return the limbs of one of two numbers in each lane, without a branch."""
+    return (
+        tl.where(condition, yes[0], no[0]),
+        tl.where(condition, yes[1], no[1]),
+        tl.where(condition, yes[2], no[2]),
+        tl.where(condition, yes[3], no[3]),
+        tl.where(condition, yes[4], no[4]),
+    )
+
+
+@jit
+def tag_words(sums: tl.tuple, s: tl.tuple) -> tl.tuple:
+    """Return the tag's four words: the sums modulo 2^130 - 5, plus the four words of s, modulo 2^128."""
+    h0, h1, h2, h3, h4 = carried(sums)
     # Twice more, in 32 bits: then every limb is below 2^26.
     for _ in tl.static_range(2):
         h2 += h1 >> 26
@@ -146,8 +144,8 @@ def tag_words(
     h2 = (h2 & keep) | (g2 & 0x3FFFFFF & drop)
     h3 = (h3 & keep) | (g3 & 0x3FFFFFF & drop)
     h4 = (h4 & keep) | (g4 & 0x3FFFFFF & drop)
-    w0 = (h0 | (h1 << 26)).to(tl.uint64) + s0
-    w1 = ((h1 >> 6) | (h2 << 20)).to(tl.uint64) + s1 + (w0 >> 32)
-    w2 = ((h2 >> 12) | (h3 << 14)).to(tl.uint64) + s2 + (w1 >> 32)
-    w3 = ((h3 >> 18) | (h4 << 8)).to(tl.uint64) + s3 + (w2 >> 32)
+    w0 = (h0 | (h1 << 26)).to(tl.uint64) + s[0]
+    w1 = ((h1 >> 6) | (h2 << 20)).to(tl.uint64) + s[1] + (w0 >> 32)
+    w2 = ((h2 >> 12) | (h3 << 14)).to(tl.uint64) + s[2] + (w1 >> 32)
+    w3 = ((h3 >> 18) | (h4 << 8)).to(tl.uint64) + s[3] + (w2 >> 32)
     return w0.to(tl.uint32), w1.to(tl.uint32), w2.to(tl.uint32), w3.to(tl.uint32)

@@ -40,15 +40,10 @@ _COMBINE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """How elements are combined.
-
-    Args:
-        kind: the operation, not `NONE`.
-        factor: multiplies each contribution of a `premul_sum`: a number, or a tensor of one element.
-    """
+    """How elements are combined."""
 
     kind: ReductionCode
-    factor: Any = None
+    factor: Any = None  # multiplies each contribution of a `premul_sum`: a number, or a tensor of one element
 
     def __post_init__(self) -> None:
         if (self.kind is ReductionCode.PREMUL_SUM) != (self.factor is not None):
@@ -63,18 +58,11 @@ class Reduction:
 
 
 class Arithmetic:
-    """A reduction over elements of one type.
-
-    Args:
-        reduction: which.
-        dtype: of the elements.
-        ranks: how many contributions there are.
+    """A reduction over elements of one type, one contribution a rank.
 
     Raises:
         CollectiveError: `collective-unsealed`, elements that the reduction is not defined for.
     """
-
-    __slots__ = ("_combine", "_divisor", "_quotient", "accumulator", "scaled", "wide")
 
     def __init__(self, reduction: Reduction, dtype: Any, ranks: int) -> None:
         kind = reduction.kind
@@ -94,8 +82,7 @@ class Arithmetic:
         # Two narrow numbers are added in float32 and rounded once by torch itself; more need the wide sum kept.
         self.wide = dtype in _NARROW and (ranks > 2 or self.scaled)
         """Whether partial results are kept in float32 though the elements are not."""
-        self.accumulator = torch.float32 if self.wide else dtype
-        """The type in which partial results are kept."""
+        self.accumulator = torch.float32 if self.wide else dtype  # the type in which partial results are kept
 
     def scale(self, contribution: Any, out: Any) -> Any:
         """Write a contribution as it is to be combined into `out`, of the accumulator's type; only where `scaled`."""

@@ -36,12 +36,9 @@ def chunk_bytes(nbytes: int, largest: int) -> int:
 class _Pools:
     """Buffers for chunks of up to `chunk_bytes`."""
 
-    __slots__ = ("chunk_bytes", "scratch", "shared")
-
     def __init__(self, chunk_bytes: int, make: Callable[[int], memoryview]) -> None:
         self.chunk_bytes = chunk_bytes
-        self.shared = Buffers(frame_bytes(chunk_bytes), SHARED_FRAMES, make)
-        """For frames that every peer is sent."""
+        self.shared = Buffers(frame_bytes(chunk_bytes), SHARED_FRAMES, make)  # for frames that every peer is sent
         self.scratch = Buffers(4 * chunk_bytes, _SCRATCH_BUFFERS)
         """For a partial result and a scaled contribution that may both be twice as wide as the elements."""
 
@@ -50,13 +47,9 @@ class Communicator:
     """One rank's side of a group.
 
     Args:
-        membership: this rank's.
-        streams: the keys.
         chunk_bytes: the largest chunk of tensors in host memory; the same on all ranks.
         shared: allocates memory for a frame that every peer is sent, which ranks of this machine may read.
     """
-
-    __slots__ = ("_opened", "_pools", "_queues", "_shared", "chunk_bytes", "peers", "rank", "size", "streams")
 
     def __init__(
         self,
@@ -145,11 +138,7 @@ class Communicator:
 
 
 def one_each(tensors: Sequence[Any], size: int) -> None:
-    """Check that there is one tensor for each of `size` ranks.
-
-    Raises:
-        ValueError: there are fewer or more.
-    """
+    """Raise `ValueError` unless there is one tensor for each of `size` ranks."""
     if len(tensors) != size:
         raise ValueError(f"{len(tensors)} tensors in a group of {size} ranks: one each is needed")
 

@@ -15,12 +15,7 @@ __all__ = ["all_gather", "all_to_all", "barrier", "broadcast", "gather", "scatte
 
 
 def broadcast(tensors: Sequence[Any], root: int) -> Operation:
-    """Give every rank the root's tensors, in place.
-
-    Args:
-        tensors: contiguous, the same shapes and types on every rank.
-        root: index of the rank that has them.
-    """
+    """Give every rank the root's tensors, in place; contiguous, of the same shapes and types on every rank."""
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         region = communicator.as_bytes(tensors)
@@ -61,13 +56,7 @@ def all_gather(inputs: Sequence[Any], outputs: Sequence[Sequence[Any]]) -> Opera
 
 
 def gather(tensor: Any, outputs: Sequence[Any] | None, root: int) -> Operation:
-    """Give the root the tensors of all.
-
-    Args:
-        tensor: contiguous, the same shape on every rank.
-        outputs: at the root one tensor a rank, elsewhere None.
-        root: index of the rank that gets them.
-    """
+    """Give the root the tensors of all, of one shape; `outputs` are one tensor a rank there, and None elsewhere."""
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         header = _agreed(Collective.GATHER, [tensor], root)
@@ -87,13 +76,7 @@ def gather(tensor: Any, outputs: Sequence[Any] | None, root: int) -> Operation:
 
 
 def scatter(output: Any, inputs: Sequence[Any] | None, root: int) -> Operation:
-    """Give each rank its tensor of the root's.
-
-    Args:
-        output: contiguous, the same shape on every rank.
-        inputs: at the root one tensor a rank, elsewhere None.
-        root: index of the rank that has them.
-    """
+    """Give each rank its tensor of the root's, of one shape; `inputs` are one a rank there, and None elsewhere."""
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         header = _agreed(Collective.SCATTER, [output], root)
@@ -112,12 +95,7 @@ def scatter(output: Any, inputs: Sequence[Any] | None, root: int) -> Operation:
 
 
 def all_to_all(inputs: Sequence[Any], outputs: Sequence[Any]) -> Operation:
-    """Give the i-th input of each rank to rank i.
-
-    Args:
-        inputs: one contiguous tensor a rank; sizes may differ.
-        outputs: where what comes from each rank goes.
-    """
+    """Give the i-th input of each rank to rank i: one contiguous tensor a rank on both sides; sizes may differ."""
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         sources, parts = _as_parts(communicator, inputs), _as_parts(communicator, outputs)
@@ -135,8 +113,6 @@ def all_to_all(inputs: Sequence[Any], outputs: Sequence[Any]) -> Operation:
 
 class _Token(Span):
     """One frame without payload."""
-
-    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(HostRegion([]), 0, 0, 1)

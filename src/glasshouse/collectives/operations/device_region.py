@@ -126,14 +126,7 @@ class Queue:
 
 
 class DeviceRegion(Region):
-    """Tensors on a device, for ChaCha20-Poly1305; everything but making one happens within its queue.
-
-    Args:
-        tensors: where the bytes are.
-        queue: of their device.
-    """
-
-    __slots__ = ()
+    """Tensors on a device, for ChaCha20-Poly1305; everything but making one happens within its queue."""
 
     suite = Suite.CHACHA20_POLY1305
 

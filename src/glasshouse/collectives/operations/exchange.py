@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from glasshouse.collectives.operations.arithmetic import ELEMENTS
@@ -19,6 +19,7 @@ from glasshouse.collectives.protocol.headers import (
     FrameKind,
     ReductionCode,
     digest,
+    set_operation,
     set_route,
 )
 from glasshouse.wire.aead import Suite
@@ -37,7 +38,6 @@ def agreed(
     """Return the header on which all ranks of an operation must agree, but for route, chunk, length and counter.
 
     Args:
-        collective, algorithm, reduction: the codes on the wire.
         tensors: of which type and number of elements are taken.
         details: whatever else must be equal: shapes, root.
         elements: of the whole operation, where that is not those of the tensors.
@@ -60,10 +60,8 @@ class Exchange:
     """One collective as one rank carries it out.
 
     Args:
-        communicator: the group.
-        sequence: the operation's number.
         header: on which all ranks agree.
-        regions: the memory that takes part in it, all in the same place.
+        regions: the memory that takes part in it, all on one device.
         outputs: the regions that are zeroed if it fails.
     """
 
@@ -79,13 +77,13 @@ class Exchange:
         self.outgoing: dict[int, list[ChunkRun[Outflow]]] = {}
         self.incoming: dict[int, list[ChunkRun[Inflow]]] = {}
         self.queue = regions[0].queue if regions else None
-        self.left = 0
-        """How many connections' parts are unfinished."""
+        self.left = 0  # how many connections' parts are unfinished
         self._communicator = communicator
         self._outputs = outputs
         self._suite = regions[0].suite if regions else Suite.AES_256_GCM
         self._agreed = header
-        self._template = replace(header, sequence=sequence, suite=self._suite).encode()
+        self._template = header.encode()
+        set_operation(self._template, sequence, self._suite)
 
     def send(self, peer: int, span: Span, *, phase: int = 0, gate: Gate = None, elements: int | None = None) -> Outflow:
         """Send a span to one peer; `elements` is given where that is not the whole operation's number."""
@@ -157,12 +155,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A collective that can be submitted to an engine.
+    """A collective that can be submitted to an engine."""
 
-    Args:
-        tensors: what it works on, or some of that.
-        plan: makes the exchange for a communicator under a sequence number.
-    """
-
-    tensors: Sequence[Any]
-    plan: Callable[[Communicator, int], Exchange]
+    tensors: Sequence[Any]  # that it works on, or some of them
+    plan: Callable[[Communicator, int], Exchange]  # makes the exchange for a communicator under a sequence number

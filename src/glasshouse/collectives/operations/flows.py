@@ -6,6 +6,7 @@ Laws: a flow's frames go out in the order of its chunks; a frame is taken only i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from glasshouse.collectives.operations.regions import Span
@@ -17,14 +18,11 @@ __all__ = ["ChunkRun", "CopySink", "Gate", "Inflow", "Outflow", "SharedOutflow",
 
 _Flow = TypeVar("_Flow", "Outflow", "Inflow")
 
-Gate: TypeAlias = Callable[[int], bool] | None
-"""Whether a chunk may be sealed or overwritten yet; None if any may."""
+Gate: TypeAlias = Callable[[int], bool] | None  # whether a chunk may be sealed or overwritten yet; None if any may
 
 
 class Sink(Protocol):
     """Where the frames of a peer go."""
-
-    __slots__ = ()
 
     def ready(self, source: int, chunk: int) -> bool:
         """Return whether that chunk can be taken now."""
@@ -33,34 +31,25 @@ class Sink(Protocol):
         """Open that chunk's frame and use it."""
 
 
+@dataclass(eq=False)
 class Outflow:
-    """Frames for one peer.
+    """Frames for one peer, with its packed header; the gate is for sealing."""
 
-    Args:
-        span: what to send.
-        header: packed for this peer and phase.
-        sealer: of the stream.
-        gate: for sealing.
-    """
+    span: Span
+    header: bytearray
+    sealer: FrameSealer
+    gate: Gate = None
+    sealed: int = 0  # how many chunks have been sealed: what they were sealed from may be overwritten
+    gone: int = 0  # how many frames have gone out whole
 
-    __slots__ = ("_gate", "_header", "_sealer", "_span", "count", "gone", "sealed")
-
-    def __init__(self, span: Span, header: bytearray, sealer: FrameSealer, gate: Gate = None) -> None:
-        self._span = span
-        self._header = header
-        self._sealer = sealer
-        self._gate = gate
-        self.count = span.count
-        self.sealed = 0
-        """How many chunks have been sealed: what they were sealed from may be overwritten."""
-        self.gone = 0
-        """How many frames have gone out whole."""
+    def __post_init__(self) -> None:
+        self.count = self.span.count
 
     def frame(self, chunk: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         """Return the next chunk's sealed frame, made in what `buffer` gives for its size, or None if not yet."""
-        if self._gate is not None and not self._gate(chunk):
+        if self.gate is not None and not self.gate(chunk):
             return None
-        own = buffer(frame_bytes(self._span.size(chunk)))
+        own = buffer(frame_bytes(self.span.size(chunk)))
         return None if own is None else self._seal(chunk, own)
 
     def release(self, chunk: int) -> Callable[[], None]:
@@ -72,44 +61,34 @@ class Outflow:
         return gone
 
     def _seal(self, chunk: int, buffer: memoryview) -> memoryview:
-        low, high = self._span.bounds(chunk)
+        low, high = self.span.bounds(chunk)
         frame = buffer[: frame_bytes(high - low)]
-        frame[:HEADER_BYTES] = self._header
+        frame[:HEADER_BYTES] = self.header
         set_chunk(frame, chunk)
-        self._span.region.seal(low, high, self._sealer, frame)
+        self.span.region.seal(low, high, self.sealer, frame)
         self.sealed = chunk + 1
         return frame
 
 
+@dataclass(eq=False)
 class _Shared:
     """A frame on its way to every peer. Holds no reference to what it was sealed from, which it may outlive."""
 
-    __slots__ = ("_buffer", "_buffers", "_left", "begun", "frame")
-
-    def __init__(self, buffers: Buffers, buffer: memoryview, frame: memoryview, peers: int) -> None:
-        self._buffers = buffers
-        self._buffer = buffer
-        self._left = peers
-        self.frame = frame
-        self.begun = 0
-        """How many peers' connections have begun with it."""
+    buffers: Buffers
+    buffer: memoryview
+    frame: memoryview
+    left: int
+    begun: int = 0  # how many peers' connections have begun with it
 
     def gone(self) -> None:
         """Count one more connection that is done with it."""
-        self._left -= 1
-        if not self._left:
-            self._buffers.give_back(self._buffer)
+        self.left -= 1
+        if not self.left:
+            self.buffers.give_back(self.buffer)
 
 
 class SharedOutflow(Outflow):
-    """Frames that are sealed once and sent to every peer.
-
-    Args:
-        buffers: where frames lie until the last peer has been sent them.
-        peers: how many there are.
-    """
-
-    __slots__ = ("_buffers", "_frames", "_peers")
+    """Frames that are sealed once and sent to every peer, and lie in `buffers` until the last has been sent them."""
 
     def __init__(
         self, span: Span, header: bytearray, sealer: FrameSealer, gate: Gate, *, buffers: Buffers, peers: int
@@ -122,7 +101,7 @@ class SharedOutflow(Outflow):
     def frame(self, chunk: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         if (known := self._frames.get(chunk)) is not None:
             return known.frame
-        if (self._gate is not None and not self._gate(chunk)) or (own := self._buffers.take()) is None:
+        if (self.gate is not None and not self.gate(chunk)) or (own := self._buffers.take()) is None:
             return None
         frame = self._seal(chunk, own)
         self._frames[chunk] = _Shared(self._buffers, own, frame, self._peers)
@@ -136,71 +115,56 @@ class SharedOutflow(Outflow):
         return shared.gone
 
 
+@dataclass(eq=False)
 class Inflow:
-    """Frames from one peer.
+    """Frames from one peer, of the sizes of a span, with the packed header that they must have."""
 
-    Args:
-        source: the peer.
-        span: what they fill, or another of the same sizes.
-        header: packed as they must be.
-        opener: of the stream.
-        sink: where they go.
-    """
+    source: int
+    span: Span
+    header: bytearray
+    opener: FrameOpener
+    sink: Sink
 
-    __slots__ = ("_header", "_opener", "_sink", "_span", "count", "source")
-
-    def __init__(self, source: int, span: Span, header: bytearray, opener: FrameOpener, sink: Sink) -> None:
-        self.source = source
-        self._span = span
-        self._header = header
-        self._opener = opener
-        self._sink = sink
-        self.count = span.count
+    def __post_init__(self) -> None:
+        self.count = self.span.count
 
     def size(self, chunk: int) -> int:
         """Return the payload bytes of a chunk."""
-        return self._span.size(chunk)
+        return self.span.size(chunk)
 
     def expected(self, chunk: int) -> bytearray:
         """Return the 64 bytes that the next frame, of this chunk, must begin with."""
-        set_chunk(self._header, chunk)
-        self._opener.complete(self._header, self._span.size(chunk))
-        return self._header
+        set_chunk(self.header, chunk)
+        self.opener.complete(self.header, self.span.size(chunk))
+        return self.header
 
     def ready(self, chunk: int) -> bool:
         """Return whether that chunk can be taken now."""
-        return self._sink.ready(self.source, chunk)
+        return self.sink.ready(self.source, chunk)
 
     def take(self, chunk: int, frame: memoryview) -> None:
-        """Open a frame whose header is the expected one, and use it.
-
-        Raises:
-            CollectiveError: `collective-tampered`.
-        """
-        self._sink.take(self.source, chunk, self._opener, frame)
+        """Open a frame whose header is the expected one, and use it."""
+        self.sink.take(self.source, chunk, self.opener, frame)
 
 
+@dataclass(eq=False)
 class CopySink(Sink):
     """Opens frames straight to where they belong: `span`, once the chunk of it may be overwritten."""
 
-    __slots__ = ("_may", "_span", "taken")
-
-    def __init__(self, span: Span, may: Gate = None) -> None:
-        self._span = span
-        self._may = may
-        self.taken = 0
+    span: Span
+    may: Gate = None
+    taken: int = 0
 
     def ready(self, source: int, chunk: int) -> bool:
-        return self._may is None or self._may(chunk)
+        return self.may is None or self.may(chunk)
 
     def take(self, source: int, chunk: int, opener: FrameOpener, frame: memoryview) -> None:
-        low, high = self._span.bounds(chunk)
-        self._span.region.open(low, high, opener, frame)
+        low, high = self.span.bounds(chunk)
+        self.span.region.open(low, high, opener, frame)
         self.taken = chunk + 1
 
 
-ChunkRun: TypeAlias = tuple[_Flow, int, int]
-"""Chunks [low, high) of a flow, sent or taken one after the other."""
+ChunkRun: TypeAlias = tuple[_Flow, int, int]  # chunks [low, high) of a flow, sent or taken one after the other
 
 
 def interleaved(first: _Flow, second: _Flow, lag: int) -> list[ChunkRun[_Flow]]:

@@ -22,17 +22,10 @@ class Fold(Sink):
     """Combines one span of every rank into one.
 
     Args:
-        communicator: the group.
         own: this rank's contribution.
         out: where the result goes: the same memory as `own`, or memory that does not overlap it.
-        arithmetic: how two become one.
         may: whether a chunk of `own` may be overwritten yet.
     """
-
-    __slots__ = (
-        "_arithmetic", "_buffer", "_chunk", "_due", "_high", "_low", "_may", "_mine", "_mine_at", "_mine_is_read",
-        "_opened", "_out", "_own", "_place", "_plain", "_pools", "_result", "_sum", "finished",
-    )  # fmt: skip
 
     def __init__(
         self, communicator: Communicator, own: Span, out: Span, arithmetic: Arithmetic, may: Gate = None
@@ -40,8 +33,7 @@ class Fold(Sink):
         self._opened = communicator.opened
         self._pools = communicator.pools(own.region)
         self._due: Sequence[int] = communicator.peers
-        self._mine_at = communicator.rank
-        """How many contributions come before the own one."""
+        self._mine_at = communicator.rank  # how many contributions come before the own one
         self._own = own
         self._out = out
         self._arithmetic = arithmetic
@@ -50,15 +42,12 @@ class Fold(Sink):
         self._place = 0
         self._chunk = 0
         self._low = self._high = 0
-        self._mine: Any = None
-        """The chunk's own contribution where it lies, None where tensors meet in it."""
-        self._result: Any = None
-        """The chunk's place in the result, likewise."""
+        self._mine: Any = None  # the chunk's own contribution where it lies, None where tensors meet in it
+        self._result: Any = None  # the chunk's place in the result, likewise
         self._mine_is_read = False
         self._sum: Any = None
         self._buffer = memoryview(bytearray())
-        self.finished = 0
-        """How many chunks of the result are complete."""
+        self.finished = 0  # how many chunks of the result are complete
 
     def has(self, chunk: int) -> bool:
         """Return whether that chunk of the result is complete."""

@@ -33,21 +33,11 @@ from glasshouse.wire.aead import Suite
 __all__ = ["MAX_OFFERS", "Mailbox", "P2PMessage", "receive", "send"]
 
 MAX_TAG = 2**32 - 1
-MAX_OFFERS = 1 << 16
-"""Offers of one rank that wait for a receiver."""
+MAX_OFFERS = 1 << 16  # offers of one rank that wait for a receiver
 
 
 class P2PMessage:
-    """One end of a message.
-
-    Args:
-        tensors: contiguous; sent from or received into, several as one message.
-        peer: the rank at the other end, None for a receiver that takes from any.
-        tag: the same at both ends.
-        sending: which end this is.
-    """
-
-    __slots__ = ("_region", "element", "elements", "peer", "sending", "sequence", "tag", "tensors", "types")
+    """One end of a message of contiguous tensors; `peer` is None for a receiver that takes from any rank."""
 
     def __init__(self, tensors: Sequence[Any], peer: int | None, tag: int, *, sending: bool) -> None:
         if not 0 <= tag <= MAX_TAG:
@@ -128,26 +118,21 @@ def receive(tensors: Sequence[Any], peer: int | None, tag: int = 0) -> P2PMessag
 class _Peer:
     """The messages with one peer."""
 
-    sent: int = 0
-    """How many were offered to it: the number of the next."""
-    offered: dict[int, P2PMessage] = field(default_factory=dict)
-    """By number, those that it has not accepted."""
+    sent: int = 0  # how many were offered to it: the number of the next
+    offered: dict[int, P2PMessage] = field(default_factory=dict)  # by number, those that it has not accepted
     offers: list[tuple[int, FrameHeader]] = field(default_factory=list)
     """Those of the peer that wait for a receiver, with the place of each among the offers of all."""
     control: deque[tuple[bytearray, P2PMessage | None]] = field(default_factory=deque)
     """Headers of offers and acceptances to send, with the message that is complete then."""
     outgoing: deque[tuple[P2PMessage, Outflow]] = field(default_factory=deque)
     incoming: deque[tuple[P2PMessage, Inflow, CopySink]] = field(default_factory=deque)
-    ending: P2PMessage | None = None
-    """The message that is complete when the frame on its way has gone out."""
+    ending: P2PMessage | None = None  # the message that is complete when the frame on its way has gone out
 
 
 class Mailbox:
     """The messages of one rank: offered, wanted and on their way. Touches no connection.
 
-    Args:
-        communicator: the group.
-        done: called with each message that is complete, and the rank at the other end.
+    `done` is called with each message that is complete, and the rank at the other end.
     """
 
     def __init__(self, communicator: Communicator, done: Callable[[P2PMessage, int], None]) -> None:

@@ -15,8 +15,7 @@ from glasshouse.collectives.protocol.headers import Algorithm, Collective
 
 __all__ = ["SCHEDULES", "all_reduce", "all_reduce_algorithm", "reduce", "reduce_scatter"]
 
-_LAG = 2
-"""How many chunks of contributions go ahead of the first chunk of the result."""
+_LAG = 2  # how many chunks of contributions go ahead of the first chunk of the result
 _ONE_SHOT_BYTES = 128 << 10
 _ONE_SHOT_OF_TWO_BYTES = 1 << 20
 
@@ -33,7 +32,6 @@ def all_reduce(tensors: Sequence[Any], reduction: Reduction, algorithm: Algorith
 
     Args:
         tensors: contiguous, of one type, the same shapes on every rank.
-        reduction: how.
         algorithm: one of `SCHEDULES`; by default the fastest for size and world size.
     """
     dtype = _one_type(tensors)
@@ -58,13 +56,7 @@ def all_reduce(tensors: Sequence[Any], reduction: Reduction, algorithm: Algorith
 
 
 def reduce(tensor: Any, reduction: Reduction, root: int) -> Operation:
-    """Combine a tensor of all ranks into the root's; the others keep theirs.
-
-    Args:
-        tensor: contiguous, the same shape on every rank.
-        reduction: how.
-        root: index of the rank that gets the result.
-    """
+    """Combine a contiguous tensor, of one shape on all ranks, into the root's; the others keep theirs."""
 
     def plan(communicator: Communicator, sequence: int) -> Exchange:
         arithmetic = Arithmetic(reduction, tensor.dtype, communicator.size)
@@ -94,7 +86,6 @@ def reduce_scatter(inputs: Sequence[Any], output: Any, reduction: Reduction) -> 
     Args:
         inputs: one contiguous tensor a rank; the i-th has the shape of rank i's output.
         output: contiguous; may be this rank's input itself.
-        reduction: how.
     """
     dtype = _one_type([*inputs, output])
 

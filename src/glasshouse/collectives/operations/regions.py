@@ -38,18 +38,10 @@ def within(queue: Any) -> AbstractContextManager[None]:
 
 
 class Region(ABC):
-    """Contiguous tensors of one type on one device, one behind the other. All offsets are in bytes.
+    """Contiguous tensors of one type on one device, one behind the other, kept alive. All offsets are in bytes."""
 
-    Args:
-        tensors: where the bytes are; they are kept alive.
-    """
-
-    __slots__ = ("_flat", "_item", "_staging", "_starts", "nbytes", "queue")
-
-    suite: Suite
-    """The cipher that reaches the tensors."""
-    queue: Any
-    """The `device_region.Queue` that orders work on them; None for tensors in host memory."""
+    suite: Suite  # the cipher that reaches the tensors
+    queue: Any  # the `device_region.Queue` that orders work on them; None for tensors in host memory
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._flat = [flat(tensor) for tensor in tensors]
@@ -75,13 +67,9 @@ class Region(ABC):
             self._spread(low, high, target)
 
     def opened(self, size: int, opener: FrameOpener, frame: memoryview, buffer: memoryview) -> Any:
-        """Verify a received frame and return its `size` bytes as a tensor where this region's tensors are.
+        """Verify a received frame and return its `size` bytes as a tensor on this region's device.
 
-        Args:
-            size: payload bytes.
-            opener: of the frame's stream.
-            frame: as received.
-            buffer: host memory that may be used for it.
+        `buffer` is host memory that may be used for it.
         """
         target = self.blank(size, self._flat[0].dtype, buffer)
         self._open_into(target, opener, frame)
@@ -156,8 +144,6 @@ class Region(ABC):
 class HostRegion(Region):
     """Tensors in host memory, for AES-256-GCM."""
 
-    __slots__ = ("_view",)
-
     suite = Suite.AES_256_GCM
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -192,8 +178,6 @@ class Span:
 
     An empty span has no chunk, and so no frame.
     """
-
-    __slots__ = ("_chunk_bytes", "_high", "_low", "count", "region")
 
     def __init__(self, region: Region, low: int, high: int, chunk_bytes: int) -> None:
         self.region = region

@@ -9,8 +9,7 @@ from glasshouse.errors import Code, CollectiveError
 
 __all__ = ["ALERT_BYTES", "REASONS", "Alert"]
 
-ALERT_BYTES = 512
-"""Fixed, so that the length does not give the reason away."""
+ALERT_BYTES = 512  # fixed, so that the length does not give the reason away
 
 REASONS = {
     Code.COLLECTIVE_TAMPERED: 1,
@@ -37,15 +36,11 @@ class Alert:
     Law: ``Alert.parse(alert.encode()) == alert``, for texts without characters that a terminal obeys.
     """
 
-    reason: Code
-    """One of `REASONS`."""
+    reason: Code  # one of `REASONS`
     detected_by: int
-    culprit: int | None
-    """The rank whose frames or silence it is about, if one is."""
-    operation: int | None
-    """The sequence number of the operation that failed, if one was under way."""
-    text: str
-    """A sentence for people; never data."""
+    culprit: int | None  # the rank whose frames or silence it is about, if one is
+    operation: int | None  # the sequence number of the operation that failed, if one was under way
+    text: str  # a sentence for people; never data
 
     def encode(self) -> bytes:
         """Return the `ALERT_BYTES` of an alert frame's payload; a text that is too long is cut."""

@@ -17,8 +17,7 @@ __all__ = ["CHUNK_BYTES", "SHARED_FRAMES", "Buffers", "allocate", "bytes_of"]
 
 CHUNK_BYTES = 1 << 20
 """The largest chunk of tensors in host memory: ciphertext and plaintext of one lie in a core's cache together."""
-SHARED_FRAMES = 4
-"""Frames for every peer that are sealed and not yet sent to the last."""
+SHARED_FRAMES = 4  # frames for every peer that are sealed and not yet sent to the last
 
 _HUGE_PAGE = 2 << 20
 _READ_WRITE = 0x200
@@ -41,22 +40,13 @@ def bytes_of(tensor: Any) -> memoryview:
 
 
 class Buffers:
-    """A pool of equal buffers.
-
-    Args:
-        size: bytes of each.
-        limit: how many there are at most; `take` returns None when all are out.
-        make: allocates one of `size` bytes.
-    """
-
-    __slots__ = ("_free", "_limit", "_made", "_make", "short", "size")
+    """A pool of at most `limit` buffers of `size` bytes each."""
 
     def __init__(self, size: int, limit: int, make: Callable[[int], memoryview] | None = None) -> None:
         self.size = size
         self._limit = limit
         self._make = make or allocate
-        self.short = False
-        """Whether the last `take` found none."""
+        self.short = False  # whether the last `take` found none
         self._free: list[memoryview] = []
         self._made: list[memoryview] = []
 

@@ -24,8 +24,7 @@ __all__ = ["ALL", "SECRET_BYTES", "Lane", "Membership", "Schedule", "forget_in_c
 SECRET_BYTES = CONTRIBUTION_BYTES = 32
 MAX_RANKS = 4096
 MAX_NAME_BYTES = 1024
-ALL = 0xFFFF
-"""The destination of frames that are sealed once for every other rank."""
+ALL = 0xFFFF  # the destination of frames that are sealed once for every other rank
 
 _LABEL = b"glasshouse collectives v1 "
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership
@@ -34,6 +35,7 @@ __all__ = [
     "route",
     "set_chunk",
     "set_counter",
+    "set_operation",
     "set_route",
 ]
 
@@ -123,6 +125,8 @@ class ReductionCode(IntEnum):
 _LAYOUT = struct.Struct(">8BHHIQQQII16s")
 _COUNTED, _COUNTED_AT = struct.Struct(">IQ"), 12  # payload bytes, counter
 _ROUTE, _ROUTE_AT = struct.Struct(">BHH"), 7  # phase, source, destination
+_SUITE_AT = 2
+_SEQUENCE, _SEQUENCE_AT = struct.Struct(">Q"), 24
 _ELEMENTS, _ELEMENTS_AT = struct.Struct(">Q"), 32
 _CHUNK, _CHUNK_AT = struct.Struct(">I"), 40
 _KINDS = frozenset(FrameKind)
@@ -155,14 +159,11 @@ class FrameHeader:
     destination: int
     payload_bytes: int = 0
     counter: int = 0
-    sequence: int = 0
-    """Numbers the operations of the lane."""
-    elements: int = 0
-    """Of the whole operation."""
+    sequence: int = 0  # numbers the operations of the lane
+    elements: int = 0  # of the whole operation
     chunk: int = 0
     tag: int = 0
-    digest: bytes = bytes(DIGEST_BYTES)
-    """Commits to everything else that both ends must agree on."""
+    digest: bytes = bytes(DIGEST_BYTES)  # commits to everything else that both ends must agree on
 
     def encode(self) -> bytearray:
         """Return the 64 bytes, to be sent or to be varied by `set_chunk`.
@@ -172,7 +173,7 @@ class FrameHeader:
         """
         if len(self.digest) != DIGEST_BYTES:
             raise ValueError(f"a digest has {DIGEST_BYTES} bytes")
-        kind, suite, *others = (getattr(self, field.name) for field in fields(self))
+        kind, suite, *others = _values(self)
         return bytearray(_LAYOUT.pack(VERSION, kind, SUITE_CODES[suite], *others))
 
     @classmethod
@@ -183,17 +184,14 @@ class FrameHeader:
             CollectiveError: `collective-mismatch` for another version and for unknown codes.
         """
         version, *values = _LAYOUT.unpack_from(data)
-        named = dict(zip((field.name for field in fields(cls)), values, strict=True))
+        named = dict(zip(_NAMES, values, strict=True))
         try:
             if version != VERSION:
                 raise ValueError
             return cls(**named | {name: read(named[name]) for name, read in _READ.items()})
         except (ValueError, KeyError):
-            raise CollectiveError(
-                Code.COLLECTIVE_MISMATCH,
-                f"rank {named['source']} sent a code that this version does not have",
-                rank=named["source"],
-            ) from None
+            what = f"rank {named['source']} sent a code that this version does not have"
+            raise CollectiveError(Code.COLLECTIVE_MISMATCH, what, rank=named["source"]) from None
 
     def described(self) -> str:
         """Return the operation's name in an error, such as ``all_reduce(sum) of 50 float32``."""
@@ -205,6 +203,10 @@ class FrameHeader:
         return f"{self.collective.name.lower()}{how} of {self.elements} {self.element.name.lower()}"
 
 
+_NAMES = [field.name for field in fields(FrameHeader)]
+_values = attrgetter(*_NAMES)
+
+
 def frame_bytes(payload_bytes: int) -> int:
     """Return the size of a frame with that much payload."""
     return HEADER_BYTES + payload_bytes + TAG_BYTES
@@ -213,6 +215,12 @@ def frame_bytes(payload_bytes: int) -> int:
 def digest(*parts: int | str) -> bytes:
     """Return 16 bytes that commit to shapes, splits or roots; they travel in clear, so nothing secret goes in."""
     return sha256(lengths_prefixed(*(str(part).encode() for part in parts)))[:DIGEST_BYTES]
+
+
+def set_operation(header: bytearray, sequence: int, suite: Suite) -> None:
+    """Write the number of an operation, and the suite of its frames, into a packed header."""
+    header[_SUITE_AT] = SUITE_CODES[suite]
+    _SEQUENCE.pack_into(header, _SEQUENCE_AT, sequence)
 
 
 def set_chunk(header: bytearray | memoryview, chunk: int) -> None:
@@ -266,9 +274,6 @@ def route(membership: Membership, lane: Lane, source: int, header: Bytes) -> tup
         or int.from_bytes(header[8:10], "big") != source
         or not (for_all or destination == membership.rank)
     ):
-        raise CollectiveError(
-            Code.COLLECTIVE_TAMPERED,
-            f"on the connection with {membership.called(source)} came what it never sends there",
-            rank=source,
-        )
+        what = f"on the connection with {membership.called(source)} came what it never sends there"
+        raise CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=source)
     return suite, for_all

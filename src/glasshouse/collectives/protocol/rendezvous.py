@@ -127,11 +127,8 @@ class Rendezvous:
         self._check_place(hello, lane, peer)
         known = self._contributions.setdefault(hello.source, hello.contribution)
         if known != hello.contribution or (hello.lane, hello.source) in self._greeted:
-            raise CollectiveError(
-                Code.COLLECTIVE_TAMPERED,
-                f"{self.membership.called(hello.source)} sent two different hellos: an old one was repeated",
-                rank=hello.source,
-            )
+            what = f"{self.membership.called(hello.source)} sent two different hellos: an old one was repeated"
+            raise CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=hello.source)
         self._greeted.add((hello.lane, hello.source))
         return hello
 
@@ -166,12 +163,9 @@ class Rendezvous:
         expected = hmac.digest(self._key, bytes(data[:-_MAC_BYTES]), "sha256")
         if not self._secret or not hmac.compare_digest(expected, bytes(data[-_MAC_BYTES:])):
             who = self.membership.called(hello.source if peer is None else peer)
-            raise CollectiveError(
-                Code.GROUP_MISMATCH,
-                f"what calls itself {who} holds another group secret, or its hello was changed on the way",
-                hint="every rank of a job must be given the same group secret",
-                rank=peer,
-            )
+            what = f"what calls itself {who} holds another group secret, or its hello was changed on the way"
+            hint = "every rank of a job must be given the same group secret"
+            raise CollectiveError(Code.GROUP_MISMATCH, what, hint=hint, rank=peer)
 
     def _check_group(self, hello: Hello) -> None:
         own = self.membership
@@ -187,24 +181,18 @@ class Rendezvous:
             differs = f"is at {theirs} of group {own.group!r}, and {own.called(own.rank)} at {ours}"
         else:
             return
-        raise CollectiveError(
-            Code.GROUP_MISMATCH,
-            f"{own.called(hello.source)} {differs}",
-            hint="every rank must call the same initialisations in the same order",
-            rank=hello.source,
-        )
+        hint = "every rank must call the same initialisations in the same order"
+        what = f"{own.called(hello.source)} {differs}"
+        raise CollectiveError(Code.GROUP_MISMATCH, what, hint=hint, rank=hello.source)
 
     def _check_place(self, hello: Hello, lane: Lane | None, peer: int | None) -> None:
         own = self.membership
         # The higher rank connects: all that a rank which accepts can check.
         source_fits = own.rank < hello.source < own.size if peer is None else hello.source == peer
         if not source_fits or hello.destination != own.rank or lane not in (None, hello.lane):
-            raise CollectiveError(
-                Code.COLLECTIVE_TAMPERED,
-                f"a hello from {own.called(hello.source)} to {own.called(hello.destination)} came to"
-                f" {own.called(own.rank)}: it was rerouted or reflected between the ranks",
-                rank=hello.source,
-            )
+            route = f"from {own.called(hello.source)} to {own.called(hello.destination)} came to {own.called(own.rank)}"
+            what = f"a hello {route}: it was rerouted or reflected between the ranks"
+            raise CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=hello.source)
 
 
 class ConnectionHandshake:
@@ -255,12 +243,9 @@ class ConnectionHandshake:
         if self._schedule is None or self.lane is None or self.peer is None:
             raise ValueError("a confirmation is judged after the own one has been made")
         if not self._schedule.confirms(self.lane, self.peer, data):
-            raise CollectiveError(
-                Code.COLLECTIVE_TAMPERED,
-                f"{self._rendezvous.membership.called(self.peer)} has other keys, though the same secret:"
-                " a hello was changed or repeated between the ranks",
-                rank=self.peer,
-            )
+            who = self._rendezvous.membership.called(self.peer)
+            what = f"{who} has other keys, though the same secret: a hello was changed or repeated between the ranks"
+            raise CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=self.peer)
         self.done = True
         return b""
 

@@ -21,8 +21,7 @@ from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
 
 __all__ = ["REKEY_AFTER", "FrameOpener", "FrameSealer", "Reserved", "Traffic"]
 
-REKEY_AFTER = 1 << 24
-"""Frames under one key: far below the 2^32 that AES-GCM bears."""
+REKEY_AFTER = 1 << 24  # frames under one key: far below the 2^32 that AES-GCM bears
 
 
 class Reserved(NamedTuple):
@@ -35,8 +34,6 @@ class Reserved(NamedTuple):
 
 class _Stream:
     """One traffic key, ratcheted as frames go by."""
-
-    __slots__ = ("__weakref__", "_bound", "_cipher", "_every", "_forgotten", "_key", "_limit", "_lock", "suite")
 
     def __init__(self, *, suite: Suite, key: bytearray, bound: bytes, rekey_after: int) -> None:
         if len(key) != KEY_BYTES or not 1 <= rekey_after <= REKEY_AFTER:
@@ -94,8 +91,6 @@ class _Stream:
 class FrameSealer(_Stream):
     """Seals the frames of one stream, each under the next counter. Made once for its key, by `Traffic`."""
 
-    __slots__ = ("_counter",)
-
     def __init__(self, *, suite: Suite, key: bytearray, bound: bytes, rekey_after: int = REKEY_AFTER) -> None:
         super().__init__(suite=suite, key=key, bound=bound, rekey_after=rekey_after)
         self._counter = count()
@@ -136,8 +131,6 @@ class FrameOpener(_Stream):
 
     `source` is the rank that sealed them.
     """
-
-    __slots__ = ("_called", "_next", "source")
 
     def __init__(
         self, *, suite: Suite, key: bytearray, bound: bytes, source: int, called: str, rekey_after: int = REKEY_AFTER
@@ -206,11 +199,9 @@ class FrameOpener(_Stream):
 
 
 class Traffic:
-    """Every sealer and opener of one rank in one group, each made once.
+    """Every sealer and opener of one rank in one group, each made once, from keys that are confirmed.
 
-    Args:
-        schedule: whose keys are confirmed.
-        rekey_after: frames under one key; the same on all ranks.
+    `rekey_after` is the number of frames under one key, the same on all ranks.
     """
 
     def __init__(self, schedule: Schedule, *, rekey_after: int = REKEY_AFTER) -> None:

@@ -25,8 +25,7 @@ from glasshouse.errors import Code, CollectiveError
 
 __all__ = ["GroupBase"]
 
-_LOOK_AT_LEAST = 16
-"""Unfinished collectives that are kept before those that are done are sorted out."""
+_LOOK_AT_LEAST = 16  # unfinished collectives that are kept before those that are done are sorted out
 
 
 @torch_hooks.eager
@@ -67,8 +66,6 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
         self._coalesced: list[Completion | Joined] | None = None
         self._unfinished: list[Completion | Joined] = []
         self._look_at = _LOOK_AT_LEAST
-
-    # -- identity ----------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's C++ looks it up by this name, and those below
         return NAME
@@ -122,8 +119,6 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
 
     _set_default_timeout = set_timeout
 
-    # -- refusals ----------------------------------------------------------------------------------------------------
-
     def _register_backend(self, *_: Any, **__: Any) -> None:
         raise refusal("a sealed group takes no other backend beneath it")
 
@@ -140,8 +135,6 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
 
     def _enable_collectives_timing(self) -> None:
         raise refusal("the sealed backend does not time collectives one by one")
-
-    # -- life --------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Finish the collectives under way, and leave; messages that were not taken are not waited for."""
@@ -184,8 +177,6 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
         return child
 
     splitGroup = split_group  # noqa: N815 - as torch's C++ calls it
-
-    # -- running operations ------------------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: Any) -> None:
         del device

@@ -34,8 +34,6 @@ __all__ = ["SealedGroup"]
 class SealedGroup(GroupBase):
     """A process group whose collectives are sealed."""
 
-    # -- one tensor to and from all ----------------------------------------------------------------------------------
-
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any) -> SealedWork:
         tensors, opts = tensors_of(tensors), rooted(c10d.BroadcastOptions, opts, timeout, given, self.size())
         staged = StagedTensors()
@@ -66,8 +64,6 @@ class SealedGroup(GroupBase):
         mine = opts.rootRank == self.rank()
         part = staged.target(tensor, read=True) if mine else staged.source(tensor)
         return self._run([operations.reduce(part, how, opts.rootRank)], [tensor], staged, opts)
-
-    # -- gathering ---------------------------------------------------------------------------------------------------
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -111,8 +107,6 @@ class SealedGroup(GroupBase):
             filled = staged.targets(self._one_each(outputs))
         return self._run([operations.gather(part, filled, opts.rootRank)], [outputs], staged, opts)
 
-    # -- scattering --------------------------------------------------------------------------------------------------
-
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any
     ) -> SealedWork:
@@ -152,8 +146,6 @@ class SealedGroup(GroupBase):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    # -- all to all --------------------------------------------------------------------------------------------------
-
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> SealedWork:
         staged = StagedTensors()
         sources = staged.sources(self._one_each(input_tensors))
@@ -188,8 +180,6 @@ class SealedGroup(GroupBase):
         given.asyncOp = False
         self.barrier(given)
 
-    # -- one to one --------------------------------------------------------------------------------------------------
-
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> SealedWork:  # noqa: N803 - torch's names, here and below
         staged = StagedTensors()
         return self._run([operations.send(staged.sources(tensors_of(tensors)), dstRank, tag)], [], staged, None)
@@ -200,8 +190,6 @@ class SealedGroup(GroupBase):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SealedWork:
         return self.recv(tensors, None, tag)
-
-    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _gather_all(self, inputs: Iterable[Any], filled: Any, outputs: list[Any], opts: Any) -> SealedWork:
         staged = StagedTensors()

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAME", "PARENT_VARIABLE", "dialler", "store", "use_dialler", "use_store"]
 
-NAME = "sealed"
-"""The backend's name in torch.distributed."""
+NAME = "sealed"  # the backend's name in torch.distributed
 PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
 """In the environment of processes that a rank of a sealed group starts: the process id of that rank."""
 

@@ -23,8 +23,7 @@ from glasshouse.errors import CollectiveError
 
 __all__ = ["Joined", "SealedWork"]
 
-_CALLBACK_THREADS = 32
-"""Callbacks of scripts that may run, and wait for further collectives, at the same time."""
+_CALLBACK_THREADS = 32  # callbacks of scripts that may run, and wait for further collectives, at the same time
 
 
 class Joined:
@@ -88,10 +87,7 @@ class SealedWork(Work):  # type: ignore[misc]  # torch is not typed
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the operation is done; the waiting thread does its work.
-
-        Args:
-            timeout: zero for the operation's own.
+        """Wait until the operation is done; the waiting thread does its work. Zero is the operation's own timeout.
 
         Raises:
             CollectiveError: it failed, or was not done in time.
@@ -121,11 +117,7 @@ class SealedWork(Work):  # type: ignore[misc]  # torch is not typed
         return self._completion.error
 
     def result(self) -> list[Any]:
-        """Return the tensors that were filled.
-
-        Raises:
-            CollectiveError: as `wait`.
-        """
+        """Return the tensors that were filled; raise as `wait` does."""
         self.wait()
         return list(self._outputs)
 

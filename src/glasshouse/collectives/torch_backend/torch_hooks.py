@@ -35,8 +35,7 @@ __all__ = [
     "torchcomms_runs",
 ]
 
-Work: Any = dist._Work
-"""The base of what a process group's methods return."""
+Work: Any = dist._Work  # the base of what a process group's methods return
 
 _Class = TypeVar("_Class", bound=type)
 _MARK = "_glasshouse_sealed"
@@ -58,28 +57,21 @@ def eager(owner: _Class) -> _Class:
 def before_groups(check: Callable[[str], None]) -> None:
     """Call `check(backend)` before torch makes any group, once for the process."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(group_size: Any, group_rank: Any, ranks: Any, backend: Any, *rest: Any, **named: Any) -> Any:
-            check(str(backend))
-            return original(group_size, group_rank, ranks, backend, *rest, **named)
+    def before(group_size: Any, group_rank: Any, ranks: Any, backend: Any, *_: Any, **__: Any) -> None:
+        check(str(backend))
 
-        return guarded
-
-    _replace(distributed_c10d, "_new_process_group_helper", make)
+    _intercept(distributed_c10d, "_new_process_group_helper", before)
 
 
 def instead_of_rendezvous(store: Callable[[], Callable[[], object] | None]) -> None:
     """Have torch's rendezvous by environment or address end at what `store()` makes, where that is not None."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def led(*given: Any, **named: Any) -> Any:
-            own = store()
-            return original(*given, **named) if own is None else own()
-
-        return led
+    def before(*_: Any, **__: Any) -> object:
+        own = store()
+        return None if own is None else own()
 
     # A name that its package gives to a function.
-    _replace(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", make)
+    _intercept(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", before)
 
 
 def before_exits(check: Callable[[str], None]) -> None:
@@ -98,14 +90,10 @@ def before_exits(check: Callable[[str], None]) -> None:
         exits.append((sys.modules["torch.distributed.rpc.backend_registry"], "init_backend", "torch.distributed.rpc"))
     for owner, name, what in exits:
 
-        def make(original: Callable[..., Any], what: str = what) -> Callable[..., Any]:
-            def guarded(*args: Any, **named: Any) -> Any:
-                check(what)
-                return original(*args, **named)
+        def before(*_: Any, _what: str = what, **__: Any) -> None:
+            check(_what)
 
-            return guarded
-
-        _replace(owner, name, make, static=owner is c10d._SymmetricMemory)
+        _intercept(owner, name, before, static=owner is c10d._SymmetricMemory)
 
 
 def groups() -> Iterable[tuple[Any, str]]:
@@ -177,12 +165,16 @@ class Kernels:
         self._libraries.clear()
 
 
-def _replace(
-    owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]], *, static: bool = False
-) -> None:
-    """Put `make(original)` in the place of a function of torch's, if that has not been done yet."""
+def _intercept(owner: Any, name: str, before: Callable[..., Any], *, static: bool = False) -> None:
+    """Call `before` ahead of a function of torch's, and in its place where it returns a value; once for the process."""
     original = getattr(owner, name)
-    if not hasattr(original, _MARK):
-        made = functools.wraps(original)(make(original))
-        setattr(made, _MARK, True)
-        setattr(owner, name, staticmethod(made) if static else made)
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def intercepted(*args: Any, **named: Any) -> Any:
+        instead = before(*args, **named)
+        return original(*args, **named) if instead is None else instead
+
+    setattr(intercepted, _MARK, True)
+    setattr(owner, name, staticmethod(intercepted) if static else intercepted)

@@ -29,11 +29,11 @@ __all__ = [
     "local_address",
     "looked_up",
     "of_this_user",
+    "user_of",
     "within",
 ]
 
-_SOCKET_BUFFER_BYTES = 1 << 20
-"""A chunk; more would lie in memory that the caches have forgotten when it is read."""
+_SOCKET_BUFFER_BYTES = 1 << 20  # a chunk; more would lie in memory that the caches have forgotten when it is read
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
@@ -57,11 +57,7 @@ class Dialler(Protocol):
 
 
 class Direct(Dialler):
-    """Dials through the network; or without it, where a rank is on this machine.
-
-    Args:
-        local: False for the network in any case.
-    """
+    """Dials through the network; or without it, where a rank is on this machine and `local` is true."""
 
     def __init__(self, *, local: bool = True) -> None:
         self.local = local
@@ -123,9 +119,7 @@ def handed_over(listener: socket.socket) -> socket.socket | None:
 def within(limit_s: float, call: Callable[[], _Answer]) -> _Answer:
     """Return the result of `call()`, run in a daemon thread, which stays where the call never returns.
 
-    Args:
-        limit_s: how long to wait for it; with 0 or less it is not called.
-        call: the function.
+    With a limit of 0 or less it is not called.
 
     Raises:
         TimeoutError: it did not return in time; whatever else `call` raises.
@@ -198,8 +192,14 @@ def dial_local(name: str) -> socket.socket | None:
 
 def of_this_user(connection: socket.socket) -> bool:
     """Return whether a process of the own user or of root is at the other end: any other may be an attacker's."""
+    return user_of(connection) in (os.geteuid(), 0)
+
+
+def user_of(connection: socket.socket) -> int:
+    """Return the user whose process is at the other end of a Unix socket, as the kernel attests."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(raw)[1] in (os.geteuid(), 0)
+    user: int = _CREDENTIALS.unpack(raw)[1]
+    return user
 
 
 def enlarge(connection: socket.socket) -> None:

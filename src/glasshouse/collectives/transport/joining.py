@@ -11,59 +11,46 @@ import contextlib
 import selectors
 import socket
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
 from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous
 from glasshouse.collectives.protocol.traffic import Traffic
-from glasshouse.collectives.transport.addresses import HEAR_OUT_S, Addresses, late, lost
 from glasshouse.collectives.transport.dial import Dialler, check_own_limits
-from glasshouse.collectives.transport.endpoint import Endpoint
-from glasshouse.collectives.transport.local_link import LocalLink
-from glasshouse.collectives.transport.local_peer import share_pools
+from glasshouse.collectives.transport.endpoint import HEAR_OUT_S, Addresses, Endpoint, late, lost
+from glasshouse.collectives.transport.local_link import LocalLink, share_pools
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.collectives.transport.send_pool import SendPool
 from glasshouse.errors import Code, CollectiveError, FormatError
 
 __all__ = ["Joining"]
 
-_STRANGER_S = 5.0
-"""How long a connection may take until its hello has come."""
-_STRANGERS = 32
-"""Connections without a hello, beside those of the ranks that are due."""
-_DIAL_S = 4.0
-"""How long one attempt to reach a rank may take; less than `_STRANGER_S`."""
+_STRANGER_S = 5.0  # how long a connection may take until its hello has come
+_STRANGERS = 32  # connections without a hello, beside those of the ranks that are due
+_DIAL_S = 4.0  # how long one attempt to reach a rank may take; less than `_STRANGER_S`
 _RETRY_S = 0.05
 
 
+@dataclass(eq=False)
 class _Pending:
     """One connection on its way through the handshake; `local` if it was made without the network."""
 
-    __slots__ = ("confirmed", "connection", "got", "handshake", "local", "since", "to_send", "waiting")
+    connection: socket.socket
+    handshake: ConnectionHandshake
+    local: bool
+    since: float = field(default_factory=time.monotonic)
+    got: bytearray = field(default_factory=bytearray)
+    confirmed: bool = False
+    waiting: bool = False  # whether the other end's confirmation has come before ours was made
 
-    def __init__(self, connection: socket.socket, handshake: ConnectionHandshake, *, local: bool) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self.handshake = handshake
-        self.local = local
-        self.since = time.monotonic()
-        self.got = bytearray()
-        self.to_send = bytearray(handshake.begin())
-        self.confirmed = False
-        self.waiting = False
-        """Whether the other end's confirmation has come before ours was made."""
+    def __post_init__(self) -> None:
+        self.connection.setblocking(False)
+        self.to_send = bytearray(self.handshake.begin())
 
 
 class Joining:
-    """The connections of one rank while the group comes together.
-
-    Args:
-        store: where the ranks leave their addresses.
-        membership: the group.
-        rendezvous: the handshake.
-        dialler: how ranks are reached.
-        until: when to give up (monotonic, s).
-    """
+    """The connections of one rank while the group comes together, until a time to give up (monotonic, s)."""
 
     def __init__(
         self, store: Any, membership: Membership, rendezvous: Rendezvous, dialler: Dialler, until: float
@@ -95,8 +82,7 @@ class Joining:
         """Open the listeners and leave this rank's address in the store.
 
         Raises:
-            CollectiveError: `collective-aborted`, this rank cannot listen there; `collective-timeout`, the store takes
-                no address.
+            CollectiveError: `collective-aborted`, this rank cannot listen; `collective-timeout`, no store answers.
         """
         self._endpoint.listen(address, self._until - time.monotonic(), self._addresses.leave)
 
@@ -164,11 +150,7 @@ class Joining:
                 return
 
     def _serve_once(self, wait_s: float) -> None:
-        """Serve the connections once, after waiting for them a while.
-
-        Raises:
-            CollectiveError: a rank that does not fit, or that has left.
-        """
+        """Serve the connections once, after waiting for them a while."""
         if self._left is not None:
             error, until = self._left
             if (left := until - time.monotonic()) <= 0:
@@ -209,7 +191,7 @@ class Joining:
                 address = self._addresses.of(peer, self._serve_for)
 
     def _add(self, connection: socket.socket, handshake: ConnectionHandshake, *, local: bool) -> None:
-        pending = _Pending(connection, handshake, local=local)
+        pending = _Pending(connection, handshake, local)
         if not local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # At once: a connection that is silent for some seconds is a stranger's, and others may keep this rank waiting.

@@ -12,9 +12,8 @@ from glasshouse.collectives.protocol.frame_memory import allocate
 from glasshouse.collectives.protocol.group_keys import Lane, Membership
 from glasshouse.collectives.protocol.rendezvous import Rendezvous
 from glasshouse.collectives.protocol.traffic import Traffic
-from glasshouse.collectives.transport.addresses import own_address
 from glasshouse.collectives.transport.dial import Dialler, Direct
-from glasshouse.collectives.transport.endpoint import ADDRESS_VARIABLE
+from glasshouse.collectives.transport.endpoint import ADDRESS_VARIABLE, own_address
 from glasshouse.collectives.transport.joining import Joining
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.collectives.transport.send_pool import SendPool
@@ -26,14 +25,10 @@ class Mesh:
     """The connections and keys of one rank in one group.
 
     Args:
-        membership: the group.
-        traffic: its keys.
         collective: one link a peer, for the collectives.
         p2p: one link a peer, for messages and alerts.
         send_pool: memory that peers on this machine read frames from.
     """
-
-    __slots__ = ("collective", "membership", "p2p", "send_pool", "traffic")
 
     def __init__(
         self,
@@ -59,18 +54,14 @@ class Mesh:
         secret: bytes | bytearray | memoryview,
         *,
         timeout_s: float,
-        address: str | None = None,
         dialler: Dialler | None = None,
     ) -> Mesh:
         """Connect to the other ranks.
 
         Args:
             store: a torch.distributed store that all ranks have, for their addresses.
-            membership: the group.
             secret: its secret, 32 bytes; not kept.
             timeout_s: how long the others may take to come.
-            address: where the others reach this rank, instead of `GLASSHOUSE_SEALED_ADDRESS` or the address on the
-                way to the store.
             dialler: how the others are reached; by default through the network.
 
         Raises:
@@ -83,7 +74,7 @@ class Mesh:
             return cls(membership, Traffic(rendezvous.schedule()), [], [])
         until = time.monotonic() + timeout_s
         with contextlib.closing(Joining(store, membership, rendezvous, dialler or Direct(), until)) as joining:
-            joining.listen(address or os.environ.get(ADDRESS_VARIABLE) or own_address(store, timeout_s))
+            joining.listen(os.environ.get(ADDRESS_VARIABLE) or own_address(store, timeout_s))
             joining.call()
             joining.meet()
             traffic, links, send_pool = joining.finish()

@@ -27,18 +27,7 @@ class Closed(Exception):  # noqa: N818 - an event that the engine expects, told 
 
 
 class PeerLink:
-    """One connection.
-
-    Args:
-        connection: connected and past the handshake; the link owns it.
-        peer: the rank at the other end.
-        lane: its purpose.
-    """
-
-    __slots__ = (
-        "_gone", "_in", "_out", "_pending", "_socket", "bye_received", "closed", "ended", "fileno", "have", "lane",
-        "peer", "readable", "received", "wanted", "writable",
-    )  # fmt: skip
+    """One connection, connected and past the handshake, which the link owns."""
 
     def __init__(self, connection: socket.socket, peer: int, lane: Lane) -> None:
         connection.setblocking(False)
@@ -50,18 +39,13 @@ class PeerLink:
         self.fileno = connection.fileno()
         self.peer = peer
         self.lane = lane
-        self.readable = True
-        """Whether a read may find something: cleared by a read that does not, set by the poll."""
+        self.readable = True  # whether a read may find something: cleared by a read that does not, set by the poll
         self.writable = True
-        self.received = 0
-        """Bytes that have come on it so far."""
-        self.have = 0
-        """Bytes of the current frame that have arrived."""
-        self.wanted = 0
-        """Bytes of the current frame, once known."""
+        self.received = 0  # bytes that have come on it so far
+        self.have = 0  # bytes of the current frame that have arrived
+        self.wanted = 0  # bytes of the current frame, once known
         self.closed = False
-        self.ended = False
-        """Whether the other end has shut its side down."""
+        self.ended = False  # whether the other end has shut its side down
         self.bye_received = False
 
     @property
@@ -169,11 +153,7 @@ class PeerLink:
             gone()
 
     def _read(self, into: memoryview) -> int:
-        """Read what is there; return how much, 0 if nothing.
-
-        Raises:
-            Closed: the other end is gone.
-        """
+        """Read what is there; return how much, 0 if nothing."""
         try:
             read = self._socket.recv_into(into)
         except BlockingIOError:

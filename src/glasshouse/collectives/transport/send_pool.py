@@ -16,10 +16,8 @@ from glasshouse.collectives.protocol.headers import frame_bytes
 
 __all__ = ["PAGE_BYTES", "PeerPool", "SendPool", "send_pool_for"]
 
-PAGE_BYTES = 4096
-"""The unit in which places are counted."""
-LINK_SLOTS = {Lane.COLLECTIVE: 2, Lane.P2P: 2}
-"""Frames of one connection that its peer has not copied yet."""
+PAGE_BYTES = 4096  # the unit in which places are counted
+LINK_SLOTS = {Lane.COLLECTIVE: 2, Lane.P2P: 2}  # frames of one connection that its peer has not copied yet
 MAX_POOL_BYTES = 1 << 36
 
 _SLOT_BYTES = -(-frame_bytes(CHUNK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -30,16 +28,11 @@ _mprotect = ctypes.CDLL(None).mprotect  # found now: in a forked child the loade
 
 
 class SendPool:
-    """Memory of this rank for sealed frames, which its peers on this machine map read-only.
-
-    Args:
-        peers: ranks that it is shared with, each on both lanes.
+    """Memory of this rank for sealed frames, which so many peers on this machine map read-only, for both lanes.
 
     Raises:
         OSError: this system has no sealable memory, or no room for it.
     """
-
-    __slots__ = ("_at", "_base", "_map", "fileno", "slot_bytes")
 
     def __init__(self, peers: int) -> None:
         self.slot_bytes = _SLOT_BYTES
@@ -97,16 +90,11 @@ def send_pool_for(peers: int) -> SendPool | None:
 
 
 class PeerPool:
-    """A peer's send pool, mapped to be read.
-
-    Args:
-        fileno: of the peer's memory; stays the caller's.
+    """A peer's send pool, mapped to be read; the descriptor stays the caller's.
 
     Raises:
         OSError, ValueError: it is not a send pool, or could be made smaller while it is read.
     """
-
-    __slots__ = ("_map", "_mapped", "nbytes")
 
     def __init__(self, fileno: int) -> None:
         # Only memory has seals: before that is known, any call could wait for what keeps the file. And memory that
