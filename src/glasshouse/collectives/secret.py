@@ -19,8 +19,6 @@ from glasshouse.wire import ranks
 from glasshouse.wire.aead import zero
 from glasshouse.wire.frames import CONTROL, Decoder
 
-__all__ = ["AGENT_TIMEOUT_S", "group_secret", "provide", "withdraw"]
-
 AGENT_TIMEOUT_S = 30.0
 _HINT = (
     "start the script with `glasshouse run --ranks N`, or call glasshouse.collectives.secret.provide() with the same"

@@ -12,8 +12,6 @@ from glasshouse.collectives.operations.exchange import Exchange
 from glasshouse.collectives.operations.point_to_point import P2PMessage
 from glasshouse.errors import CollectiveError
 
-__all__ = ["Completion", "Submission"]
-
 Submission: TypeAlias = Exchange | P2PMessage
 
 

@@ -27,17 +27,14 @@ from glasshouse.collectives.protocol.headers import FrameKind
 from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["Engine"]
-
 _HEARSAY_S = 1.0
 """How long a rank that waits only for ranks which have begun too leaves it to others to name who is missing."""
 
 
 class Engine:
-    """Carries out the operations of one group on one rank.
+    """Carries out the operations of one group on one rank, over a mesh that it owns.
 
     Args:
-        mesh: the group's connections and keys; the engine owns it.
         timeout_s: how long an operation may take from its submission.
         communicator: plans the operations; by default one with the mesh's keys and memory.
     """

@@ -20,8 +20,6 @@ from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["PeerAlertError", "alert_of", "explain", "late", "opened", "zero"]
-
 
 class PeerAlertError(CollectiveError):
     """The failure that another rank found."""

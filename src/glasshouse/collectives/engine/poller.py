@@ -10,8 +10,6 @@ from contextlib import suppress
 from glasshouse.collectives.transport.local_link import LocalLink
 from glasshouse.collectives.transport.peer_link import PeerLink
 
-__all__ = ["Poller"]
-
 _LONG_S = 3600.0  # the longest that one call waits: the system takes no longer times
 
 

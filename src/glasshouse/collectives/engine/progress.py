@@ -26,8 +26,6 @@ from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.collectives.transport.peer_link import Closed, PeerLink
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["ProgressEngine"]
-
 _LAST_FRAME_S = 1.0  # how long a failing rank tries to send the others the reason
 _REASON_S = 0.5  # how long a rank whose peer is gone looks for the reason that the peer or another rank may have sent
 _LAST_FRAMES = (FrameKind.ALERT, FrameKind.BYE)
@@ -91,11 +89,7 @@ class ProgressEngine:
         self._poller.wake()
 
     def admit(self, work: Submission) -> None:
-        """Begin with an operation, behind those that were begun before.
-
-        Raises:
-            CollectiveError: a message that does not fit the offer that waits for it.
-        """
+        """Begin with an operation, behind those that were begun before; a message must fit the offer that waits."""
         if isinstance(work, P2PMessage):
             self._mailbox.post(work)
             return
@@ -111,11 +105,7 @@ class ProgressEngine:
                 course.incoming.append((work, deque(work.incoming[peer])))
 
     def step(self) -> bool:
-        """Do what can be done now without waiting; return whether anything was.
-
-        Raises:
-            CollectiveError: the group cannot go on.
-        """
+        """Move the frames that can be moved without waiting; return whether there were any."""
         progress = False
         for course in self._courses:
             if course.outgoing and self._send(course):

@@ -11,8 +11,6 @@ import triton.language as tl
 
 from glasshouse.collectives.kernels.jit import jit
 
-__all__ = ["block", "load_key"]
-
 
 @jit
 def _quarter(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple:

@@ -23,8 +23,6 @@ from glasshouse.collectives.protocol.frame_memory import bytes_of
 from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, zero
 
-__all__ = ["NONCE_BYTES", "PROGRAMS_PER_PROCESSOR", "Cipher", "Message", "Verdicts"]
-
 NONCE_BYTES = 12
 PROGRAMS_PER_PROCESSOR = 5
 """Programs of `bulk` that one multiprocessor holds: 128 threads of at most 96 registers each, out of 65536."""

@@ -7,8 +7,6 @@ from typing import Any, TypeVar, cast
 
 import triton
 
-__all__ = ["interpreted", "jit", "kernel"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BLOCK_BYTES", "MAX_MESSAGE_BYTES", "Cut", "Shape", "cut"]
-
 BLOCK_BYTES = 64
 MAX_MESSAGE_BYTES = BLOCK_BYTES * (2**32 - 1)
 """Block 0 of the 2^32 that a 32-bit counter counts is the one-time key (RFC 8439, 2.8)."""

@@ -29,8 +29,6 @@ from glasshouse.collectives.kernels.chacha20 import block, load_key
 from glasshouse.collectives.kernels.jit import jit, kernel
 from glasshouse.collectives.kernels.poly1305 import carried, choose, clamped, limbs, multiply, product, tag_words
 
-__all__ = ["bulk", "finish"]
-
 
 @jit
 def _load(base: tl.tensor, offsets: tl.tensor, valid: tl.tensor, UNIT: tl.constexpr) -> tl.tuple:

@@ -12,8 +12,6 @@ from glasshouse.collectives.kernels.jit import interpreted, jit
 
 INTERPRETED = tl.constexpr(interpreted())
 
-__all__ = ["carried", "choose", "clamped", "limbs", "multiply", "product", "tag_words"]
-
 
 @jit
 def clamped(words: tl.tuple) -> tl.tuple:

@@ -15,8 +15,6 @@ import torch
 from glasshouse.collectives.protocol.headers import Element, ReductionCode
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["ELEMENTS", "Arithmetic", "Reduction"]
-
 ELEMENTS: dict[Any, Element] = {
     getattr(torch, name): element
     for element in Element

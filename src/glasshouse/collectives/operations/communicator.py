@@ -15,8 +15,6 @@ from glasshouse.collectives.protocol.headers import frame_bytes
 from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.wire.aead import zero
 
-__all__ = ["DEVICE_CHUNK_BYTES", "Communicator", "chunk_bytes", "one_each"]
-
 DEVICE_CHUNK_BYTES = 4 << 20
 """The largest chunk of tensors on a device: a launch and its way there and back cost as much as half a MiB."""
 

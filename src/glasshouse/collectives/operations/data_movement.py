@@ -11,8 +11,6 @@ from glasshouse.collectives.operations.flows import CopySink
 from glasshouse.collectives.operations.regions import HostRegion, Region, Span, copy
 from glasshouse.collectives.protocol.headers import Algorithm, Collective, FrameHeader
 
-__all__ = ["all_gather", "all_to_all", "barrier", "broadcast", "gather", "scatter"]
-
 
 def broadcast(tensors: Sequence[Any], root: int) -> Operation:
     """Give every rank the root's tensors, in place; contiguous, of the same shapes and types on every rank."""

@@ -21,8 +21,6 @@ from glasshouse.collectives.protocol.headers import HEADER_BYTES, counted
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer, Reserved
 from glasshouse.wire.aead import TAG_BYTES, Suite
 
-__all__ = ["DeviceRegion", "Queue"]
-
 _PLAIN = torch.uint8
 
 

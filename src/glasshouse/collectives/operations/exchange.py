@@ -24,8 +24,6 @@ from glasshouse.collectives.protocol.headers import (
 )
 from glasshouse.wire.aead import Suite
 
-__all__ = ["Exchange", "Operation", "agreed"]
-
 
 def agreed(
     collective: Collective,

@@ -14,8 +14,6 @@ from glasshouse.collectives.protocol.frame_memory import Buffers
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, frame_bytes, set_chunk
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
 
-__all__ = ["ChunkRun", "CopySink", "Gate", "Inflow", "Outflow", "SharedOutflow", "Sink", "interleaved"]
-
 _Flow = TypeVar("_Flow", "Outflow", "Inflow")
 
 Gate: TypeAlias = Callable[[int], bool] | None  # whether a chunk may be sealed or overwritten yet; None if any may

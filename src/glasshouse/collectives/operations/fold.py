@@ -15,17 +15,9 @@ from glasshouse.collectives.operations.flows import Gate, Sink
 from glasshouse.collectives.operations.regions import Span
 from glasshouse.collectives.protocol.traffic import FrameOpener
 
-__all__ = ["Fold"]
-
 
 class Fold(Sink):
-    """Combines one span of every rank into one.
-
-    Args:
-        own: this rank's contribution.
-        out: where the result goes: the same memory as `own`, or memory that does not overlap it.
-        may: whether a chunk of `own` may be overwritten yet.
-    """
+    """Combines one span of every rank into `out`: the memory of the own one, or memory that does not overlap it."""
 
     def __init__(
         self, communicator: Communicator, own: Span, out: Span, arithmetic: Arithmetic, may: Gate = None

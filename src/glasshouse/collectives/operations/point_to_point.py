@@ -30,8 +30,6 @@ from glasshouse.collectives.protocol.headers import (
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import Suite
 
-__all__ = ["MAX_OFFERS", "Mailbox", "P2PMessage", "receive", "send"]
-
 MAX_TAG = 2**32 - 1
 MAX_OFFERS = 1 << 16  # offers of one rank that wait for a receiver
 

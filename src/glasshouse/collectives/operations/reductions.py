@@ -13,8 +13,6 @@ from glasshouse.collectives.operations.fold import Fold
 from glasshouse.collectives.operations.regions import Region, copy
 from glasshouse.collectives.protocol.headers import Algorithm, Collective
 
-__all__ = ["SCHEDULES", "all_reduce", "all_reduce_algorithm", "reduce", "reduce_scatter"]
-
 _LAG = 2  # how many chunks of contributions go ahead of the first chunk of the result
 _ONE_SHOT_BYTES = 128 << 10
 _ONE_SHOT_OF_TWO_BYTES = 1 << 20

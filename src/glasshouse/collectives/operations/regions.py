@@ -16,17 +16,11 @@ from glasshouse.collectives.protocol.headers import HEADER_BYTES
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
 from glasshouse.wire.aead import Suite
 
-__all__ = ["HostRegion", "Region", "Span", "copy", "flat", "within"]
-
 _COPIED_BYTES = 1 << 20
 
 
 def flat(tensor: Any) -> Any:
-    """Return a contiguous tensor's elements in one dimension, without its gradient's history.
-
-    Raises:
-        ValueError: it has gaps.
-    """
+    """Return a contiguous tensor's elements in one dimension, without its gradient's history."""
     if not tensor.is_contiguous():
         raise ValueError("only contiguous tensors are exchanged")
     return tensor.detach() if tensor.dim() == 1 else tensor.detach().view(-1)
@@ -198,11 +192,7 @@ class Span:
 
 
 def copy(source: Region, out: Region, change: Callable[[Any], Any] = lambda values: values) -> None:
-    """Copy a region of this rank to another of the same size, a chunk at a time, through `change`.
-
-    Raises:
-        ValueError: their sizes differ.
-    """
+    """Copy a region of this rank to another of the same size, a chunk at a time, through `change`."""
     if source.nbytes != out.nbytes:
         raise ValueError(f"a tensor of {out.nbytes} bytes where one of {source.nbytes} is needed")
     for low in range(0, out.nbytes, _COPIED_BYTES):

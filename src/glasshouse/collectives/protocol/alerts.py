@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["ALERT_BYTES", "REASONS", "Alert"]
-
 ALERT_BYTES = 512  # fixed, so that the length does not give the reason away
 
 REASONS = {

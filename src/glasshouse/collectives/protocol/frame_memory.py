@@ -13,8 +13,6 @@ from typing import Any
 
 from glasshouse.wire.aead import zero
 
-__all__ = ["CHUNK_BYTES", "SHARED_FRAMES", "Buffers", "allocate", "bytes_of"]
-
 CHUNK_BYTES = 1 << 20
 """The largest chunk of tensors in host memory: ciphertext and plaintext of one lie in a core's cache together."""
 SHARED_FRAMES = 4  # frames for every peer that are sealed and not yet sent to the last
@@ -28,11 +26,7 @@ _view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)  # type: i
 
 
 def bytes_of(tensor: Any) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, writable; valid as long as the caller holds the tensor.
-
-    Raises:
-        ValueError: a tensor elsewhere, or with gaps.
-    """
+    """Return the bytes of a contiguous CPU tensor, writable; valid as long as the caller holds the tensor."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("only a contiguous tensor in host memory can be seen as bytes")
     size = tensor.numel() * tensor.element_size()

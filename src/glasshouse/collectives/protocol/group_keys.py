@@ -19,8 +19,6 @@ from typing import Protocol
 from glasshouse.wire.aead import Suite, zero
 from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
 
-__all__ = ["ALL", "SECRET_BYTES", "Lane", "Membership", "Schedule", "forget_in_children", "hello_key", "next_key"]
-
 SECRET_BYTES = CONTRIBUTION_BYTES = 32
 MAX_RANKS = 4096
 MAX_NAME_BYTES = 1024
@@ -63,22 +61,12 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - every system with for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """One rank's place in one initialisation of a group.
+    """One rank's place in one initialisation of a group."""
 
-    Args:
-        group: the group's name, as torch gives it.
-        ranks: global ranks in the group's order; their number is the world size.
-        rank: this process's index into `ranks`.
-        incarnation: distinguishes this initialisation of the group from earlier ones; below 2^64.
-
-    Raises:
-        ValueError: outside these limits.
-    """
-
-    group: str
-    ranks: tuple[int, ...]
-    rank: int
-    incarnation: int
+    group: str  # the group's name, as torch gives it
+    ranks: tuple[int, ...]  # global ranks in the group's order; their number is the world size
+    rank: int  # this process's index into `ranks`
+    incarnation: int  # distinguishes this initialisation of the group from earlier ones; below 2^64
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.ranks) <= MAX_RANKS:
@@ -171,12 +159,6 @@ class Schedule:
 
     def traffic_key(self, suite: Suite, lane: Lane, source: int, destination: int) -> bytearray:
         """Return the first key of one stream, 32 bytes that the caller owns and zeroes.
-
-        Args:
-            suite: the cipher the key is for.
-            lane: the connection.
-            source: the rank that seals with it.
-            destination: the rank that opens with it, or `ALL` on the collective lane.
 
         Raises:
             ValueError: no such stream; or this rank's own sealing key for the second time: a second count of its

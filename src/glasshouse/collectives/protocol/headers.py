@@ -17,28 +17,6 @@ from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import TAG_BYTES, Suite
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = [
-    "HEADER_BYTES",
-    "MAX_PAYLOAD_BYTES",
-    "SUITE_CODES",
-    "Algorithm",
-    "Bytes",
-    "Collective",
-    "Element",
-    "FrameHeader",
-    "FrameKind",
-    "ReductionCode",
-    "counted",
-    "digest",
-    "frame_bytes",
-    "payload_bytes",
-    "route",
-    "set_chunk",
-    "set_counter",
-    "set_operation",
-    "set_route",
-]
-
 VERSION = 1
 HEADER_BYTES = 64
 DIGEST_BYTES = 16

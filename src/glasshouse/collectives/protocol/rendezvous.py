@@ -25,8 +25,6 @@ from glasshouse.collectives.protocol.group_keys import (
 from glasshouse.errors import Code, CollectiveError, FormatError
 from glasshouse.wire.aead import zero
 
-__all__ = ["CONFIRM_BYTES", "HELLO_BYTES", "ConnectionHandshake", "Hello", "Rendezvous"]
-
 MAGIC = b"\x89GHC\r\n\x1a\n"
 VERSION = 1
 HELLO_BYTES = 128
@@ -74,10 +72,7 @@ class Hello:
 class Rendezvous:
     """One rank's part in the handshake: its contribution, the peers' hellos, and at last the keys.
 
-    Args:
-        membership: this rank's.
-        secret: the group secret, 32 bytes; not kept beyond `schedule`.
-        contribution: for vectors only; drawn at random otherwise.
+    The secret is not kept beyond `schedule`; a contribution is given by vectors only, and drawn at random otherwise.
     """
 
     def __init__(
@@ -138,11 +133,7 @@ class Rendezvous:
         return tuple(peer for peer in self.membership.peers if not all((lane, peer) in self._greeted for lane in Lane))
 
     def schedule(self) -> Schedule:
-        """Return the keys, once no rank is missing; the secret is dropped then.
-
-        Raises:
-            ValueError: a rank is missing, or the process was forked.
-        """
+        """Return the keys, once no rank is missing; the secret is dropped then."""
         if self._schedule is None:
             if self.missing or not self._secret:
                 raise ValueError("there are no keys before the hello of every rank")
@@ -199,11 +190,7 @@ class ConnectionHandshake:
     """The handshake on one connection: what to read next, and what to write.
 
     Feed `receive` with exactly `wants` bytes until `met`; when the rendezvous is complete, send `confirm()`, and feed
-    `receive` again until `done`.
-
-    Args:
-        rendezvous: this rank's.
-        lane, peer: known to the rank that connected; the other takes them from the hello.
+    `receive` again until `done`. The rank that connected gives lane and peer; the other takes them from the hello.
     """
 
     def __init__(self, rendezvous: Rendezvous, *, lane: Lane | None = None, peer: int | None = None) -> None:
@@ -250,11 +237,7 @@ class ConnectionHandshake:
         return b""
 
     def answer(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Return the hello for a rank whose own was refused, so that it can name the difference; any peer gets it.
-
-        Raises:
-            FormatError: a stranger, who gets no answer.
-        """
+        """Return the hello for a rank whose own was refused, so that it can name the difference; any peer gets it."""
         hello = Hello.parse(data)
         return self._rendezvous.hello(hello.lane, hello.source)
 

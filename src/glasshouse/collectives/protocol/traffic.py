@@ -19,8 +19,6 @@ from glasshouse.collectives.protocol.headers import HEADER_BYTES, MAX_PAYLOAD_BY
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
 
-__all__ = ["REKEY_AFTER", "FrameOpener", "FrameSealer", "Reserved", "Traffic"]
-
 REKEY_AFTER = 1 << 24  # frames under one key: far below the 2^32 that AES-GCM bears
 
 
@@ -96,12 +94,9 @@ class FrameSealer(_Stream):
         self._counter = count()
 
     def seal_into(self, header: bytearray | memoryview, plaintext: Bytes, out: bytearray | memoryview) -> None:
-        """Seal one frame's payload into `out`, and write its length and counter into `header`.
+        """Seal one frame's payload, of at most 2^24 bytes, and write its length and counter into its packed header.
 
-        Args:
-            header: 64 packed bytes, of this stream's suite.
-            plaintext: at most 2^24 bytes; may be empty.
-            out: exactly `TAG_BYTES` longer; does not overlap `plaintext`.
+        `out` is exactly `TAG_BYTES` longer than the plaintext, and does not overlap it.
         """
         size = len(plaintext)
         if size > MAX_PAYLOAD_BYTES or len(out) != size + TAG_BYTES or len(header) != HEADER_BYTES:
@@ -150,10 +145,7 @@ class FrameOpener(_Stream):
     def open_into(self, header: Bytes, sealed: Bytes, out: bytearray | memoryview) -> None:
         """Verify and open the next frame into `out`.
 
-        Args:
-            header: the 64 bytes as received.
-            sealed: ciphertext and tag as received, in memory that no other process writes.
-            out: exactly as long as the payload.
+        Header, ciphertext and tag are as received, in memory that no other process writes.
 
         Raises:
             CollectiveError: `collective-tampered`; `out` is zero then, and every later call fails too.

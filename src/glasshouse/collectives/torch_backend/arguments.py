@@ -19,11 +19,6 @@ from glasshouse.collectives.protocol.headers import ReductionCode
 from glasshouse.collectives.torch_backend.torch_hooks import premultiplier
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = [
-    "StagedTensors", "lists", "options", "portions", "reducing", "reduction", "refusal", "rooted", "tensors_of",
-    "timeout_s",
-]  # fmt: skip
-
 _DEVICES = frozenset({"cpu", "cuda"})
 _KINDS = {getattr(dist.ReduceOp, kind.name): kind for kind in ReductionCode if kind is not ReductionCode.NONE}
 _LINEAR = frozenset({ReductionCode.SUM, ReductionCode.AVG, ReductionCode.PREMUL_SUM})
@@ -68,11 +63,7 @@ def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
 
 
 def reducing(kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any]) -> Any:
-    """Return options from any of torch's three ways to name a reduction: in the options, in their place, or as `op`.
-
-    Raises:
-        TypeError: other arguments than that.
-    """
+    """Return options from any of torch's three ways to name a reduction: in the options, in their place, or as `op`."""
     if opts is not None and not isinstance(opts, (kind, c10d.AllreduceOptions, c10d.AllreduceCoalescedOptions)):
         given, opts = {"op": opts, **given}, None
     found = options(kind, opts, timeout)
@@ -84,12 +75,7 @@ def reducing(kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, A
 
 
 def rooted(kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any], size: int) -> Any:
-    """Return options from any of torch's three ways to name a root: in the options, in their place, or as `root`.
-
-    Raises:
-        TypeError: other arguments than that, or than a reduction where one belongs there.
-        ValueError: a group of `size` ranks has no such rank.
-    """
+    """Return options from any of torch's three ways to name a root: in the options, in their place, or as `root`."""
     if isinstance(opts, int):
         given, opts = {"root": opts, **given}, None
     root = given.pop("root", None)
@@ -115,11 +101,7 @@ def tensors_of(given: Any) -> list[Any]:
 
 
 def portions(tensor: Any, sizes: Sequence[int], count: int) -> list[Any]:
-    """Return the parts of a contiguous tensor of `sizes` rows each, flat; no sizes mean equal parts.
-
-    Raises:
-        ValueError: the sizes do not add up to the tensor.
-    """
+    """Return the parts of a contiguous tensor of `sizes` rows each, flat; no sizes mean equal parts."""
     rows = tensor.size(0) if tensor.dim() else 1
     if not sizes:
         if rows % count:

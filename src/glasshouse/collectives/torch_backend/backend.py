@@ -24,8 +24,6 @@ from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.errors import Code, CollectiveError, UsageError
 from glasshouse.wire.aead import zero
 
-__all__ = ["create"]
-
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """How often torchelastic has started this group's processes again; the same on every rank."""
 
@@ -35,10 +33,6 @@ _lock = threading.Lock()
 
 def create(options: Any, backend_options: Any = None) -> SealedGroup:
     """Make the group that torch's `_DistributedBackendOptions` describe.
-
-    Args:
-        options: store, rank, size, timeout, name, and the ranks where the group is not of all.
-        backend_options: none are taken.
 
     Raises:
         CollectiveError: no secret, other ranks that differ or do not come, or something unsealed in this process.

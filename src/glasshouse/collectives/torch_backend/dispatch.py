@@ -21,8 +21,6 @@ from torch.distributed import distributed_c10d as c10d
 from glasshouse.collectives.torch_backend import torch_hooks
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["LOCAL", "SEALED", "override_operators"]
-
 LOCAL = frozenset(
     {"c10d::check_for_nan", "symm_mem::_async_input_mm", "symm_mem::memset32_", "symm_mem::stream_write_value32_"}
 )
@@ -33,11 +31,7 @@ _OPTIONS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "a
 
 
 def override_operators(sealed: Callable[[Any], bool]) -> torch_hooks.Kernels:
-    """Put kernels in the place of torch's own, until their `remove`.
-
-    Args:
-        sealed: whether a process group is a sealed one.
-    """
+    """Put kernels in the place of torch's own, until their `remove`, for the groups that are `sealed`."""
 
     def find(given: Any) -> Any:
         group = torch_hooks.resolve(given)

@@ -12,8 +12,6 @@ from typing import Any
 
 from glasshouse.collectives.torch_backend import reach
 
-__all__ = ["register"]
-
 _GUARD = "glasshouse.collectives.torch_backend.guard"
 
 

@@ -23,8 +23,6 @@ from glasshouse.collectives.torch_backend.reach import NAME
 from glasshouse.collectives.torch_backend.sealed_work import Joined, SealedWork
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["GroupBase"]
-
 _LOOK_AT_LEAST = 16  # unfinished collectives that are kept before those that are done are sorted out
 
 

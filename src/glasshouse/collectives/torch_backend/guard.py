@@ -17,8 +17,6 @@ from glasshouse.collectives.torch_backend.dispatch import override_operators
 from glasshouse.collectives.torch_backend.reach import NAME, PARENT_VARIABLE, store
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["add_group", "check_backend", "check_unsealed", "groups", "remove_group"]
-
 _groups: set[Any] = set()
 _overrides: torch_hooks.Kernels | None = None
 

@@ -27,8 +27,6 @@ from glasshouse.collectives.torch_backend.arguments import (
 from glasshouse.collectives.torch_backend.group_base import GroupBase
 from glasshouse.collectives.torch_backend.sealed_work import SealedWork
 
-__all__ = ["SealedGroup"]
-
 
 @torch_hooks.eager
 class SealedGroup(GroupBase):

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from glasshouse.collectives.transport.dial import Dialler
 
-__all__ = ["NAME", "PARENT_VARIABLE", "dialler", "store", "use_dialler", "use_store"]
-
 NAME = "sealed"  # the backend's name in torch.distributed
 PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
 """In the environment of processes that a rank of a sealed group starts: the process id of that rank."""

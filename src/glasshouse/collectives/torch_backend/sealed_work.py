@@ -21,8 +21,6 @@ from glasshouse.collectives.engine.completion import Completion
 from glasshouse.collectives.torch_backend.torch_hooks import Work, eager
 from glasshouse.errors import CollectiveError
 
-__all__ = ["Joined", "SealedWork"]
-
 _CALLBACK_THREADS = 32  # callbacks of scripts that may run, and wait for further collectives, at the same time
 
 
@@ -71,7 +69,6 @@ class SealedWork(Work):  # type: ignore[misc]  # torch is not typed
     """A collective under way.
 
     Args:
-        completion: the engine's.
         outputs: the tensors that it fills, as the caller gave them; the value of its futures.
         settle: called once when it is done, with whether it succeeded, before any waiter returns: moves results from
             buffers that were made for it into the caller's tensors, or zeroes those.

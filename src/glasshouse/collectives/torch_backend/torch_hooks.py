@@ -1,7 +1,4 @@
-"""Every private name of torch that sealed collectives use; tried on torch 2.11 and 2.13.
-
-A change of torch shows here, or in tests/unit/collectives/test_collectives_torch_surface.py.
-"""
+"""Every private name of torch that sealed collectives use; tried on torch 2.11 and 2.13."""
 
 from __future__ import annotations
 
@@ -16,24 +13,6 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._dynamo import eval_frame
 from torch.distributed import distributed_c10d
-
-__all__ = [
-    "Kernels",
-    "Work",
-    "before_exits",
-    "before_groups",
-    "boxed",
-    "eager",
-    "groups",
-    "instead_of_rendezvous",
-    "premultiplier",
-    "register_work",
-    "registers_works",
-    "resolve",
-    "rpc_runs",
-    "schemas",
-    "torchcomms_runs",
-]
 
 Work: Any = dist._Work  # the base of what a process group's methods return
 

@@ -18,21 +18,6 @@ from typing import Any, Protocol, TypeVar
 
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = [
-    "Dialler",
-    "Direct",
-    "HandedOver",
-    "check_own_limits",
-    "dial_local",
-    "enlarge",
-    "handed_over",
-    "local_address",
-    "looked_up",
-    "of_this_user",
-    "user_of",
-    "within",
-]
-
 _SOCKET_BUFFER_BYTES = 1 << 20  # a chunk; more would lie in memory that the caches have forgotten when it is read
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group

@@ -30,8 +30,6 @@ from glasshouse.collectives.transport.dial import (
 )
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["ADDRESS_VARIABLE", "HEAR_OUT_S", "Addresses", "Endpoint", "late", "lost", "own_address", "split"]
-
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25  # how soon a rank looks again for an address that is not there yet
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
@@ -132,11 +130,7 @@ def lost(membership: Membership, peer: int) -> CollectiveError:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of ``host``, ``host:port``, ``[host]:port`` or an IPv6 address; port 0 if it has none.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Return host and port of ``host``, ``host:port``, ``[host]:port`` or an IPv6 address; port 0 if it has none."""
     if address.startswith("["):
         host, closed, rest = address[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
@@ -183,12 +177,7 @@ class Endpoint:
             listener.close()
 
     def listen(self, address: str, timeout_s: float, announce: Callable[[str], None]) -> None:
-        """Open the listeners, and announce where the other ranks reach them.
-
-        Args:
-            address: host, or host:port, of this rank.
-            timeout_s: how long a look-up of the host may take.
-            announce: stores an address.
+        """Open the listeners at this rank's host, or host:port, and announce where the other ranks reach them.
 
         Raises:
             CollectiveError: `collective-aborted`, this rank cannot listen there; whatever `announce` raises.

@@ -24,8 +24,6 @@ from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.collectives.transport.send_pool import SendPool
 from glasshouse.errors import Code, CollectiveError, FormatError
 
-__all__ = ["Joining"]
-
 _STRANGER_S = 5.0  # how long a connection may take until its hello has come
 _STRANGERS = 32  # connections without a hello, beside those of the ranks that are due
 _DIAL_S = 4.0  # how long one attempt to reach a rank may take; less than `_STRANGER_S`

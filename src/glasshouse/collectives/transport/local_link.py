@@ -25,8 +25,6 @@ from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.collectives.transport.send_pool import PAGE_BYTES, PeerPool, SendPool, send_pool_for
 from glasshouse.errors import Code, CollectiveError
 
-__all__ = ["LocalLink", "LocalPeer", "PoolExchange", "parse_unit", "share_pools", "unit_of"]
-
 _MOST_DESCRIPTORS = 2  # an acknowledgement socket and a send pool
 _RETRY_S = 0.01
 _LONG_S = 3600.0

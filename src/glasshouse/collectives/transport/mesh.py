@@ -18,8 +18,6 @@ from glasshouse.collectives.transport.joining import Joining
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.collectives.transport.send_pool import SendPool
 
-__all__ = ["Mesh"]
-
 
 class Mesh:
     """The connections and keys of one rank in one group.

@@ -17,8 +17,6 @@ from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, frame_bytes, payload_bytes
 from glasshouse.errors import CollectiveError
 
-__all__ = ["Closed", "PeerLink"]
-
 _LEAST_BUFFER_BYTES = frame_bytes(4096)
 
 
@@ -70,11 +68,7 @@ class PeerLink:
         self._gone = gone
 
     def push(self) -> bool:
-        """Send what the connection accepts; return whether the frame has gone out whole.
-
-        Raises:
-            Closed: the other end is gone.
-        """
+        """Send what the connection accepts; return whether the frame has gone out whole. `Closed` without a peer."""
         pending = self._pending
         if not pending:
             return False
@@ -116,11 +110,7 @@ class PeerLink:
         self.have = self.wanted = 0
 
     def flush(self, until: float) -> None:
-        """Send the rest of the frame that is on its way, waiting for the connection to `until` (monotonic, s).
-
-        Raises:
-            Closed: the other end is gone.
-        """
+        """Push the rest of the frame that is on its way, waiting for the connection to `until` (monotonic, s)."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         while self.sending and not self.push() and (left := until - time.monotonic()) > 0:

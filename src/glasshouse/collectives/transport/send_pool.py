@@ -14,8 +14,6 @@ from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES, SHARED_FRA
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import frame_bytes
 
-__all__ = ["PAGE_BYTES", "PeerPool", "SendPool", "send_pool_for"]
-
 PAGE_BYTES = 4096  # the unit in which places are counted
 LINK_SLOTS = {Lane.COLLECTIVE: 2, Lane.P2P: 2}  # frames of one connection that its peer has not copied yet
 MAX_POOL_BYTES = 1 << 36
