@@ -64,6 +64,7 @@ class Trust:
         )
 
     def to_json(self) -> dict[str, Json]:
+        """Return where the key came from, as an object."""
         return {"anchor": self.anchor.value, "known": self.known, "name": self.name or None}
 
 
@@ -97,12 +98,13 @@ def remove_owner(home: Home, name: str) -> tuple[str, OwnerPublic]:
 
 def recognise(home: Home, owner: OwnerPublic) -> Trust:
     """Look up a key that came with a document among a home's own and known ones."""
-    if is_file(home.owner_public) and read_public(home.owner_public) == owner:
-        return Trust(owner=owner, anchor=Anchor.YOURS)
-    for name, known in known_owners(home).items():
-        if known == owner:
-            return Trust(owner=owner, anchor=Anchor.KNOWN, name=name)
-    return Trust(owner=owner, anchor=Anchor.CAME_ALONG)
+    found = (trust for trust in _at_hand(home) if trust.owner == owner)
+    return next(found, Trust(owner=owner, anchor=Anchor.CAME_ALONG))
+
+
+def _at_hand(home: Home) -> list[Trust]:
+    own = [Trust(owner=read_public(home.owner_public), anchor=Anchor.YOURS)] if is_file(home.owner_public) else []
+    return own + [Trust(owner=one, anchor=Anchor.KNOWN, name=name) for name, one in known_owners(home).items()]
 
 
 def trusted_owner(home: Home, document: Path, *, named: str | None = None, fingerprint: str | None = None) -> Trust:
@@ -122,17 +124,16 @@ def trusted_owner(home: Home, document: Path, *, named: str | None = None, finge
     if fingerprint is None or (found.known and same_fingerprint(found.owner, fingerprint)):
         return found
     if not same_fingerprint(found.owner, fingerprint):
-        raise VerificationError(
-            Code.OWNER_UNKNOWN, f"the owner's key has another fingerprint than was asked for: {found.owner.fingerprint}"
-        )
+        why = f"the owner's key has another fingerprint than was asked for: {found.owner.fingerprint}"
+        raise VerificationError(Code.OWNER_UNKNOWN, why)
     return Trust(owner=found.owner, anchor=Anchor.FINGERPRINT)
 
 
 def _named(home: Home, named: str, document: Path) -> Trust:
-    # What was added here goes before a file of that name: the working folder may be a stranger's.
-    for name, owner in known_owners(home).items():
-        if named == name or same_fingerprint(owner, named):
-            return Trust(owner=owner, anchor=Anchor.KNOWN, name=name)
+    # A known owner goes before a file of that name: the working folder may be a stranger's.
+    for trust in _at_hand(home):
+        if trust.anchor is Anchor.KNOWN and (named == trust.name or same_fingerprint(trust.owner, named)):
+            return trust
     path = Path(named)
     found = recognise(home, read_public(path))
     if found.known:
@@ -151,15 +152,14 @@ def _beside(path: Path, document: Path) -> bool:
 def _by_signature(home: Home, document: Path, fingerprint: str | None) -> Trust:
     """Choose among the keys at hand the one that signed a document; the home's own where none did."""
     signers, brought = _claimed(document)
-    known = [Trust(owner=owner, anchor=Anchor.KNOWN, name=name) for name, owner in known_owners(home).items()]
-    own = [Trust(owner=read_public(home.owner_public), anchor=Anchor.YOURS)] if is_file(home.owner_public) else []
-    for trust in (*own, *known):
+    at_hand = _at_hand(home)
+    for trust in at_hand:
         if key_id(trust.owner.signing) in signers:
             return trust
     if fingerprint is not None and brought is not None:
         return Trust(owner=brought, anchor=Anchor.CAME_ALONG)
-    if own:
-        return own[0]
+    if at_hand and at_hand[0].anchor is Anchor.YOURS:
+        return at_hand[0]
     raise UsageError(
         Code.IDENTITY,
         "no key of this owner is known here",

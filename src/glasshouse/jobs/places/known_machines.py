@@ -209,8 +209,7 @@ def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
 def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, goes_on: bool | None) -> str | None:
     """Remove what a machine has of a run that is over here, and return None, or why it is left.
 
-    Args:
-        goes_on: whether the machine lists it as running; None where it has a package at most.
+    The machine lists it as running, or not; or has a package of it at most, for which `goes_on` is None.
     """
     # To any other run nothing is added here: what is there is the machine's claim alone.
     if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):

@@ -112,10 +112,12 @@ def _interpreter(disk: Tree, program: str) -> _Interpreter:
     prefix = os.path.dirname(folder)
     if disk.is_there(f"{folder}/pyvenv.cfg"):
         raise OSError(f"{folder}/pyvenv.cfg lies beside the program, where not all of Python looks for it")
-    settings = _settings(disk, f"{prefix}/pyvenv.cfg") if disk.is_file(f"{prefix}/pyvenv.cfg") else None
     real = disk.real(program)
-    if settings is None:
+    if not disk.is_file(f"{prefix}/pyvenv.cfg"):
         return _found(disk, program, start=os.path.dirname(real), base=program)
+    lines = disk.content(f"{prefix}/pyvenv.cfg").decode("utf-8", "replace").splitlines()
+    split = (line.partition("=") for line in lines if "=" in line)
+    settings = [(key.strip().lower(), value.strip()) for key, _, value in split]
     home = next((value for key, value in settings if key == "home"), "")
     # A path that is not normal leads elsewhere step by step than as a whole.
     if not home.startswith("/") or "\0" in home or os.path.normpath(home) != home or home.startswith("//"):
@@ -124,12 +126,6 @@ def _interpreter(disk: Tree, program: str) -> _Interpreter:
     shared = not wanted or wanted[-1] == "true"
     base = real if real != program else f"{home}/{os.path.basename(program)}"
     return _found(disk, program, start=home, base=base, prefix=prefix, shared=shared)
-
-
-def _settings(disk: Tree, path: str) -> list[tuple[str, str]]:
-    lines = disk.content(path).decode("utf-8", "replace").splitlines()
-    split = (line.partition("=") for line in lines if "=" in line)
-    return [(key.strip().lower(), value.strip()) for key, _, value in split]
 
 
 def _found(
@@ -142,14 +138,11 @@ def _found(
     shared: bool = False,
     sites: tuple[str, ...] | None = None,
 ) -> _Interpreter:
-    """Return what an interpreter finds that looks for its library from a folder upwards.
+    """Return what an interpreter finds that looks for its library from the folder `start` upwards.
 
     Args:
-        start: the folder.
-        base: the program outside of a virtual environment.
-        prefix: of its virtual environment; None for none.
+        base: the program outside of a virtual environment, whose prefix is `prefix`.
         shared: whether the base's site directories are searched behind those of the virtual environment.
-        sites: the site directories, where they are known.
     """
     minor = _minor(disk, disk.real(program), start)
     for library in _LIBRARIES:

@@ -192,6 +192,11 @@ def cost_of(
             parts = [one for one in (booting, uploading, training, protecting) if one is not None]
             both = Share.of(receipt.lifecycle_us["seal_outputs"] or 0, price)  # in training and in protecting
             rest = _sum([total, both, *(one.times(Decimal(-1)) for one in parts)])
+    slowed = None
+    if training is not None and slowdown is not None and slowdown.bears:
+        # Of a protected training's 1 + δ the part δ is its slowdown.
+        low, high = (training.times(end / (1 + end)) for end in (slowdown.low, slowdown.high) if end is not None)
+        slowed = low, high
     fits = rest is None or rest.seconds > -_SECOND
     done = work.done if work is not None and work.done else None
     each = None if done is None or total is None or total.usd is None else total.usd / done
@@ -208,7 +213,7 @@ def cost_of(
         rest=rest if fits else None,
         fits=fits,
         slowdown=slowdown,
-        slowed=_slowed(training, slowdown),
+        slowed=slowed,
         unit=None if done is None or work is None else work.unit,
         done=done,
         usd_per_unit=None if each is None else _rounded(each),
@@ -221,35 +226,29 @@ def cost_of(
 def slowdown_of(verdict: Mapping[str, Any]) -> Slowdown:
     """Return the slowdown in the object that `glasshouse verify DIR --json` prints; raises `UsageError`."""
     try:
-        return _main(verdict)
+        parts = {part["design"]["mode"]: part for part in verdict["parts"]}
+        mode = next((mode for mode in _MAIN if mode in parts), None)
+        if mode is None:
+            why = "that measurement has no protected run: it has nothing on what protection costs"
+            raise UsageError(Code.USAGE, why)
+        part, design = parts[mode], parts[mode]["design"]
+        if design["planted"] is not None:
+            raise UsageError(Code.USAGE, "that measurement has a cost that was planted on purpose")
+        result, claim = part["result"], part["claim"]
+        ends = None if result is None else result["slowdown_95"]
+        return Slowdown(
+            delta=None if result is None else Decimal(result["slowdown"]),
+            low=None if ends is None else Decimal(ends["low"]),
+            high=None if ends is None else Decimal(ends["high"]),
+            word="" if claim is None else claim["word"],
+            whole=verdict["status"] == "good",
+            workload=design["workload"]["kind"],
+            cpu=design["machine"]["cpu"],
+            gpu=design["machine"]["gpu"],
+        )
     except (KeyError, TypeError, InvalidOperation):
-        raise UsageError(
-            Code.USAGE,
-            "that is no measurement of what protection costs a step",
-            hint="name the folder that glasshouse bench overhead wrote",
-        ) from None
-
-
-def _main(verdict: Mapping[str, Any]) -> Slowdown:
-    parts = {part["design"]["mode"]: part for part in verdict["parts"]}
-    mode = next((mode for mode in _MAIN if mode in parts), None)
-    if mode is None:
-        raise UsageError(Code.USAGE, "that measurement has no protected run: it has nothing on what protection costs")
-    part, design = parts[mode], parts[mode]["design"]
-    if design["planted"] is not None:
-        raise UsageError(Code.USAGE, "that measurement has a cost that was planted on purpose")
-    result, claim = part["result"], part["claim"]
-    ends = None if result is None else result["slowdown_95"]
-    return Slowdown(
-        delta=None if result is None else Decimal(result["slowdown"]),
-        low=None if ends is None else Decimal(ends["low"]),
-        high=None if ends is None else Decimal(ends["high"]),
-        word="" if claim is None else claim["word"],
-        whole=verdict["status"] == "good",
-        workload=design["workload"]["kind"],
-        cpu=design["machine"]["cpu"],
-        gpu=design["machine"]["gpu"],
-    )
+        why = "that is no measurement of what protection costs a step"
+        raise UsageError(Code.USAGE, why, hint="name the folder that glasshouse bench overhead wrote") from None
 
 
 def _read(statement: Mapping[str, Any] | None, now_us: int) -> tuple[Sequence[_Hired], dict[str, Any]]:
@@ -288,15 +287,6 @@ def _sum(shares: Sequence[Share]) -> Share:
         seconds=sum((one.seconds for one in shares), Decimal(0)),
         usd=sum(priced, Decimal(0)) if len(priced) == len(shares) else None,
     )
-
-
-def _slowed(training: Share | None, slowdown: Slowdown | None) -> tuple[Share, Share] | None:
-    """Return what of a protected training is its slowdown: of 1 + δ the part δ, at both ends of the interval."""
-    if training is None or slowdown is None or not slowdown.bears:
-        return None
-    assert slowdown.low is not None and slowdown.high is not None  # noqa: S101, PT018 - it bears
-    low, high = (training.times(delta / (1 + delta)) for delta in (slowdown.low, slowdown.high))
-    return low, high
 
 
 def _rounded(amount: Decimal) -> Decimal:
