@@ -126,15 +126,15 @@ def seal(
     Args:
         job: the job file.
         out: the package's path; None for one here after the job's name.
-        replace: whether a file there may be replaced.
-        progress: called with the plaintext bytes that are sealed, and with how many there are.
+        replace: whether an existing file may be replaced.
+        progress: called with the plaintext bytes that are sealed, and their total.
         passphrase, home: see the module.
 
     Returns:
         What was sealed; its `notes` name what a run would refuse or lose.
 
     Raises:
-        UsageError: the job file, one of its inputs or the identity is wrong, or the package is there already.
+        UsageError: the job file, an input or the identity is wrong, or the package exists already.
         PackageError: what a package cannot hold.
     """
     place, loaded = _home(home), load(Path(job))
@@ -187,8 +187,8 @@ def run(
         gate: a gate that was added, by name or URL; None for the job's, else a broker on this machine.
         ranks, machines: how many ranks a script runs in on each of how many machines.
         yes: whether renting within the caps of ``[machine]`` is agreed to; without it nothing is rented.
-        event: called with each event of the run's log as it comes; its progress among them.
-        say: called with each other step, and with what should not be overlooked, as text for people.
+        event: called with each event of the run's log, its progress among them.
+        say: called with each other step, and with warnings, as text for people.
         passphrase, home: see the module.
 
     Returns:
@@ -238,8 +238,8 @@ def verify(
         passphrase, home: see the module.
 
     Returns:
-        What holds; look at `Verified.good`. What is incomplete, or under an owner's key that is not known here, is a
-        result; what is false is an exception.
+        The verdict; look at `Verified.good`. What is incomplete, or under an unknown owner's key, is a result; what is
+        false is an exception.
 
     Raises:
         VerificationError, FormatError, PackageError: it does not hold.
@@ -278,7 +278,7 @@ def fetch(
         hidden: whether to write outputs with a name like ``.ssh/x`` or ``.envrc`` too.
         machine: of a run on several machines: whose, from 0.
         from_gate: wait no more for the run's machine, and take what its gate stored.
-        say: called with steps and with what should not be overlooked.
+        say: called with steps and warnings.
         passphrase, home: see the module.
 
     Raises:

@@ -5,14 +5,13 @@ Law: after its preparation a run needs no private key of the owner's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.gates.embedded import Embedded, socket_folder
-from glasshouse.jobs.gates.known_gates import Gate, gate_named
+from glasshouse.jobs.gates.known_gates import gate_named
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.providers.protocol.order import RelayOrder
@@ -52,42 +51,35 @@ class Broker(Protocol):
         """Stop the broker if no run needs it; return whether it was stopped."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _AtGate:
-    """A gate, as a run's broker."""
-
-    gate: Gate
-    owner: SigningKey | None
-    runtime_url: str = ""  # a runtime calls its keeper: see `relay_of`
-    owner_socket: None = None
-
-    @property
-    def public(self) -> bytes:
-        return self.gate.public
-
-    def client(self) -> OwnerClient:
-        if self.owner is None:
-            raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
-        return self.gate.client(self.owner)
-
-
 class Standing:
     """A gate as the broker of a run; `owner` signs the requests. Raises `UsageError` for an unknown gate."""
 
+    runtime_url = ""  # a runtime calls its keeper: see `relay_of`
+    owner_socket = None
+
     def __init__(self, home: Home, name: str, owner: SigningKey | None = None) -> None:
-        self._gate = gate_named(home, name)
-        self.serving = _AtGate(gate=self._gate, owner=owner)
+        self._gate, self._owner = gate_named(home, name), owner
+        self.public = self._gate.public
+        self.serving = self
+
+    def client(self) -> OwnerClient:
+        """Return a client of the owner; raises `UsageError` without the owner's key."""
+        if self._owner is None:
+            raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
+        return self._gate.client(self._owner)
 
     def ensure(self) -> Reached:
+        """Return the gate once it answers as it was pinned; raises `PeerError`."""
         self._gate.client().check_known()
-        return self.serving
+        return self
 
     def stores(self) -> bool:
         """Return whether it stores what a run elsewhere leaves after its machine is gone; raises `PeerError`."""
         return self._gate.client().stores()
 
     def give_back(self) -> bool:
-        return False  # it serves others too
+        """Leave the gate as it is: it serves others too."""
+        return False
 
 
 def broker_of(home: Home, folder: RunFolder) -> Broker:

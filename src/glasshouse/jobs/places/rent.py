@@ -288,16 +288,12 @@ class Renter:
         self._note(attempt, step=Step.RETURNING)
         self._say(f"giving {machine} back")
         seen = attempt.up_us is not None
-        absent_us = give_back_all(self._provider, machine, attempt.tag, self._clock, seen=seen)
-        self._journal.note(attempt.tag, step=Step.GONE, gone_us=absent_us, bill_usd=self._bill(machine))
+        absent_us, bill = give_back_all(self._provider, machine, attempt.tag, self._clock, seen=seen), None
+        with contextlib.suppress(Exception):  # a machine that is gone needs no bill
+            bill = self._provider.bill(machine)
+        self._journal.note(attempt.tag, step=Step.GONE, gone_us=absent_us, bill_usd=bill)
 
     def _finds(self, attempt: Attempt) -> bool:
         """Return whether the provider has a machine now, which only the account has that rented it."""
         by_id = attempt.machine is not None and self._provider.find(attempt.machine) is not None
         return by_id or any(one.tag == attempt.tag for one in self._provider.tagged(attempt.tag))
-
-    def _bill(self, machine: str) -> Decimal | None:
-        try:
-            return self._provider.bill(machine)
-        except Exception:
-            return None

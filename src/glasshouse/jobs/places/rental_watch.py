@@ -117,18 +117,15 @@ class Watch(threading.Thread):
             if self._machine is None or self.gone.is_set():
                 continue
             if now_us > cap_us:
-                self._give_back(self._machine)
+                with contextlib.suppress(Exception):  # tried again at the next look
+                    self._provider.give_back(self._machine)
+                    self.gone.set()
                 cap_us = now_us + int(POLL_S * 1e6)
             elif now_us > next_us:
                 missed = missed + 1 if self._lost(self._machine) else 0
                 next_us = now_us + int((POLL_S if missed else _WATCH_S) * 1e6)
                 if missed > 1:  # one listing may be wrong
                     self.gone.set()
-
-    def _give_back(self, machine: str) -> None:
-        with contextlib.suppress(Exception):  # asked again at the next look
-            self._provider.give_back(machine)
-            self.gone.set()
 
     def _lost(self, machine: str) -> bool:
         try:
